@@ -1,0 +1,5 @@
+"""Attention over packed batches: one contract, several ways to compute it."""
+
+from encoder.attention.dispatch import BACKENDS, attend, choose_backend
+
+__all__ = ["BACKENDS", "attend", "choose_backend"]

@@ -1,0 +1,214 @@
+"""Checkpoints: config.json and safetensors in Hugging Face's key layouts, both ways.
+
+Reading is strict: every tensor of the encoder must be there with its shape, and every tensor of the file must be either
+the encoder's or one of a head's, which are named in the log. Writing gives what transformers writes.
+
+Source: the state dicts of ``ModernBertModel``, ``ModernBertForMaskedLM``, ``BertModel`` and ``BertForMaskedLM`` (transformers 5.3).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from encoder.config import ConfigStyle, EncoderConfig, Family
+from encoder.errors import InputError
+from encoder.files import read_json, replacing, write_json
+from encoder.hub import local_folder
+from encoder.model import Encoder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """How one family names its tensors.
+
+    Attributes:
+        prefix: What stands before every key when a head's checkpoint holds the encoder.
+        names: Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order.
+        heads: Pattern of keys that belong to heads and poolers, not to the encoder.
+        buffers: Pattern of keys that hold no weights (old files store position ids).
+    """
+
+    prefix: str
+    names: Mapping[str, tuple[str, ...]]
+    heads: re.Pattern[str]
+    buffers: re.Pattern[str]
+
+
+KEY_MAPS: dict[Family, KeyMap] = {
+    "modernbert": KeyMap(
+        prefix="model.",
+        names={
+            "embeddings.tokens": ("embeddings.tok_embeddings",),
+            "embeddings.norm": ("embeddings.norm",),
+            "layers.{}.attention_norm": ("layers.{}.attn_norm",),
+            "layers.{}.attention.qkv": ("layers.{}.attn.Wqkv",),
+            "layers.{}.attention.out": ("layers.{}.attn.Wo",),
+            "layers.{}.mlp_norm": ("layers.{}.mlp_norm",),
+            "layers.{}.mlp.up": ("layers.{}.mlp.Wi",),
+            "layers.{}.mlp.down": ("layers.{}.mlp.Wo",),
+            "final_norm": ("final_norm",),
+        },
+        heads=re.compile(r"(head|decoder|classifier)\."),
+        buffers=re.compile(r"rotary_emb\."),
+    ),
+    "bert": KeyMap(
+        prefix="bert.",
+        names={
+            "embeddings.tokens": ("embeddings.word_embeddings",),
+            "embeddings.positions": ("embeddings.position_embeddings",),
+            "embeddings.token_types": ("embeddings.token_type_embeddings",),
+            "embeddings.norm": ("embeddings.LayerNorm",),
+            "layers.{}.attention.qkv": (
+                "encoder.layer.{}.attention.self.query",
+                "encoder.layer.{}.attention.self.key",
+                "encoder.layer.{}.attention.self.value",
+            ),
+            "layers.{}.attention.out": ("encoder.layer.{}.attention.output.dense",),
+            "layers.{}.attention_norm": ("encoder.layer.{}.attention.output.LayerNorm",),
+            "layers.{}.mlp.up": ("encoder.layer.{}.intermediate.dense",),
+            "layers.{}.mlp.down": ("encoder.layer.{}.output.dense",),
+            "layers.{}.mlp_norm": ("encoder.layer.{}.output.LayerNorm",),
+        },
+        heads=re.compile(r"(cls|pooler|classifier|qa_outputs)\."),
+        buffers=re.compile(r"embeddings\.position_ids$"),
+    ),
+}
+
+
+def their_keys(encoder: Encoder) -> dict[str, tuple[str, ...]]:
+    """Our tensor names to the family's, without prefix."""
+    names = KEY_MAPS[encoder.config.family].names
+    keys = {}
+    for ours in encoder.state_dict():
+        module, _, parameter = ours.rpartition(".")
+        layer = re.search(r"\d+", module)
+        theirs = names[re.sub(r"\d+", "{}", module)]
+        keys[ours] = tuple(f"{name.format(layer[0] if layer else '')}.{parameter}" for name in theirs)
+    return keys
+
+
+def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
+    """Load an encoder from a folder or a hub id, in evaluation mode.
+
+    Args:
+        source: A folder with config.json and safetensors, or a hub id.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the weights in memory.
+        device: Where the weights go.
+
+    Raises:
+        InputError: A file is missing or corrupt, the architecture is not ours, or the tensors do not match it.
+    """
+    folder = local_folder(source, revision=revision)
+    config = EncoderConfig.from_hf(read_json(folder / "config.json"))
+    with torch.device("meta"):
+        shapes = Encoder(config)
+    state = from_hf_state(shapes, read_safetensors(folder), where=str(folder))
+    encoder = Encoder(config)
+    encoder.load_state_dict(state, strict=True)
+    return encoder.to(device=device, dtype=dtype).eval()
+
+
+def read_safetensors(folder: Path, stem: str = "model") -> dict[str, Tensor]:
+    """All tensors of ``<stem>.safetensors``, or of the shards its index names.
+
+    Raises:
+        InputError: There is no such file, or it is corrupt.
+    """
+    index = folder / f"{stem}.safetensors.index.json"
+    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else [f"{stem}.safetensors"]
+    state: dict[str, Tensor] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            pickled = (folder / "pytorch_model.bin").is_file()
+            remedy = "; pytorch_model.bin is a pickle and is not read: convert it with transformers' save_pretrained" if pickled else ""
+            raise InputError(f"{folder}: {name} is missing{remedy}")
+        try:
+            state |= load_file(folder / name)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{folder / name}: corrupt checkpoint: {error}") from error
+    return state
+
+
+def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
+    """Rename and stack a Hugging Face state dict into ours.
+
+    Args:
+        encoder: Gives the names and shapes that are wanted; its weights are not touched.
+        state: Their tensors, with or without the family's prefix.
+        where: Named in errors.
+
+    Raises:
+        InputError: A tensor is missing, has another shape, or belongs to nothing we know.
+    """
+    family = KEY_MAPS[encoder.config.family]
+    stripped = {key.removeprefix(family.prefix): tensor for key, tensor in state.items()}
+    wanted = their_keys(encoder)
+    shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items()}
+    known = {key for theirs in wanted.values() for key in theirs}
+    heads = sorted(key for key in stripped if family.heads.match(key))
+    unknown = sorted(key for key in stripped.keys() - known - set(heads) if not family.buffers.search(key))
+    missing = sorted(known - stripped.keys())
+    if unknown or missing:
+        raise InputError(
+            f"{where}: not a {encoder.config.family} encoder of this config.json: {_few('missing', missing)}{_few('unknown', unknown)}"
+        )
+    if heads:
+        logger.info("%s: left aside %d tensors of heads: %s", where, len(heads), ", ".join(heads))
+    ours = {name: torch.cat([stripped[key] for key in theirs]) for name, theirs in wanted.items()}
+    for name, tensor in ours.items():
+        if tensor.shape != shapes[name]:
+            raise InputError(
+                f"{where}: {' + '.join(wanted[name])} has shape {tuple(tensor.shape)}, config.json asks for {tuple(shapes[name])}"
+            )
+    return ours
+
+
+def _few(label: str, keys: list[str]) -> str:
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return f"{label} {', '.join(keys[:3])}{more}" if keys else ""
+
+
+def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
+    """An encoder's tensors under the family's names.
+
+    Args:
+        encoder: Whose weights.
+        prefix: Put the family's prefix (``model.`` or ``bert.``) before every key, as checkpoints with a head have it.
+    """
+    start = KEY_MAPS[encoder.config.family].prefix if prefix else ""
+    wanted = their_keys(encoder)
+    state = {}
+    for name, tensor in encoder.state_dict().items():
+        parts = tensor.detach().cpu().chunk(len(wanted[name]))
+        for key, part in zip(wanted[name], parts, strict=True):
+            state[start + key] = part.clone(memory_format=torch.contiguous_format)
+    return state
+
+
+def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "v4", prefix: bool = False) -> None:
+    """Write config.json and model.safetensors as transformers writes them.
+
+    Args:
+        encoder: Whose weights.
+        folder: Made if it is not there; each file is replaced whole.
+        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
+        prefix: Put the family's prefix before every key.
+    """
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
+    with replacing(path / "model.safetensors") as temporary:
+        save_file(to_hf_state(encoder, prefix=prefix), temporary, metadata={"format": "pt"})
+    write_json(path / "config.json", encoder.config.to_hf(style=style) | {"torch_dtype": dtype})

@@ -1,0 +1,192 @@
+"""Token sequences to packed batches and back: no padding, nothing dropped, order kept.
+
+A packed batch lays its sequences end to end. It is built on the host, so the lengths are known without asking the device.
+
+Shapes: B sequences, N tokens in the batch, S the longest sequence, D width of a hidden state.
+Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (unpadding before the embedding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """B sequences end to end.
+
+    Attributes:
+        ids: Token ids, (N,) int64.
+        cu_seqlens: Where sequences begin and end, (B + 1,) int32.
+        offsets: The same numbers as Python integers.
+        max_seqlen: Tokens of the longest sequence.
+        positions: Place of each token in its own sequence, (N,) int64.
+        rows: For each sequence its place in the list it came from, B integers.
+        key_lengths: For each sequence how many leading tokens may be attended to; the others only read (ColBERT's
+            unattended query expansion). None: all of them.
+        memo: What attention derives from the layout (masks, groups); made once a batch and shared by its layers.
+    """
+
+    ids: Tensor
+    cu_seqlens: Tensor
+    offsets: tuple[int, ...]
+    max_seqlen: int
+    positions: Tensor
+    rows: tuple[int, ...]
+    key_lengths: tuple[int, ...] | None = None
+    memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return self.offsets[-1]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence, B integers."""
+        return tuple(end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False))
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """The batch on a device; the memo starts empty there."""
+        if torch.device(device) == self.ids.device:
+            return self
+        return PackedBatch(
+            ids=self.ids.to(device, non_blocking=True),
+            cu_seqlens=self.cu_seqlens.to(device, non_blocking=True),
+            offsets=self.offsets,
+            max_seqlen=self.max_seqlen,
+            positions=self.positions.to(device, non_blocking=True),
+            rows=self.rows,
+            key_lengths=self.key_lengths,
+        )
+
+    def unpack(self, hidden: Tensor) -> list[Tensor]:
+        """Split (N, D) into B views of (n_i, D), in batch order."""
+        return list(torch.split(hidden, list(self.lengths)))
+
+    def pad(self, hidden: Tensor) -> Tensor:
+        """Lay (N, D) out as (B, S, D), zeros behind the end of each sequence."""
+        padded = hidden.new_zeros(len(self), self.max_seqlen, hidden.shape[-1])
+        row_of_token = torch.repeat_interleave(
+            torch.arange(len(self), device=hidden.device), self.cu_seqlens.diff().long(), output_size=self.num_tokens
+        )
+        return padded.index_put((row_of_token, self.positions), hidden)
+
+
+def pack_ids(
+    sequences: Sequence[Sequence[int]], *, rows: Sequence[int] | None = None, key_lengths: Sequence[int] | None = None
+) -> PackedBatch:
+    """Put sequences into one batch in the given order.
+
+    Args:
+        sequences: Token ids, special tokens included; B >= 1 sequences of at least one token.
+        rows: Where each sequence came from; by default 0..B-1.
+        key_lengths: For each sequence how many leading tokens may be attended to.
+
+    Raises:
+        ValueError: There is no sequence, one is empty, or a key length lies outside its sequence; names its row.
+
+    Example:
+        >>> batch = pack_ids([[5, 6, 7], [8]])
+        >>> batch.ids.tolist(), batch.cu_seqlens.tolist(), batch.positions.tolist()
+        ([5, 6, 7, 8], [0, 3, 4], [0, 1, 2, 0])
+    """
+    if not sequences:
+        raise ValueError("a batch needs at least one sequence")
+    lengths = [len(sequence) for sequence in sequences]
+    places = tuple(range(len(sequences))) if rows is None else tuple(rows)
+    if 0 in lengths:
+        raise ValueError(f"sequence {places[lengths.index(0)]} is empty")
+    if key_lengths is not None:
+        for row, length, keys in zip(places, lengths, key_lengths, strict=True):
+            if not 1 <= keys <= length:
+                raise ValueError(f"sequence {row}: key length must be in 1..{length}, got {keys}")
+        if all(keys == length for keys, length in zip(key_lengths, lengths, strict=True)):
+            key_lengths = None
+    offsets = (0, *accumulate(lengths))
+    starts = torch.repeat_interleave(torch.tensor(offsets[:-1]), torch.tensor(lengths))
+    return PackedBatch(
+        ids=torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int64),
+        cu_seqlens=torch.tensor(offsets, dtype=torch.int32),
+        offsets=offsets,
+        max_seqlen=max(lengths),
+        positions=torch.arange(offsets[-1]) - starts,
+        rows=places,
+        key_lengths=None if key_lengths is None else tuple(key_lengths),
+    )
+
+
+def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Sequence[int] | None = None) -> Iterator[PackedBatch]:
+    """Group sequences into batches of at most ``max_tokens`` tokens, longest first.
+
+    Neighbours in length share a batch, so attention can treat equal lengths in one call.
+
+    Args:
+        sequences: Token ids, special tokens included; each 1..max_tokens long.
+        max_tokens: Budget of one batch in tokens, N <= max_tokens.
+        key_lengths: For each sequence how many leading tokens may be attended to.
+
+    Yields:
+        Batches with B >= 1; ``rows`` says where each sequence came from.
+
+    Raises:
+        ValueError: A sequence is empty or longer than the budget; names its row.
+
+    Example:
+        >>> [(b.offsets, b.rows) for b in pack([[1], [2, 2], [3, 3, 3]], max_tokens=4)]
+        [((0, 3), (2,)), ((0, 2, 3), (1, 0))]
+    """
+    lengths = [len(sequence) for sequence in sequences]
+    for row, length in enumerate(lengths):
+        if not 1 <= length <= max_tokens:
+            raise ValueError(f"sequence {row} has {length} tokens, a batch holds 1 to {max_tokens}")
+    bins: list[list[int]] = []
+    filled = max_tokens
+    for row in sorted(range(len(sequences)), key=lambda row: (-lengths[row], row)):
+        if filled + lengths[row] > max_tokens:
+            bins.append([])
+            filled = 0
+        bins[-1].append(row)
+        filled += lengths[row]
+    for rows in bins:
+        keys = None if key_lengths is None else [key_lengths[row] for row in rows]
+        yield pack_ids([sequences[row] for row in rows], rows=rows, key_lengths=keys)
+
+
+def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
+    """Pack a padded batch, as a trainer's collator gives it.
+
+    Args:
+        ids: Token ids, (B, S) int64.
+        mask: 1 where a token stands, 0 where there is padding, (B, S); padding on the right.
+
+    Raises:
+        ValueError: The shapes differ, a row is all padding, or padding stands before a token.
+    """
+    if ids.shape != mask.shape or ids.ndim != 2:
+        raise ValueError(f"ids and mask must share one shape (B, S), got {tuple(ids.shape)} and {tuple(mask.shape)}")
+    host = mask.to("cpu", torch.bool)
+    lengths = host.sum(1).tolist()
+    if 0 in lengths:
+        raise ValueError(f"row {lengths.index(0)} is all padding")
+    if not torch.equal(host, torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]):
+        raise ValueError("padding must stand on the right of each row")
+    offsets = (0, *accumulate(lengths))
+    keep = mask.bool()
+    return PackedBatch(
+        ids=ids[keep],
+        cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device=ids.device),
+        offsets=offsets,
+        max_seqlen=max(lengths),
+        positions=torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[keep],
+        rows=tuple(range(len(lengths))),
+    )

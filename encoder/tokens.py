@@ -1,0 +1,184 @@
+"""Text to token ids: truncation, special tokens, and the training of a new vocabulary.
+
+Wraps a Hugging Face ``tokenizer.json`` without transformers. Truncation is counted, never silent.
+
+Shapes: B texts.
+Source: ModernBERT, arXiv:2412.13663, section 2.1.1 (byte-level BPE, 50,368 ids: a multiple of 64, [CLS] text [SEP]).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from encoder.errors import InputError
+from encoder.files import read_json, write_json, write_text
+
+# ModernBERT's names, in ModernBERT's order of ids.
+SPECIAL_TOKENS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """Token ids of B texts.
+
+    Attributes:
+        ids: For each text its ids, special tokens included.
+        truncated: Number of texts that lost tokens.
+    """
+
+    ids: list[list[int]]
+    truncated: int
+
+
+class Tokenizer:
+    """A vocabulary with its rules; the same ids as transformers gives for the same folder.
+
+    Args:
+        backend: The rules, as the tokenizers library holds them.
+        settings: The parsed tokenizer_config.json; names the special tokens.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+        # A stored truncation or padding would be a hidden default: lengths are arguments here.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._truncating: dict[int, tokenizers.Tokenizer] = {}
+        self.settings = settings
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> Tokenizer:
+        """Read ``tokenizer.json`` and ``tokenizer_config.json``.
+
+        Raises:
+            InputError: ``tokenizer.json`` is missing or cannot be read.
+        """
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise InputError(f"{folder}: tokenizer.json is missing; save the model's fast tokenizer there with transformers")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for every malformed file
+            raise InputError(f"{path}: not a tokenizer: {error}") from error
+        settings = Path(folder) / "tokenizer_config.json"
+        return cls(backend, read_json(settings) if settings.is_file() else {})
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``tokenizer.json`` and ``tokenizer_config.json`` into an existing folder."""
+        write_text(Path(folder) / "tokenizer.json", self.to_json())
+        # Every transformers knows this class; v5 writes a name that v4 does not know.
+        write_json(Path(folder) / "tokenizer_config.json", self.settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+    def to_json(self) -> str:
+        """The rules as the text of a tokenizer.json."""
+        text: str = self._backend.to_str(pretty=True)
+        return text
+
+    def __len__(self) -> int:
+        """Ids in the vocabulary, added tokens included."""
+        size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        return size
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest input that tokenizer_config.json allows, in tokens; None when it sets no limit."""
+        value = self.settings.get("model_max_length")
+        # transformers writes 1e30 for "no limit".
+        return int(value) if isinstance(value, int | float) and value < 1_000_000_000 else None
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token, None if it is not in the vocabulary."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def special_id(self, name: str) -> int | None:
+        """Id of a special token by its role: unk, cls, sep, pad, mask; None if the tokenizer has none."""
+        if name not in SPECIAL_TOKENS:
+            raise ValueError(f"a special token is one of {', '.join(SPECIAL_TOKENS)}, got {name!r}")
+        token = self.settings.get(f"{name}_token", SPECIAL_TOKENS[name])
+        if isinstance(token, dict):  # transformers 4 may write the added token with its flags
+            token = token.get("content")
+        return self.token_id(token) if isinstance(token, str) else None
+
+    def add_token(self, token: str) -> int:
+        """Add a token to the vocabulary unless it is there; returns its id."""
+        self._backend.add_tokens([AddedToken(token, normalized=False)])
+        self._truncating.clear()
+        found = self.token_id(token)
+        if found is None:
+            raise ValueError(f"the tokenizer refused the token {token!r}")
+        return found
+
+    def encode(self, texts: Sequence[str], *, max_length: int) -> TokenizedTexts:
+        """Tokenise texts, special tokens in.
+
+        Args:
+            texts: B texts.
+            max_length: Tokens a text may have, special tokens included; what is behind is cut and counted.
+
+        Raises:
+            InputError: ``max_length`` leaves no room for the special tokens.
+
+        Example:
+            >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
+            >>> tokenizer.encode(["a bird", ""], max_length=3).truncated
+            1
+        """
+        special: int = self._backend.num_special_tokens_to_add(is_pair=False)
+        if max_length < special:
+            raise InputError(f"max_length must be >= {special}, the number of special tokens, got {max_length}")
+        if max_length not in self._truncating:
+            # A copy for each length: the library keeps truncation as state, and a shared state is a race.
+            backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+            backend.enable_truncation(max_length)
+            self._truncating[max_length] = backend
+        encodings = self._truncating[max_length].encode_batch_fast(list(texts))
+        return TokenizedTexts([encoding.ids for encoding in encodings], sum(bool(encoding.overflowing) for encoding in encodings))
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int, max_length: int = 8192) -> Tokenizer:
+        """Learn a byte-level BPE vocabulary with ModernBERT's template.
+
+        Args:
+            texts: Training text, read once.
+            vocab_size: Ids in all, special tokens included; a multiple of 64 keeps the embedding aligned. Text too poor
+                for that many merges is filled up with ``[unused]`` tokens.
+            max_length: Written as ``model_max_length``.
+
+        Raises:
+            InputError: ``vocab_size`` has no room for the 256 bytes and the special tokens.
+        """
+        special = list(SPECIAL_TOKENS.values())
+        if vocab_size < 256 + len(special):
+            raise InputError(f"vocab_size must be >= {256 + len(special)} (256 bytes and {len(special)} special tokens), got {vocab_size}")
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.normalizer = normalizers.NFC()
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - len(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+        backend.train_from_iterator(texts, trainer)
+        backend.add_special_tokens([AddedToken(token, normalized=False, lstrip=token == "[MASK]") for token in special])
+        missing = vocab_size - backend.get_vocab_size()
+        backend.add_tokens([AddedToken(f"[unused{number}]", normalized=False) for number in range(missing)])
+        cls_token, sep_token = SPECIAL_TOKENS["cls"], SPECIAL_TOKENS["sep"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{cls_token} $A {sep_token}",
+            pair=f"{cls_token} $A {sep_token} $B {sep_token}",
+            special_tokens=[(token, backend.token_to_id(token)) for token in (cls_token, sep_token)],
+        )
+        settings: dict[str, Any] = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
+        settings |= {
+            "model_max_length": max_length,
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+        }
+        return cls(backend, json.loads(json.dumps(settings)))
