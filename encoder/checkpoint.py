@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -37,12 +37,14 @@ class KeyMap:
         names: Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order.
         heads: Pattern of keys that belong to heads and poolers, not to the encoder.
         buffers: Pattern of keys that hold no weights (old files store position ids).
+        old_names: Endings of keys as older files have them, and what they became.
     """
 
     prefix: str
     names: Mapping[str, tuple[str, ...]]
     heads: re.Pattern[str]
     buffers: re.Pattern[str]
+    old_names: Mapping[str, str] = field(default_factory=dict)
 
 
 KEY_MAPS: dict[Family, KeyMap] = {
@@ -82,6 +84,8 @@ KEY_MAPS: dict[Family, KeyMap] = {
         },
         heads=re.compile(r"(cls|pooler|classifier|qa_outputs)\."),
         buffers=re.compile(r"embeddings\.position_ids$"),
+        # The names of BERT's TensorFlow release; transformers 5 writes them again when it saves such a model.
+        old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     ),
 }
 
@@ -153,7 +157,7 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
         InputError: A tensor is missing, has another shape, or belongs to nothing we know.
     """
     family = KEY_MAPS[encoder.config.family]
-    stripped = {key.removeprefix(family.prefix): tensor for key, tensor in state.items()}
+    stripped = {_current_name(key.removeprefix(family.prefix), family): tensor for key, tensor in state.items()}
     wanted = their_keys(encoder)
     shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items()}
     known = {key for theirs in wanted.values() for key in theirs}
@@ -161,18 +165,23 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
     unknown = sorted(key for key in stripped.keys() - known - set(heads) if not family.buffers.search(key))
     missing = sorted(known - stripped.keys())
     if unknown or missing:
-        raise InputError(
-            f"{where}: not a {encoder.config.family} encoder of this config.json: {_few('missing', missing)}{_few('unknown', unknown)}"
-        )
+        complaint = "; ".join(filter(None, (_few("missing", missing), _few("unknown", unknown))))
+        raise InputError(f"{where}: the tensors do not fit config.json ({encoder.config.family}): {complaint}")
     if heads:
         logger.info("%s: left aside %d tensors of heads: %s", where, len(heads), ", ".join(heads))
     ours = {name: torch.cat([stripped[key] for key in theirs]) for name, theirs in wanted.items()}
     for name, tensor in ours.items():
         if tensor.shape != shapes[name]:
-            raise InputError(
-                f"{where}: {' + '.join(wanted[name])} has shape {tuple(tensor.shape)}, config.json asks for {tuple(shapes[name])}"
-            )
+            names, asked = " + ".join(wanted[name]), tuple(shapes[name])
+            raise InputError(f"{where}: {names} has shape {tuple(tensor.shape)}, config.json asks for {asked}")
     return ours
+
+
+def _current_name(key: str, family: KeyMap) -> str:
+    for old, new in family.old_names.items():
+        if key.endswith(old):
+            return key.removesuffix(old) + new
+    return key
 
 
 def _few(label: str, keys: list[str]) -> str:

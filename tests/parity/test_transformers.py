@@ -196,7 +196,12 @@ def test_saved_checkpoints_open_in_transformers(tmp_path: Path, family: str, pre
 
 def test_an_encoder_of_ours_opens_in_transformers(tmp_path: Path) -> None:
     config = EncoderConfig.modernbert(
-        vocab_size=512, hidden_size=64, num_heads=2, intermediate_size=96, layer_types=["global", "local", "local", "global"], max_positions=512
+        vocab_size=512,
+        hidden_size=64,
+        num_heads=2,
+        intermediate_size=96,
+        layer_types=["global", "local", "local", "global"],
+        max_positions=512,
     )
     encoder = init_weights(Encoder(config), seed=1).eval()
     save_encoder(encoder, tmp_path)

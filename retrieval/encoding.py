@@ -1,0 +1,98 @@
+"""What both kinds of model share when they encode texts: cleaning, token-budget batches, input order, fingerprints.
+
+Shapes: B texts, N packed tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from encoder import PackedBatch, Tokenizer, pack
+from retrieval.progress import progress_bar
+from retrieval.records import TokenCounts
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Tokens of one forward pass. On CPU larger batches leave the cache and gain nothing; a GPU needs far more to be busy.
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}
+
+
+def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -> list[str]:
+    """Prompt, strip and lower-case texts, as sentence-transformers does before it tokenises.
+
+    Raises:
+        ValueError: One string was given instead of a list of them, or an item is not a string.
+    """
+    if isinstance(texts, str):
+        raise ValueError("texts must be a list of strings, got one string")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"text {place} must be a string, got {type(text).__name__}")
+    stripped = [(prompt + text).strip() for text in texts]
+    return [text.lower() for text in stripped] if lower_case else stripped
+
+
+def count_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncated: int) -> TokenCounts:
+    """What tokenising did, with one line in the log when texts lost tokens."""
+    if truncated:
+        logger.info("%d of %d texts were cut to the model's length", truncated, len(texts))
+    empty = sum(not text.strip() for text in texts)
+    return TokenCounts(texts=len(texts), tokens=sum(map(len, ids)), truncated=truncated, empty=empty)
+
+
+def run_batches(
+    ids: Sequence[Sequence[int]],
+    forward: Callable[[PackedBatch], Sequence[Result]],
+    *,
+    key_lengths: Sequence[int] | None = None,
+    device: torch.device,
+    description: str,
+    progress: bool,
+) -> list[Result]:
+    """Run a model over token lists in token-budget batches sorted by length; results in input order.
+
+    Args:
+        ids: Token ids of B texts.
+        forward: One batch to one result a sequence, in batch order.
+        key_lengths: For each text how many leading tokens may be attended to.
+        device: Where the model is; gives the budget.
+        description: Shown beside the progress bar.
+        progress: Show one.
+
+    Returns:
+        B results.
+    """
+    budget = max(BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]), max(map(len, ids), default=0))
+    results: dict[int, Result] = {}
+    with torch.inference_mode(), progress_bar(description, len(ids), enabled=progress) as advance:
+        for batch in pack(ids, max_tokens=budget, key_lengths=key_lengths):
+            results.update(zip(batch.rows, forward(batch), strict=True))
+            advance(len(batch))
+    return [results[place] for place in range(len(ids))]
+
+
+def fingerprint(modules: Iterable[nn.Module], tokenizer: Tokenizer, settings: object) -> str:
+    """sha256 over weights, tokenizer and settings: equal fingerprints give equal vectors.
+
+    Args:
+        modules: Whose state dicts are hashed, in order.
+        tokenizer: Its rules are hashed.
+        settings: Anything else that changes vectors; JSON with sorted keys.
+    """
+    digest = hashlib.sha256()
+    for module in modules:
+        for name, tensor in module.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    digest.update(tokenizer.to_json().encode())
+    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    return digest.hexdigest()

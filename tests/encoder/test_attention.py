@@ -1,0 +1,91 @@
+"""The packed attention against its definition: every length, window and batch; gradients; key lengths; no leakage."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from encoder import PackedBatch, pack_ids
+from encoder.attention import attend
+
+LENGTHS = [(1,), (63,), (64, 65), (129,), (1000,), (1, 63, 64, 65, 129, 300, 1), (5,) * 40, (70, 3, 70, 3)]
+
+
+def inputs(batch: PackedBatch, *, dtype: torch.dtype = torch.float64, grad: bool = False) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(batch.num_tokens, 2, 8, generator=generator, dtype=dtype).requires_grad_(grad) for _ in range(3)]
+
+
+def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
+    return pack_ids([[1] * length for length in lengths], key_lengths=key_lengths)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("window", [None, 2, 62, 64, 128])
+def test_packed_is_the_definition(lengths: tuple[int, ...], window: int | None) -> None:
+    batch = batch_of(lengths)
+    q, k, v = inputs(batch)
+    expected = attend(q, k, v, batch, window, backend="reference")
+    torch.testing.assert_close(attend(q, k, v, batch, window, backend="packed"), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("lengths", [(90, 3, 40), (33, 33, 33), (1, 64)], ids=str)
+def test_gradients_are_the_definitions(lengths: tuple[int, ...], window: int | None) -> None:
+    batch = batch_of(lengths)
+    q, k, v = inputs(batch, grad=True)
+    weight = torch.randn(batch.num_tokens, 2, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    gradients = [
+        torch.autograd.grad((attend(q, k, v, batch, window, backend=backend) * weight).sum(), (q, k, v))
+        for backend in ("packed", "reference")
+    ]
+    for packed, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(packed, reference, atol=1e-10, rtol=0)
+        assert packed.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [None, 8, 16])
+def test_tokens_beyond_the_key_length_only_read(window: int | None) -> None:
+    batch = batch_of((40, 7, 12, 12), [5, 7, 1, 12])
+    q, k, v = inputs(batch, grad=True)
+    found = attend(q, k, v, batch, window, backend="packed")
+    torch.testing.assert_close(found, attend(q, k, v, batch, window, backend="reference"), atol=1e-10, rtol=0)
+    (gradient,) = torch.autograd.grad(found.sum(), v)
+    assert gradient[5:40].abs().max() == 0  # nobody read them
+    if window == 8:
+        assert found[5 + 4 :][:20].abs().max() == 0  # and those that see nothing give zeros, not NaN
+
+
+@pytest.mark.parametrize("window", [None, 32])
+def test_sequences_do_not_leak_into_each_other(window: int | None) -> None:
+    batch = batch_of((20, 50, 31))
+    q, k, v = inputs(batch)
+    before = attend(q, k, v, batch, window)
+    k[20:70], v[20:70], q[20:70] = 1e3, -1e3, 1e3
+    after = attend(q, k, v, batch, window)
+    assert torch.equal(before[:20], after[:20])
+    assert torch.equal(before[70:], after[70:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_no_dtype_gives_nan(dtype: torch.dtype) -> None:
+    batch = batch_of((100, 1, 33), [3, 1, 33])
+    for window in (None, 16):
+        assert attend(*inputs(batch, dtype=dtype), batch, window).isfinite().all()
+
+
+def test_an_unknown_backend_is_named() -> None:
+    batch = batch_of((2,))
+    with pytest.raises(ValueError, match="packed, reference, got 'magic'"):
+        attend(*inputs(batch), batch, None, backend="magic")
+
+
+def test_dropout_drops_and_rescales() -> None:
+    batch = batch_of((400,))
+    q, k, v = inputs(batch, dtype=torch.float32)
+    v = torch.ones_like(v)
+    torch.manual_seed(0)
+    for window in (None, 128):
+        mixed = attend(q * 0, k, v, batch, window, dropout=0.5)
+        assert not torch.allclose(mixed, torch.ones_like(mixed))
+        assert abs(mixed.mean().item() - 1) < 0.05

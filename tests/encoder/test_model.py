@@ -1,0 +1,100 @@
+"""The encoder as a whole: batch composition, length limit, training, initial weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from encoder import Encoder, EncoderConfig, InputError, init_weights, pack_ids
+
+CONFIG = EncoderConfig.modernbert(
+    vocab_size=100, hidden_size=48, num_heads=3, intermediate_size=64, layer_types=["global", "local", "local", "global"], max_positions=300
+)
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return init_weights(Encoder(CONFIG), seed=3).eval()
+
+
+def texts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 100, (length,), generator=generator).tolist() for length in lengths]
+
+
+@torch.inference_mode()
+def test_states_do_not_depend_on_the_batch(encoder: Encoder) -> None:
+    sequences = texts(1, 200, 64, 3, 65, 300)
+    alone = [encoder(pack_ids([sequence])) for sequence in sequences]
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 0, 5]):
+        batch = pack_ids([sequences[row] for row in order])
+        for row, states in zip(order, batch.unpack(encoder(batch)), strict=True):
+            torch.testing.assert_close(states, alone[row], atol=2e-6, rtol=0)
+
+
+def test_a_sequence_longer_than_the_positions_is_refused(encoder: Encoder) -> None:
+    with pytest.raises(InputError, match="a sequence has 301 tokens, this encoder has 300 positions"):
+        encoder(pack_ids(texts(5, 301)))
+
+
+def test_every_weight_learns(encoder: Encoder) -> None:
+    encoder.train()
+    states = encoder(pack_ids(texts(150, 7, 40)))
+    states.square().mean().backward()
+    for name, weight in encoder.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.isfinite().all(), name
+        assert weight.grad.abs().sum() > 0, name
+
+
+def test_initial_weights_follow_megatron() -> None:
+    config = EncoderConfig.modernbert(
+        vocab_size=512, hidden_size=256, num_heads=4, intermediate_size=384, layer_types=["global", "local"] * 4, max_positions=64
+    )
+    encoder = init_weights(Encoder(config), seed=1)
+    # A normal truncated at two deviations has 0.88 of its deviation left.
+    shrink = 0.8796
+    for name, weight in encoder.named_parameters():
+        if weight.ndim == 1:
+            assert (weight == 1).all(), name
+            continue
+        std = 0.02 / math.sqrt(16) if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
+        assert weight.abs().max() <= 2 * std * 1.0001, name
+        assert weight.std().item() == pytest.approx(shrink * std, rel=0.02), name
+    again = init_weights(Encoder(config), seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), again.parameters(), strict=True))
+    other = init_weights(Encoder(config), seed=2)
+    assert not torch.equal(encoder.embeddings.tokens.weight, other.embeddings.tokens.weight)
+
+
+def test_dropout_only_works_in_training() -> None:
+    config = EncoderConfig.from_hf(
+        {
+            "model_type": "bert",
+            "vocab_size": 100,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 64,
+            "hidden_dropout_prob": 0.3,
+            "attention_probs_dropout_prob": 0.3,
+        }
+    )
+    encoder = init_weights(Encoder(config), seed=1)
+    batch = pack_ids(texts(20, 30))
+    encoder.eval()
+    assert torch.equal(encoder(batch), encoder(batch))
+    encoder.train()
+    assert not torch.equal(encoder(batch), encoder(batch))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_the_cpus_states(encoder: Encoder) -> None:
+    batch = pack_ids(texts(1, 200, 64, 3, 65, 300))
+    with torch.inference_mode():
+        expected = encoder(batch)
+        torch.testing.assert_close(encoder.to("cuda")(batch).cpu(), expected, atol=1e-4, rtol=0)

@@ -1,0 +1,98 @@
+"""Tokenising: the ids transformers gives, counted truncation, special tokens, trained vocabularies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from encoder import InputError, Tokenizer
+
+CORPUS = [f"def read_{name}(path):\n    return open(path).{name}()" for name in ("lines", "bytes", "words", "rows")] * 5
+TEXTS = ["def read_lines(path):", "", "  ünïcode ❤ \t tabs\n\nnewlines ", "a" * 300, "[MASK] and [CLS] in text"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(CORPUS, vocab_size=384, max_length=64)
+
+
+@pytest.mark.parity
+def test_ids_are_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_pretrained(tmp_path)
+    assert len(ours) == len(theirs) == 384
+    for max_length in (3, 8, 64):
+        assert ours.encode(TEXTS, max_length=max_length).ids == theirs(TEXTS, truncation=True, max_length=max_length)["input_ids"]
+    assert (theirs.cls_token_id, theirs.mask_token_id) == (ours.special_id("cls"), ours.special_id("mask"))
+    assert theirs.model_max_length == ours.max_length == 64
+
+
+@pytest.mark.parity
+def test_minilm_ids_are_transformers(minilm: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(minilm)
+    ours = Tokenizer.from_pretrained(minilm)  # this tokenizer.json carries a truncation to 128 and a padding of its own
+    texts = [*TEXTS, "one two three " * 200]
+    for max_length in (16, 256, 512):
+        assert ours.encode(texts, max_length=max_length).ids == theirs(texts, truncation=True, max_length=max_length)["input_ids"]
+
+
+def test_truncation_is_counted(tokenizer: Tokenizer) -> None:
+    whole = tokenizer.encode(TEXTS, max_length=10_000)
+    assert whole.truncated == 0
+    lengths = [len(ids) for ids in whole.ids]
+    for max_length in (2, 5, max(lengths) - 1, max(lengths)):
+        cut = tokenizer.encode(TEXTS, max_length=max_length)
+        assert cut.truncated == sum(length > max_length for length in lengths)
+        assert [len(ids) for ids in cut.ids] == [min(length, max_length) for length in lengths]
+        assert all(ids[0] == tokenizer.special_id("cls") and ids[-1] == tokenizer.special_id("sep") for ids in cut.ids)
+
+
+def test_lengths_do_not_stick(tokenizer: Tokenizer) -> None:
+    long = tokenizer.encode(TEXTS, max_length=50).ids
+    tokenizer.encode(TEXTS, max_length=4)
+    assert tokenizer.encode(TEXTS, max_length=50).ids == long
+
+
+def test_a_poor_corpus_is_filled_with_unused_tokens() -> None:
+    tokenizer = Tokenizer.train(["ab ab"], vocab_size=320)
+    assert len(tokenizer) == 320
+    assert tokenizer.token_id("[unused0]") is not None
+
+
+def test_tokens_can_be_added(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    fresh = Tokenizer.train(CORPUS, vocab_size=384)
+    before = len(fresh)
+    fresh.encode(["[Q] x"], max_length=8)
+    added = fresh.add_token("[Q] ")
+    assert fresh.add_token("[Q] ") == added == before
+    assert added in fresh.encode(["[Q] x"], max_length=8).ids[0]
+    fresh.save(tmp_path)
+    assert Tokenizer.from_pretrained(tmp_path).token_id("[Q] ") == added
+
+
+def test_bad_input_says_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="max_length must be >= 2, the number of special tokens, got 1"):
+        tokenizer.encode(["x"], max_length=1)
+    with pytest.raises(InputError, match="vocab_size must be >= 261"):
+        Tokenizer.train(CORPUS, vocab_size=200)
+    with pytest.raises(InputError, match=r"tokenizer\.json is missing"):
+        Tokenizer.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="a special token is one of"):
+        tokenizer.special_id("eos")
+
+
+@pytest.mark.data
+def test_the_shared_vocabulary_reads_like_modernberts(quiver_data: Path) -> None:
+    folder = quiver_data.parent / "tokenizer" / "modernbert-like"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    tokenizer = Tokenizer.from_pretrained(folder)
+    assert len(tokenizer) == 50_368
+    assert [tokenizer.special_id(name) for name in ("unk", "cls", "sep", "pad", "mask")] == [50280, 50281, 50282, 50283, 50284]
+    ids = tokenizer.encode(["the retrieval of long documents"], max_length=16).ids[0]
+    assert (ids[0], ids[-1]) == (50281, 50282)
+    assert len(ids) == 7

@@ -1,0 +1,125 @@
+"""Our ColBERT against PyLate: token vectors and rankings of random models, expansion on and off, saved both ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from encoder import Tokenizer
+from retrieval.colbert import ColBERT
+from retrieval.models import load_model
+
+transformers = pytest.importorskip("transformers")
+models = pytest.importorskip("pylate.models")
+rank = pytest.importorskip("pylate.rank")
+pytestmark = pytest.mark.parity
+
+DOCUMENTS = [
+    "A bird has wings, feathers and a beak!",
+    "The window of a local layer is 128 tokens wide.",
+    "Retrieval: find (quickly) what was asked for; nothing else.",
+    "",
+    "MaxSim sums, over the query's tokens, the best similarity of each. " * 12,
+    "?",
+]
+QUERIES = ["which animal has wings", "", "how wide is the window of a local layer? " * 6, "late interaction"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random ModernBERT with a small vocabulary, as transformers writes it."""
+    folder = tmp_path_factory.mktemp("modernbert")
+    tokenizer = Tokenizer.train(DOCUMENTS + QUERIES, vocab_size=512, max_length=512)
+    tokenizer.save(folder)
+    ids = {name: tokenizer.special_id(name) for name in ("cls", "sep", "pad")}
+    torch.manual_seed(11)
+    config = transformers.ModernBertConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+        local_attention=32,
+        pad_token_id=ids["pad"],
+        cls_token_id=ids["cls"],
+        bos_token_id=ids["cls"],
+        sep_token_id=ids["sep"],
+        eos_token_id=ids["sep"],
+    )
+    model = transformers.ModernBertModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+SETTINGS = [
+    {},
+    {"attend_to_expansion_tokens": True},
+    {"do_query_expansion": False},
+    {"query_length": 160, "document_length": 300},  # expansion tokens further from the text than the window reaches
+    {"query_prefix": "", "document_prefix": "", "skiplist_words": []},
+    {"query_length": 12, "document_length": 16, "skiplist_words": ["!", "no single token"]},
+]
+
+
+def pylate_model(base: Path, folder: Path, settings: dict[str, object]) -> models.ColBERT:
+    torch.manual_seed(12)
+    model = models.ColBERT(str(base), embedding_size=128, device="cpu", model_kwargs={"attn_implementation": "sdpa"}, **settings)
+    model.save_pretrained(str(folder))
+    return model
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ",".join(settings) or "defaults")
+def test_token_vectors_and_rankings_are_pylates(base: Path, tmp_path: Path, settings: dict[str, object]) -> None:
+    theirs = pylate_model(base, tmp_path / "model", settings)
+    ours = load_model(tmp_path / "model")
+    assert isinstance(ours, ColBERT)
+    their_queries = theirs.encode(QUERIES, is_query=True, show_progress_bar=False)
+    their_documents = theirs.encode(DOCUMENTS, is_query=False, show_progress_bar=False)
+    our_queries, our_documents = ours.encode_queries(QUERIES), ours.encode_documents(DOCUMENTS)
+    for expected, found in [*zip(their_queries, our_queries, strict=True), *zip(their_documents, our_documents, strict=True)]:
+        np.testing.assert_allclose(found, np.asarray(expected), atol=1e-5, rtol=0)
+    from retrieval.indexes.exact_colbert import ExactColBERTIndex
+
+    full = [place for place, vectors in enumerate(our_documents) if len(vectors)]
+    index = ExactColBERTIndex.from_vectors([str(place) for place in full], [our_documents[place] for place in full])
+    hits = index.search(our_queries, k=len(full))
+    expected = rank.rerank(
+        documents_ids=[[str(place) for place in full]] * len(QUERIES),
+        queries_embeddings=their_queries,
+        documents_embeddings=[[their_documents[place] for place in full]] * len(QUERIES),
+    )
+    assert [list(ids) for ids in hits.ids] == [[str(row["id"]) for row in rows] for rows in expected]
+
+
+def test_token_vectors_do_not_depend_on_the_batch(base: Path, tmp_path: Path) -> None:
+    pylate_model(base, tmp_path / "model", {})
+    model = ColBERT.from_pretrained(tmp_path / "model")
+    together = model.encode_queries(QUERIES)
+    for text, vectors in zip(QUERIES, together, strict=True):
+        np.testing.assert_allclose(model.encode_queries([text])[0], vectors, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:3], ids=lambda settings: ",".join(settings) or "defaults")
+def test_a_saved_model_opens_in_pylate(base: Path, tmp_path: Path, settings: dict[str, object]) -> None:
+    pylate_model(base, tmp_path / "theirs", settings)
+    ours = ColBERT.from_pretrained(tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    again = models.ColBERT(str(tmp_path / "ours"), device="cpu", model_kwargs={"attn_implementation": "sdpa"})
+    for expected, found in zip(ours.encode_queries(QUERIES), again.encode(QUERIES, is_query=True, show_progress_bar=False), strict=True):
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5, rtol=0)
+    assert ColBERT.from_pretrained(tmp_path / "ours").card.fingerprint == ours.card.fingerprint
+
+
+def test_settings_come_from_the_checkpoint(base: Path, tmp_path: Path) -> None:
+    pylate_model(base, tmp_path / "model", {"query_length": 20})
+    path = tmp_path / "model" / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "query_length": 24}))
+    assert {len(vectors) for vectors in ColBERT.from_pretrained(tmp_path / "model").encode_queries(QUERIES)} == {24}

@@ -1,0 +1,168 @@
+"""Our bi-encoder against sentence-transformers: vectors, prompts, poolings, both layouts of folders."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from encoder import InputError
+from retrieval.biencoder import BiEncoder
+from retrieval.models import load_model
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+pytestmark = pytest.mark.parity
+
+SENTENCE = "the retrieval of long documents by short queries needs vectors that keep what both of them say about wings"
+WORDS = SENTENCE.split()
+
+
+def texts_of(token_counts: list[int]) -> list[str]:
+    """Texts of common words, about one token each, so that lengths in tokens are as asked."""
+    generator = random.Random(5)
+    return [" ".join(generator.choices(WORDS, k=count)) for count in token_counts]
+
+
+TEXTS = [*texts_of([1, 2, 7, 15, 60, 61, 120, 250, 254, 256, 300, 420, 600]), "Ünïcode, ❤ and\ttabs\n", "", "  padded  "]
+
+
+@pytest.fixture(scope="module")
+def reference(minilm: Path) -> sentence_transformers.SentenceTransformer:
+    return sentence_transformers.SentenceTransformer(str(minilm), device="cpu")
+
+
+def test_minilm_vectors_are_equal_in_any_order(minilm: Path, reference: sentence_transformers.SentenceTransformer) -> None:
+    model = load_model(minilm)
+    assert isinstance(model, BiEncoder)
+    expected = reference.encode_document(TEXTS)
+    np.testing.assert_allclose(model.encode_documents(TEXTS), expected, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(model.encode_queries(TEXTS), reference.encode_query(TEXTS), atol=1e-5, rtol=0)
+    for seed in range(3):
+        order = list(range(len(TEXTS)))
+        random.Random(seed).shuffle(order)
+        shuffled = model.encode_documents([TEXTS[place] for place in order])
+        np.testing.assert_allclose(shuffled, expected[order], atol=1e-5, rtol=0)
+    alone = np.concatenate([model.encode_documents([text]) for text in TEXTS])
+    np.testing.assert_allclose(alone, expected, atol=1e-5, rtol=0)
+
+
+def test_truncation_is_counted(minilm: Path, reference: sentence_transformers.SentenceTransformer) -> None:
+    counts = load_model(minilm).encode(TEXTS, "document").counts
+    lengths = [len(ids) for ids in reference.tokenizer(TEXTS)["input_ids"]]
+    assert counts.truncated == sum(length > 256 for length in lengths) > 2
+    assert counts.tokens == sum(min(length, 256) for length in lengths)
+    assert counts.texts == len(TEXTS)
+    assert counts.empty == 1
+
+
+def variant(minilm: Path, folder: Path, *, pooling: str, prompts: dict[str, str], include_prompt: bool, modules: list[str]) -> Path:
+    """MiniLM with other modules around its encoder, written by sentence-transformers itself."""
+    models = sentence_transformers.models
+    first = models.Transformer(str(minilm), max_seq_length=128)
+    dim = first.get_word_embedding_dimension()
+    stack = [first, models.Pooling(dim, pooling_mode=pooling, include_prompt=include_prompt)]
+    if "dense" in modules:
+        stack.append(models.Dense(dim, 48))
+    if "normalize" in modules:
+        stack.append(models.Normalize())
+    sentence_transformers.SentenceTransformer(modules=stack, prompts=prompts, device="cpu").save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pooling", "include_prompt", "modules"),
+    [
+        ("cls", True, []),
+        ("max", True, ["normalize"]),
+        ("lasttoken", True, ["dense"]),
+        ("mean", False, ["dense", "normalize"]),
+        ("max", False, []),
+    ],
+)
+def test_module_stacks_and_prompts(minilm: Path, tmp_path: Path, pooling: str, include_prompt: bool, modules: list[str]) -> None:
+    prompts = {"query": "search query: ", "document": "passage: "}
+    folder = variant(minilm, tmp_path / "model", pooling=pooling, prompts=prompts, include_prompt=include_prompt, modules=modules)
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    ours = BiEncoder.from_pretrained(folder)
+    texts = [text for text in TEXTS if text]  # an empty text behind a prompt that is not pooled has no tokens: see below
+    np.testing.assert_allclose(ours.encode_queries(texts), theirs.encode_query(texts), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(ours.encode_documents(texts), theirs.encode_document(texts), atol=1e-5, rtol=0)
+
+    ours.save(tmp_path / "saved")
+    again = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(again.encode_query(texts), theirs.encode_query(texts), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(BiEncoder.from_pretrained(tmp_path / "saved").encode_queries(texts), ours.encode_queries(texts), atol=0)
+
+
+def test_bare_hugging_face_folder(minilm: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(minilm / name, tmp_path / name)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    ours = BiEncoder.from_pretrained(tmp_path)
+    assert ours.max_length == theirs.max_seq_length == 512
+    np.testing.assert_allclose(ours.encode_documents(TEXTS), theirs.encode_document(TEXTS), atol=1e-5, rtol=0)
+
+
+def test_new_class_paths_of_sentence_transformers_6(minilm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(minilm, folder)
+    base = "sentence_transformers.base.modules"
+    types = [
+        f"{base}.transformer.Transformer",
+        "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+        f"{base}.normalize.Normalize",
+    ]
+    modules = json.loads((folder / "modules.json").read_text())
+    for module, path in zip(modules, types, strict=True):
+        module["type"] = path
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"embedding_dimension": 384, "pooling_mode": "mean", "include_prompt": True})
+    )
+    expected = BiEncoder.from_pretrained(minilm).encode_documents(TEXTS)
+    np.testing.assert_allclose(BiEncoder.from_pretrained(folder).encode_documents(TEXTS), expected, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "modules.json").write_text("[{"), "modules.json: not a list of modules"),
+        (lambda folder: (folder / "modules.json").write_text('[{"idx": 0, "path": "", "type": "x.WordEmbeddings"}]'), "x.WordEmbeddings"),
+        (lambda folder: (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "median"}'), "got median"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2"}'),
+            "model_type must be one of bert, modernbert, got 'gpt2'",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000]),
+            "corrupt checkpoint",
+        ),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not a tokenizer"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (
+            lambda folder: (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "euclidean"}'),
+            "similarity_fn_name must be cosine or dot, got 'euclidean'",
+        ),
+    ],
+)
+def test_a_broken_folder_says_in_one_line_what_is_wrong(minilm: Path, tmp_path: Path, change: object, message: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(minilm, folder)
+    change(folder)
+    with pytest.raises(InputError) as caught:
+        load_model(folder)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_fingerprints_tell_models_apart(minilm: Path, tmp_path: Path) -> None:
+    model = BiEncoder.from_pretrained(minilm)
+    model.save(tmp_path / "same")
+    assert BiEncoder.from_pretrained(tmp_path / "same").card.fingerprint == model.card.fingerprint
+    folder = variant(minilm, tmp_path / "other", pooling="cls", prompts={}, include_prompt=True, modules=["normalize"])
+    assert BiEncoder.from_pretrained(folder).card.fingerprint != model.card.fingerprint
