@@ -1,0 +1,80 @@
+"""JSON to frozen dataclasses, strictly: unknown, missing and mistyped fields are errors that name their place.
+
+This module knows nothing of results; the types of a dataclass's fields are the schema. Supported are str, int, float, bool,
+None, literals, unions, ``tuple[T, ...]``, ``Mapping[str, T]`` and dataclasses of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from encoder.errors import InputError
+
+Record = TypeVar("Record")
+
+
+def decode(record: type[Record], data: object, where: str) -> Record:
+    """Build a dataclass from parsed JSON.
+
+    Args:
+        record: The dataclass.
+        data: What ``json.loads`` returned.
+        where: The place to name in errors; fields are appended with dots.
+
+    Raises:
+        InputError: A field is unknown, missing or of another type; names the first such field.
+
+    Example:
+        >>> Point = dataclasses.make_dataclass("Point", [("x", int), ("tags", tuple[str, ...])], frozen=True)
+        >>> decode(Point, {"x": 1, "tags": ["a"]}, "point")
+        Point(x=1, tags=('a',))
+    """
+    if not isinstance(data, dict):
+        raise _mismatch(where, "an object", data)
+    hints = get_type_hints(record)
+    if unknown := sorted(data.keys() - hints.keys()):
+        raise InputError(f"{where}: unknown field {unknown[0]!r}; it was written by another version or by hand")
+    if missing := [name for name in hints if name not in data]:
+        raise InputError(f"{where}: the field {missing[0]!r} is missing; the file is damaged or of another version")
+    return record(**{name: _value(hint, data[name], f"{where}.{name}") for name, hint in hints.items()})
+
+
+def _value(hint: Any, data: object, where: str) -> object:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _one_of(arguments, data, where)
+    if origin is Literal:
+        if data not in arguments:
+            raise _mismatch(where, f"one of {', '.join(map(str, arguments))}", data)
+        return data
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise _mismatch(where, "a list", data)
+        return tuple(_value(arguments[0], item, f"{where}[{place}]") for place, item in enumerate(data))
+    if origin is Mapping:
+        if not isinstance(data, dict):
+            raise _mismatch(where, "an object", data)
+        return {key: _value(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return decode(hint, data, where)
+    return _scalar(hint, data, where)
+
+
+def _one_of(hints: tuple[Any, ...], data: object, where: str) -> object:
+    """The data as it is where a member of the union is its very type; otherwise the first member has to take it."""
+    return data if type(data) in hints else _value(hints[0], data, where)
+
+
+def _scalar(hint: Any, data: object, where: str) -> object:
+    if hint is float and type(data) is int:  # JSON has one kind of number, and other writers drop the ".0"
+        return float(data)
+    if type(data) is not hint:  # not isinstance: True is an int to Python, and a mistake here
+        raise _mismatch(where, {str: "a string", bool: "true or false", int: "an integer", float: "a number"}[hint], data)
+    return data
+
+
+def _mismatch(where: str, expected: str, data: object) -> InputError:
+    return InputError(f"{where}: must be {expected}, got {str(data)[:60]!r}")

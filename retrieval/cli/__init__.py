@@ -1,0 +1,1 @@
+"""The command line ``quiver``: one small file a command family; parse, call one function, print."""

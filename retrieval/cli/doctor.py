@@ -1,0 +1,89 @@
+"""``quiver doctor``: what this machine has and what Quiver would do with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import faiss
+import torch
+import typer
+
+from encoder import EncoderConfig, pack_ids
+from encoder.attention import choose_backend
+from encoder.init import init_weights
+from encoder.model import Encoder
+from retrieval.cli.output import JsonOption, print_json, print_table, quiver_version, say
+
+PACKAGES = {
+    "core": ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "faiss-cpu", "pyyaml", "typer", "rich"),
+    "train": ("sentence-transformers", "pylate", "transformers", "datasets", "accelerate", "torch-optimi", "bm25s"),
+    "eval": ("beir", "ir-measures", "pytrec-eval-terrier", "matplotlib", "jinja2"),
+    "flash": ("flash-attn",),
+}
+
+
+def doctor(as_json: Annotated[bool, JsonOption] = False) -> None:
+    """Show versions, devices, threads and the attention backend, and run the encoder once.
+
+    Example: quiver doctor --json
+    """
+    facts = gather()
+    if as_json:
+        print_json(facts)
+        return
+    for section, values in facts.items():
+        print_table(section, ("", "value"), [(name, str(value)) for name, value in values.items()])
+    say("the encoder runs" if facts["check"]["finite"] else "the encoder gives values that are not finite")
+
+
+def gather() -> dict[str, dict[str, Any]]:
+    """What is printed, by section."""
+    facts: dict[str, dict[str, Any]] = {
+        "quiver": {"version": quiver_version(), "python": platform.python_version(), "platform": platform.platform()},
+        "threads": {
+            "cores": os.cpu_count(),
+            "torch": torch.get_num_threads(),
+            "faiss": faiss.omp_get_max_threads(),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
+        },
+        "devices": _devices(),
+    }
+    for extra, names in PACKAGES.items():
+        facts[extra] = {name: _version(name) for name in names}
+    facts["check"] = _check()
+    return facts
+
+
+def _devices() -> dict[str, Any]:
+    devices: dict[str, Any] = {"cpu": torch.backends.cpu.get_cpu_capability()}
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    devices["attention (cpu, fp32)"] = choose_backend(torch.device("cpu"), torch.float32)
+    if torch.cuda.is_available():
+        devices["attention (cuda, bf16)"] = choose_backend(torch.device("cuda"), torch.bfloat16)
+    return devices
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _check() -> dict[str, Any]:
+    """One forward pass of a small random encoder on every device."""
+    config = EncoderConfig.modernbert(
+        vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
+    )
+    encoder = init_weights(Encoder(config), seed=0).eval()
+    batch = pack_ids([[1, 2, 3], list(range(64)) * 3])
+    states = []
+    with torch.inference_mode():
+        for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+            states.append(encoder.to(device)(batch).cpu())
+    return {"finite": all(bool(state.isfinite().all()) for state in states), "devices run": len(states)}

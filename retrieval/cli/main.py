@@ -1,0 +1,69 @@
+"""``quiver``: the composition root, where the command families meet and errors become exit statuses.
+
+Exit status: 0 done, 2 the user's mistake (one line on standard error), 1 a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from encoder import InputError
+from retrieval.cli import doctor, evaluation, index, training
+from retrieval.cli.output import quiver_version, say_error
+
+app = typer.Typer(
+    name="quiver",
+    help="Train, index, search and benchmark retrievers on a native, unpadded ModernBERT encoder.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("quickstart")(evaluation.quickstart)
+app.command("train")(training.train)
+app.command("validate")(training.validate)
+app.add_typer(index.app, name="index")
+app.command("search")(index.search)
+app.command("evaluate")(evaluation.evaluate)
+app.command("report")(evaluation.report)
+app.add_typer(evaluation.bench, name="bench")
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quiver {quiver_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is decided on the way.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    """Options that stand before the command."""
+    del version
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    level = logging.INFO if verbose else logging.WARNING
+    for package in ("encoder", "retrieval", "eval"):
+        logging.getLogger(package).setLevel(level)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except InputError as error:
+        say_error(str(error))
+        sys.exit(2)
+    except OSError as error:
+        # A full disk or a missing permission: the reason is all there is to say.
+        say_error(str(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What the commands print: tables for people, JSON for machines, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+JsonOption = typer.Option("--json", help="Print JSON for machines.")
+OverwriteOption = typer.Option("--overwrite", help="Replace what is there.")
+ProgressOption = typer.Option("--progress/--no-progress", help="Show bars on standard error; by default on a terminal.")
+
+
+def say_error(message: str) -> None:
+    """One line on standard error (a recipe's problems follow indented, one a line)."""
+    typer.echo(f"quiver: error: {message}", err=True)
+
+
+def say(message: str) -> None:
+    """One line on standard output."""
+    typer.echo(message)
+
+
+def print_json(value: object) -> None:
+    """JSON on standard output."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output; the first column is text, the others numbers."""
+    table = Table(title=title, title_justify="left")
+    for place, name in enumerate(header):
+        table.add_column(name, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def show_progress(choice: bool | None) -> bool:
+    """Whether bars are shown: as asked, or when a person is watching."""
+    return sys.stderr.isatty() if choice is None else choice
+
+
+def command_line() -> str:
+    """The command as it was typed, for provenance."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def quiver_version() -> str:
+    """The installed version."""
+    try:
+        return version("quiver-retrieval")
+    except PackageNotFoundError:
+        return "unknown (not installed)"

@@ -1,0 +1,18 @@
+"""Indexes: documents that can be searched by vectors, in memory or as a folder that is whole or not there."""
+
+from retrieval.indexes.build import BuiltIndex, build_in_memory, build_index
+from retrieval.indexes.exact_colbert import ExactColBERTIndex
+from retrieval.indexes.exact_dense import ExactDenseIndex
+from retrieval.indexes.folder import IndexFolder, open_index
+from retrieval.indexes.store import Manifest
+
+__all__ = [
+    "BuiltIndex",
+    "ExactColBERTIndex",
+    "ExactDenseIndex",
+    "IndexFolder",
+    "Manifest",
+    "build_in_memory",
+    "build_index",
+    "open_index",
+]

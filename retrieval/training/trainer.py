@@ -1,0 +1,114 @@
+"""The run itself: sentence-transformers' trainer with the native first module.
+
+Importing this module imports sentence-transformers, transformers and datasets (extra ``train``).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+from sentence_transformers.models import Normalize, Pooling
+from sentence_transformers.training_args import BatchSamplers
+from torch import nn
+from transformers import TrainerCallback
+
+from encoder import InputError
+from retrieval.biencoder import BiEncoder
+from retrieval.training.native import NativeTransformer
+from retrieval.training.recipe import LossSection, Recipe
+
+logger = logging.getLogger(__name__)
+
+LOSSES: dict[str, Callable[[SentenceTransformer, LossSection], nn.Module]] = {
+    "mnrl": lambda model, section: MultipleNegativesRankingLoss(model, scale=section.scale),
+}
+"""The losses a recipe may name."""
+
+
+class History(TrainerCallback):  # type: ignore[misc]  # the library is untyped
+    """Collects the logged losses and stops at the first one that is not finite."""
+
+    def __init__(self, losses: list[tuple[int, float]]) -> None:
+        self.losses = losses
+
+    def on_log(self, args: object, state: Any, control: object, logs: dict[str, float] | None = None, **others: object) -> None:
+        """The trainer's hook; its keyword arguments are the library's."""
+        del args, control, others
+        loss = (logs or {}).get("loss")
+        if loss is None:
+            return
+        if not math.isfinite(loss):
+            raise InputError(f"the loss is {loss} at step {state.global_step}: lower training.learning_rate or check the data")
+        self.losses.append((state.global_step, float(loss)))
+
+
+def sentence_transformer(model: BiEncoder) -> SentenceTransformer:
+    """The same weights as a sentence-transformers model whose first module is native."""
+    first = NativeTransformer(model.encoder, model.tokenizer, max_seq_length=model.max_length, do_lower_case=model.settings.lower_case)
+    pooling = Pooling(first.get_word_embedding_dimension(), pooling_mode=model.settings.pooling)
+    modules = [first, pooling, *([Normalize()] if model.settings.normalize else [])]
+    prompts = {"query": model.settings.query_prompt, "document": model.settings.document_prompt}
+    return SentenceTransformer(modules=modules, prompts=prompts, device=str(model.encoder.device))
+
+
+def run(
+    recipe: Recipe,
+    rows: Sequence[dict[str, str]],
+    model: BiEncoder,
+    work: Path,
+    *,
+    steps: int,
+    history: list[tuple[int, float]],
+    progress: bool,
+) -> int:
+    """Train ``model``'s encoder in place; the number of steps done.
+
+    Args:
+        recipe: Loss and optimisation.
+        rows: Training texts.
+        model: Whose encoder is trained.
+        work: Folder the trainer may write to.
+        steps: Optimiser steps.
+        history: Takes (step, loss).
+        progress: Show the trainer's bar.
+    """
+    settings = recipe.training
+    student = sentence_transformer(model)
+    prompts = {"query": model.settings.query_prompt, "positive": model.settings.document_prompt, "negative": model.settings.document_prompt}
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(work),
+        max_steps=steps,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        warmup_steps=math.ceil(steps * settings.warmup_ratio),
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        lr_scheduler_type=settings.scheduler,
+        bf16=settings.precision == "bf16",
+        seed=settings.seed,
+        data_seed=settings.seed,
+        batch_sampler=BatchSamplers.NO_DUPLICATES if settings.no_duplicates else BatchSamplers.BATCH_SAMPLER,
+        prompts={name: prompt for name, prompt in prompts.items() if prompt and name in rows[0]} or None,
+        dataloader_drop_last=True,  # a short last batch would have fewer negatives
+        logging_steps=settings.log_every,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=not progress,
+        use_cpu=model.encoder.device.type == "cpu",
+    )
+    trainer = SentenceTransformerTrainer(
+        model=student,
+        args=arguments,
+        train_dataset=Dataset.from_list(list(rows)),
+        loss=LOSSES[recipe.loss.name](student, recipe.loss),
+        callbacks=[History(history)],
+    )
+    trainer.train()
+    return int(trainer.state.global_step)

@@ -1,0 +1,258 @@
+"""The whole walk on a tiny collection with a model whose vectors anybody can compute."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from encoder.errors import InputError
+from eval.benchmark import Benchmark, Policy
+from eval.evaluate import evaluate
+from eval.metrics import DEFAULT, score
+from eval.results_folder import read_results
+from retrieval.corpus import load_collection
+from retrieval.records import Role, TokenCounts, TokenEncoding
+from retrieval.run import read_run
+
+MakeCollection = Callable[..., Path]
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_end_to_end(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, out = make_collection(), tmp_path / "out" / "bag"
+    results = evaluate(model, folder, out=out, command="quiver evaluate --model bag")
+    assert _files(out) == ["per_query/tiny.test.json", "results.json", "runs/tiny.test.bm25.trec", "runs/tiny.test.trec"]
+    assert read_results(out) == results
+
+    scored = results.collections[0]
+    assert (scored.name, scored.split, scored.documents, scored.queries, scored.judgements) == ("tiny", "test", 5, 3, 6)
+    assert (scored.k, scored.use_title, scored.exclude_self, scored.unanswered) == (1000, True, False, 0)
+    # "Wings a bird has two wings and flies" has 8 words, so titles count; no text has more.
+    assert (scored.truncated.documents, scored.truncated.queries, scored.empty_texts) == (0, 0, 0)
+    assert scored.seconds.keys() == {"encode_documents", "search"}
+    assert list(scored.measures) == list(DEFAULT)
+    assert results.system.source == "bag of words"
+    assert results.provenance.command == "quiver evaluate --model bag"
+
+    # By hand: d1 shares both words of q1; d4 has neither "bird" nor "wings" and ties with the rest at 0 behind it,
+    # ordered by id descending: d5, d4. q2 and q3 find their documents first.
+    by_query = json.loads((out / "per_query" / "tiny.test.json").read_text(encoding="utf-8"))
+    expected = (2 + 1 / np.log2(4)) / (2 + 1 / np.log2(3))
+    np.testing.assert_allclose([by_query[query]["ndcg@10"] for query in ("q1", "q2", "q3")], [expected, 1, 1], rtol=1e-12)
+    np.testing.assert_allclose(scored.measures["ndcg@10"], (expected + 2) / 3, rtol=1e-12)
+    np.testing.assert_allclose(json.loads((out / "results.json").read_text(encoding="utf-8"))["ndcg@10"], (expected + 2) / 3, rtol=1e-12)
+
+
+def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    class Tokens:
+        """Each word is a vector of its own, so that MaxSim counts the query's words that a document has."""
+
+        card = replace(model.card, kind="colbert", similarity="maxsim")
+
+        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+            words = [model.encode(text.split(), role).vectors for text in texts]
+            return TokenEncoding(words, TokenCounts(len(texts), sum(map(len, words)), 0, 0))
+
+    out = tmp_path / "out"
+    results = evaluate(Tokens(), make_collection(), out=out, baselines=())
+    assert (results.system.kind, results.system.similarity) == ("colbert", "maxsim")
+    run = read_run(out / "runs" / "tiny.test.trec")
+    assert (run["q1"]["d1"], run["q2"]["d2"], run["q2"]["d5"], run["q3"]["d3"]) == (2.0, 3.0, 2.0, 1.0)
+    assert results.collections[0].measures["mrr@10"] == 1.0
+
+
+def test_the_worst_queries_say_what_was_found_and_wanted(model: Any, make_collection: MakeCollection) -> None:
+    worst = evaluate(model, make_collection(), baselines=()).collections[0].worst
+    assert [query.query for query in worst] == ["q1", "q2", "q3"]
+    assert (worst[0].text, worst[0].first, worst[0].wanted) == ("bird wings", "d1", ("d1", "d4"))
+
+
+def test_runs_on_disk_score_the_same(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, out = make_collection(), tmp_path / "out"
+    scored = evaluate(model, folder, out=out).collections[0]
+    qrels = load_collection(folder, "test").qrels
+    assert scored.run is not None
+    assert score(qrels, read_run(out / scored.run.file)).means == scored.measures
+    baseline = scored.baselines[0]
+    assert baseline.run is not None
+    assert score(qrels, read_run(out / baseline.run.file)).means == baseline.measures
+
+
+def test_only_judged_queries_are_encoded_with_their_role(model: Any, make_collection: MakeCollection) -> None:
+    evaluate(model, make_collection(), baselines=())
+    roles = [role for role, _ in model.encoded]
+    assert roles == ["document", "query"]
+    assert model.encoded[0][1][0] == "Wings a bird has two wings and flies"
+    assert model.encoded[1][1] == ["bird wings", "deep sea fish", "granite"]
+
+
+def test_without_titles_only_the_text_is_encoded(model: Any, make_collection: MakeCollection) -> None:
+    benchmark = Benchmark("untitled", make_collection(), "test", Policy(use_title=False))
+    result = evaluate(model, benchmark, baselines=()).collections[0]
+    assert model.encoded[0][1][0] == "a bird has two wings and flies"
+    assert (result.name, result.use_title) == ("untitled", False)
+
+
+def test_truncated_texts_are_counted(model: Any, make_collection: MakeCollection) -> None:
+    documents = {"d1": ("", "one two three four five six seven eight nine"), "d2": ("", "bird")}
+    folder = make_collection(documents=documents, queries={"q": " ".join("abcdefghij")}, qrels={"q": {"d2": 1}})
+    truncated = evaluate(model, folder, baselines=()).collections[0].truncated
+    assert (truncated.documents, truncated.queries) == (1, 1)
+
+
+ARGUMENTS = {"a": ("", "tax is good"), "b": ("", "tax is bad"), "c": ("", "tax")}
+
+
+def test_a_query_that_is_a_document_is_dropped_before_the_cut(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection("arguana", documents=ARGUMENTS, queries={"a": "tax is good"}, qrels={"a": {"b": 1}})
+    out = tmp_path / "out"
+    result = evaluate(model, folder, out=out, k=2).collections[0]
+    assert result.exclude_self
+    assert result.run is not None
+    assert list(read_run(out / result.run.file)["a"]) == ["b", "c"]
+    assert set(read_run(out / "runs" / "arguana.test.bm25.trec")["a"]) == {"b", "c"}
+    assert result.measures["ndcg@10"] == 1.0
+
+
+def test_shared_ids_without_exclusion_are_warned_of(model: Any, make_collection: MakeCollection, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_collection("debates", documents=ARGUMENTS, queries={"a": "tax is good"}, qrels={"a": {"b": 1}})
+    with caplog.at_level(logging.WARNING, logger="eval.evaluate"):
+        result = evaluate(model, folder, baselines=()).collections[0]
+    assert "debates: 1 query ids are document ids too" in caplog.text
+    assert result.measures["mrr@10"] == 0.5
+
+
+def test_bm25_is_a_system_and_then_no_baseline(make_collection: MakeCollection, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    results = evaluate("bm25", make_collection(), out=out)
+    assert (results.system.source, results.system.kind, results.system.dim) == ("bm25", "bm25", None)
+    assert results.collections[0].baselines == ()
+    assert results.collections[0].index.parameters["k1"] == 0.9
+    assert read_results(out) == results
+
+
+def test_an_unanswered_query_scores_zero(make_collection: MakeCollection) -> None:
+    folder = make_collection(queries={"q1": "bird wings", "q2": "unicorn"}, qrels={"q1": {"d1": 1}, "q2": {"d2": 1}})
+    result = evaluate("bm25", folder).collections[0]
+    assert (result.unanswered, result.measures["ndcg@10"], result.queries) == (1, 0.5, 2)
+    assert (result.worst[0].query, result.worst[0].first) == ("q2", None)
+
+
+def test_several_collections_keep_their_order(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    easy = make_collection("easy", queries={"q": "granite"}, qrels={"q": {"d3": 1}})
+    hard = make_collection("hard", queries={"q": "granite"}, qrels={"q": {"nothing-like-it": 1}}, documents={
+        "nothing-like-it": ("", "salt"), "z": ("", "granite")
+    })  # fmt: skip
+    results = evaluate(model, [hard, str(easy)], baselines=(), out=tmp_path / "out")
+    assert [collection.key for collection in results.collections] == ["hard.test", "easy.test"]
+    np.testing.assert_allclose(results.headline, (1 / np.log2(3) + 1) / 2, rtol=1e-12)
+
+
+def test_a_model_is_loaded_by_its_folder(
+    model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    module = importlib.import_module("eval.evaluate")  # ``from eval import evaluate`` would be the function
+    monkeypatch.setattr(module, "load_model", lambda source: asked.append(source) or model)
+    evaluate(tmp_path / "model", make_collection(), baselines=())
+    assert asked == [str(tmp_path / "model")]
+
+
+@pytest.mark.parametrize("broken", ["qrels/test.tsv", "corpus.jsonl", "queries.jsonl"])
+def test_bad_data_stops_before_anything_is_encoded_or_written(
+    model: Any, make_collection: MakeCollection, tmp_path: Path, broken: str
+) -> None:
+    good, bad, out = make_collection("good"), make_collection("bad"), tmp_path / "out"
+    with (bad / broken).open("a", encoding="utf-8") as file:
+        file.write("{not a line of this file\n")
+    with pytest.raises(InputError, match=Path(broken).name):
+        evaluate(model, [good, bad], out=out)
+    assert model.encoded == []
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 0}, "k must be >= 1"),
+        ({"baselines": ("bm26",)}, "unknown baseline 'bm26'; there are bm25"),
+        ({"split": "dev"}, "dev"),
+        ({"data": []}, "no collection was given"),
+        ({"data": "nowhere"}, "unknown collection 'nowhere'"),
+    ],
+)
+def test_bad_options_stop_early(model: Any, make_collection: MakeCollection, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = make_collection()
+    with pytest.raises(InputError, match=message):
+        evaluate(model, change.pop("data", folder), out=tmp_path / "out", **change)
+    assert model.encoded == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_collections_of_one_name_are_refused(model: Any, make_collection: MakeCollection) -> None:
+    folder = make_collection()
+    with pytest.raises(InputError, match=r"two collections are called tiny\.test"):
+        evaluate(model, [folder, str(folder)])
+
+
+def test_ids_that_a_run_cannot_hold_are_found_first(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder = make_collection(documents={"d 1": ("", "bird")}, queries={"q": "bird"}, qrels={"q": {"d 1": 1}})
+    with pytest.raises(InputError, match="the id 'd 1' contains white space"):
+        evaluate(model, folder, out=tmp_path / "out")
+    assert model.encoded == []
+    assert evaluate(model, folder, baselines=()).collections[0].measures["ndcg@10"] == 1.0
+
+
+def test_existing_results_are_replaced_only_on_request(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, out = make_collection(), tmp_path / "out"
+    evaluate("bm25", folder, out=out)
+    before = (out / "results.json").read_bytes()
+    with pytest.raises(InputError, match="holds results already"):
+        evaluate(model, folder, out=out)
+    assert model.encoded == []
+    assert (out / "results.json").read_bytes() == before
+    replaced = evaluate(model, folder, out=out, overwrite=True)
+    assert read_results(out) == replaced
+    assert replaced.system.kind == "dense"
+
+
+def test_a_failure_while_encoding_keeps_the_old_results(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, out = make_collection(), tmp_path / "out"
+    old = evaluate(model, folder, out=out)
+
+    class Broken:
+        card = model.card
+
+        def encode(self, texts: list[str], role: str, *, progress: bool = False) -> Any:
+            if role == "query":
+                raise RuntimeError("out of memory")
+            return model.encode(texts, role)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        evaluate(Broken(), folder, out=out, overwrite=True)
+    assert read_results(out) == old
+    assert _files(out) == ["per_query/tiny.test.json", "results.json", "runs/tiny.test.bm25.trec", "runs/tiny.test.trec"]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        evaluate(Broken(), folder, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.data
+def test_bm25_on_scifact(quiver_data: Path, tmp_path: Path) -> None:
+    results = evaluate("bm25", quiver_data / "scifact", out=tmp_path)
+    scored = results.collections[0]
+    assert (scored.documents, scored.queries, scored.judgements) == (5183, 300, 339)
+    assert results.headline is not None
+    assert abs(results.headline - 0.657) <= 0.005
+    assert len(read_results(tmp_path).collections[0].worst) == 10

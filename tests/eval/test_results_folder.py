@@ -1,0 +1,232 @@
+"""A folder of results: the round trip, everything that can be wrong with it, and a kill at every step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder.errors import InputError
+from eval.benchmark import Benchmark
+from eval.evaluate import evaluate
+from eval.results import CollectionResult, Results, System
+from eval.results_folder import read_results, results_folder, write_json, write_results
+from retrieval.records import ModelCard
+
+
+@pytest.fixture
+def written(make_collection: Callable[..., Path], tmp_path: Path) -> tuple[Results, Path]:
+    out = tmp_path / "out"
+    return evaluate("bm25", make_collection(), out=out), out
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_round_trip(written: tuple[Results, Path]) -> None:
+    results, out = written
+    assert read_results(out) == read_results(str(out)) == results
+
+
+def test_the_file_is_as_documented(written: tuple[Results, Path]) -> None:
+    results, out = written
+    content = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert list(content) == ["schema", "ndcg@10", "system", "collections", "provenance"]
+    assert content["schema"] == "quiver-results/1"
+    assert content["ndcg@10"] == results.headline == results.collections[0].measures["ndcg@10"]
+    assert content["collections"][0]["run"]["file"] == "runs/tiny.test.trec"
+    assert content["provenance"]["versions"].keys() >= {"quiver", "python", "torch", "numpy", "bm25s"}
+    assert content["provenance"]["date"].endswith("+00:00")
+
+
+def test_every_field_of_a_model_card_is_a_field_of_the_system() -> None:
+    card = ModelCard("folder", "colbert", "f" * 64, 128, "maxsim", 32, 300, "[Q] ", "[D] ")
+    system = System.of(card)
+    assert (system.source, system.kind, system.dim, system.document_length, system.document_prompt) == (
+        "folder",
+        "colbert",
+        128,
+        300,
+        "[D] ",
+    )
+
+
+def test_the_headline_is_a_mean_over_all_or_nothing(written: tuple[Results, Path]) -> None:
+    results = written[0]
+    one = results.collections[0]
+
+    def scored(*values: float | None) -> Results:
+        collections: list[CollectionResult] = [replace(one, measures={} if value is None else {"ndcg@10": value}) for value in values]
+        return replace(results, collections=tuple(collections))
+
+    assert scored(0.25, 0.5).headline == 0.375
+    assert scored(0.25, None).headline is None
+    assert scored().headline is None
+
+
+def test_an_incomplete_collection_makes_the_headline_null(written: tuple[Results, Path], tmp_path: Path) -> None:
+    results = written[0]
+    incomplete = replace(results.collections[0], measures={"map": 0.5}, run=None, per_query=None)
+    write_results(replace(results, collections=(incomplete,)), tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["ndcg@10"] is None
+    assert read_results(tmp_path).headline is None
+
+
+def test_a_folder_without_results_is_half_written(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=r"no results\.json here: the evaluation did not finish"):
+            read_results(folder)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
+def test_a_truncated_file_is_damaged(written: tuple[Results, Path], kept: float) -> None:
+    path = written[1] / "results.json"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(InputError, match=r"results\.json:\d+: not JSON .* damaged"):
+        read_results(written[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[]", "the schema is None"),
+        (b'{"task_name": "SciFact"}', "the schema is None, this version reads 'quiver-results/1'"),
+        (b'{"schema": "quiver-results/2"}', "the schema is 'quiver-results/2'"),
+        (b'{"schema": "quiver-results/1"}', "the field 'system' is missing"),
+        (b'{"schema": "quiver-results/1", "ndcg@10": NaN}', "holds NaN"),
+    ],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "results.json").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["collections"][0].update(queries="3"), r"collections\[0\]\.queries: must be an integer, got '3'"),
+        (lambda c: c["collections"][0].update(queries=True), r"collections\[0\]\.queries: must be an integer, got 'True'"),
+        (lambda c: c["collections"][0].update(use_title=1), r"use_title: must be true or false"),
+        (lambda c: c["collections"][0]["measures"].update(map=None), r"measures\.map: must be a number, got 'None'"),
+        (lambda c: c["collections"][0]["worst"][0].update(first=3), r"worst\[0\]\.first: must be a string"),
+        (lambda c: c["collections"][0].update(measures=[]), r"measures: must be an object"),
+        (lambda c: c.update(collections={}), r"collections: must be a list"),
+        (lambda c: c["system"].update(kind="sparse"), r"system\.kind: must be one of dense, colbert, bm25, got 'sparse'"),
+        (lambda c: c["system"].update(seed=1), r"system: unknown field 'seed'"),
+        (lambda c: c["provenance"].pop("date"), r"provenance: the field 'date' is missing"),
+        (lambda c: c.update({"ndcg@10": 0.99}), r"ndcg@10 is 0\.99 but the collections say"),
+    ],
+)
+def test_what_is_wrong_is_named(written: tuple[Results, Path], change: Callable[[dict[str, Any]], object], message: str) -> None:
+    _edit(written[1] / "results.json", change)
+    with pytest.raises(InputError, match=message):
+        read_results(written[1])
+
+
+def test_whole_numbers_may_come_back_without_a_point(written: tuple[Results, Path]) -> None:
+    _edit(written[1] / "results.json", lambda content: content["collections"][0]["seconds"].update(search=2))
+    assert read_results(written[1]).collections[0].seconds["search"] == 2.0
+
+
+@pytest.mark.parametrize("file", ["runs/tiny.test.trec", "per_query/tiny.test.json"])
+def test_a_changed_or_missing_file_is_found(written: tuple[Results, Path], file: str) -> None:
+    path = written[1] / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"{path.name}: not the file that was scored"):
+        read_results(written[1])
+    path.unlink()
+    with pytest.raises(InputError, match="it is missing"):
+        read_results(written[1])
+
+
+def test_not_a_number_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json({"score": math.nan}, tmp_path / "scores.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match="it is a file"), results_folder(tmp_path / "out"):
+        pytest.fail("the block must not run")
+
+
+def test_other_files_in_the_folder_stay(written: tuple[Results, Path], make_collection: Callable[..., Path]) -> None:
+    note = written[1] / "note.txt"
+    note.write_text("mine", encoding="utf-8")
+    evaluate("bm25", make_collection("second"), out=written[1], overwrite=True)
+    assert note.read_text(encoding="utf-8") == "mine"
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing in the library may catch it and go on."""
+
+
+def test_a_kill_at_any_rename_leaves_old_new_or_nothing(
+    make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both evaluations write the same file names, so that a mixture of the two would be possible."""
+    first = make_collection()
+    second = Benchmark("tiny", make_collection("second", queries={"q1": "sea", "q2": "stone", "q3": "fish"}), "test")
+    original = Path.replace
+    steps = None
+    outcomes: list[str] = []
+    for kill_at in range(1, 50):
+        out = tmp_path / f"out{kill_at}"
+        old = evaluate("bm25", first, out=out)
+        calls = 0
+
+        def dying(self: Path, target: Path, kill_at: int = kill_at) -> Path:
+            nonlocal calls
+            calls += 1
+            if calls == kill_at:
+                raise Killed
+            return original(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", dying)
+            try:
+                new = evaluate("bm25", second, out=out, overwrite=True)
+            except Killed:
+                new = None
+        assert not list(out.glob(".unfinished-*"))
+        if new is not None:
+            assert read_results(out) == new
+            steps = kill_at - 1
+            break
+        try:
+            assert read_results(out) == old
+            outcomes.append("old")
+        except InputError as error:
+            assert "the evaluation did not finish" in str(error)  # noqa: PT017 - either outcome is right
+            outcomes.append("nothing")
+    assert steps is not None
+    assert steps == len(outcomes) == 6  # the run, the scores and results.json are each written once and moved once
+    assert outcomes == ["old"] * 3 + ["nothing"] * 3
+
+
+def test_the_first_results_of_a_folder_are_whole_or_absent(
+    make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(self: Path, target: Path) -> Path:
+        raise Killed
+
+    folder = make_collection()
+    monkeypatch.setattr(Path, "replace", dying)
+    with pytest.raises(Killed):
+        evaluate("bm25", folder, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,68 @@
+"""Models whose vectors anybody can compute, in the two kinds: a word's hash decides its vector."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from retrieval.records import DenseEncoding, ModelCard, Role, TokenCounts, TokenEncoding
+
+WIDTH = 256
+
+
+def word_vector(word: str) -> NDArray[np.float32]:
+    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
+    vector = np.random.default_rng(seed).standard_normal(WIDTH).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def count(texts: Sequence[str]) -> TokenCounts:
+    return TokenCounts(len(texts), sum(len(text.split()) for text in texts), 0, sum(1 for text in texts if not text))
+
+
+class WordSum:
+    """A dense model: the sum of the words' vectors."""
+
+    def __init__(self, fingerprint: str = "a" * 64) -> None:
+        self.card = ModelCard(f"word-sum-{fingerprint[0]}", "dense", fingerprint, WIDTH, "dot", 100, 100)
+        self.calls: list[tuple[Role, list[str]]] = []
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
+        self.calls.append((role, list(texts)))
+        vectors = np.zeros((len(texts), WIDTH), np.float32)
+        for row, text in enumerate(texts):
+            for word in text.split():
+                vectors[row] += word_vector(word)
+        return DenseEncoding(vectors, count(texts))
+
+
+class WordByWord:
+    """A ColBERT model: a word, a vector; a text without words has none."""
+
+    def __init__(self, fingerprint: str = "c" * 64) -> None:
+        self.card = ModelCard(f"word-by-word-{fingerprint[0]}", "colbert", fingerprint, WIDTH, "maxsim", 100, 100)
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        return TokenEncoding(
+            [np.array([word_vector(word) for word in text.split()], np.float32).reshape(-1, WIDTH) for text in texts], count(texts)
+        )
+
+
+@pytest.fixture
+def word_sum() -> WordSum:
+    return WordSum()
+
+
+@pytest.fixture
+def other_word_sum() -> WordSum:
+    """The same vectors under another fingerprint."""
+    return WordSum("b" * 64)
+
+
+@pytest.fixture
+def word_by_word() -> WordByWord:
+    return WordByWord()

@@ -1,0 +1,157 @@
+"""Building: from a file or an iterable, streamed, checked first, described completely."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from encoder.errors import InputError
+from retrieval.indexes import ExactColBERTIndex, ExactDenseIndex, build, build_in_memory, build_index, open_index
+from retrieval.protocols import DenseModel, TokenModel
+from retrieval.records import DenseEncoding, Document, TokenCounts
+
+DOCUMENTS = [
+    Document("a", "granite is hard", "Stone"),
+    Document("b", "a bird flies \u2028 high", ""),
+    Document("c", "", ""),
+    Document("é", "the sea\nis deep", "Sea"),
+]
+
+
+def write(path: Path) -> Path:
+    rows = [json.dumps({"_id": document.id, "title": document.title, "text": document.text}) for document in DOCUMENTS]
+    content = "\n".join(rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_the_models_kind_decides_the_index(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str) -> None:
+    model = word_sum if kind == "dense" else word_by_word
+    folder = build_index(DOCUMENTS, model, tmp_path / "i")
+    wanted = ExactDenseIndex if kind == "dense" else ExactColBERTIndex
+    assert isinstance(folder.index, wanted)
+    assert isinstance(build_in_memory(model, DOCUMENTS).index, wanted)
+    query = model.encode(["a bird flies"], "query").vectors
+    assert folder.search(query, 2).ids[0][0] == "b"
+    assert list(folder.ids) == ["a", "b", "c", "é"]
+    assert len(folder) == 4
+
+
+def test_memory_and_disk_find_the_same(tmp_path: Path, word_sum: DenseModel) -> None:
+    queries = word_sum.encode(["hard stone", "sea", "x y z"], "query").vectors
+    built = build_in_memory(word_sum, DOCUMENTS)
+    folder = build_index(write(tmp_path / "corpus.jsonl"), word_sum, tmp_path / "i")
+    assert folder.search(queries, 3).ids == built.index.search(queries, 3).ids
+    assert folder.manifest.tokens == built.counts == TokenCounts(4, 13, 0, 1)
+
+
+def test_file_gzip_folder_and_iterable_give_the_same_index(tmp_path: Path, word_sum: DenseModel) -> None:
+    (tmp_path / "beir").mkdir()
+    sources = [write(tmp_path / "c.jsonl"), write(tmp_path / "c.jsonl.gz"), write(tmp_path / "beir" / "corpus.jsonl").parent]
+    checksums = set()
+    for number, source in enumerate([*sources, str(sources[0]), iter(DOCUMENTS)]):
+        folder = build_index(source, word_sum, tmp_path / f"i{number}")
+        checksums.add(tuple(sorted((name, entry.sha256) for name, entry in folder.manifest.files.items())))
+    assert len(checksums) == 1
+
+
+def test_the_manifest_tells_all_there_is_to_know(tmp_path: Path, word_sum: DenseModel) -> None:
+    before = datetime.now(timezone.utc).replace(microsecond=0)
+    build_index(DOCUMENTS, word_sum, tmp_path / "i", use_title=False)
+    manifest = open_index(tmp_path / "i").manifest
+    assert (manifest.kind, manifest.count, manifest.use_title, manifest.separator, manifest.store_text) == (
+        "exact-dense",
+        4,
+        False,
+        " ",
+        True,
+    )
+    assert manifest.model == word_sum.card
+    assert set(manifest.versions) == {"quiver", "torch", "faiss", "numpy"}
+    assert all(manifest.versions.values())
+    assert before <= datetime.fromisoformat(manifest.created) <= datetime.now(timezone.utc)
+    assert set(manifest.files) == {"documents.jsonl", "documents.offsets.npy", "ids.json", "vectors.npy"}
+    assert all(entry.holds for entry in manifest.files.values())
+
+
+@pytest.mark.parametrize("use_title", [True, False])
+def test_the_title_is_encoded_and_shown_by_one_policy(tmp_path: Path, word_sum: DenseModel, use_title: bool) -> None:
+    folder = build_index(DOCUMENTS, word_sum, tmp_path / "i", use_title=use_title)
+    shown = [folder.text_of(key) for key in folder.ids]
+    assert word_sum.calls == [("document", shown)]
+    assert shown[3] == ("Sea the sea\nis deep" if use_title else "the sea\nis deep")
+    with pytest.raises(InputError, match="no document 'zz'"):
+        folder.text_of("zz")
+
+
+def test_texts_can_be_left_out(tmp_path: Path, word_sum: DenseModel) -> None:
+    folder = build_index(DOCUMENTS, word_sum, tmp_path / "i", store_text=False)
+    assert set(folder.manifest.files) == {"ids.json", "vectors.npy"}
+    with pytest.raises(InputError, match="built without texts"):
+        folder.text_of("a")
+
+
+def test_documents_are_encoded_in_chunks_and_never_all_held(tmp_path: Path, word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_CHUNK", 3)
+    drawn = 0
+
+    def stream() -> Iterator[Document]:
+        nonlocal drawn
+        for number in range(10):
+            assert drawn - sum(len(texts) for _, texts in word_sum.calls) < 3
+            drawn += 1
+            yield Document(f"d{number}", f"word{number}")
+
+    chunked = build_index(stream(), word_sum, tmp_path / "chunked")
+    assert [len(texts) for _, texts in word_sum.calls] == [3, 3, 3, 1]
+    monkeypatch.setattr(build, "_CHUNK", 100)
+    whole = build_index([Document(f"d{number}", f"word{number}") for number in range(10)], word_sum, tmp_path / "whole")
+    assert {n: e.sha256 for n, e in chunked.manifest.files.items()} == {n: e.sha256 for n, e in whole.manifest.files.items()}
+    assert chunked.manifest.tokens == whole.manifest.tokens
+    assert chunked.text_of("d9") == "word9"
+
+
+def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_CHUNK", 1)
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n')
+    with pytest.raises(InputError, match=r"c\.jsonl:2: id 'a' was used on line 1"):
+        build_index(path, word_sum, tmp_path / "i")
+    assert word_sum.calls == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_no_documents_and_repeated_ids_are_refused(tmp_path: Path, word_sum: DenseModel) -> None:
+    with pytest.raises(InputError, match="no documents to index"):
+        build_index([], word_sum, tmp_path / "i")
+    with pytest.raises(InputError, match="'a' is there twice"):
+        build_index([DOCUMENTS[0], DOCUMENTS[0]], word_sum, tmp_path / "i")
+    with pytest.raises(InputError, match="no documents to index"):
+        build_in_memory(word_sum, iter([]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_whose_vectors_are_not_what_its_card_says(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = TokenCounts(4, 4, 0, 0)
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), counts))
+    with pytest.raises(ValueError, match="width 5, its card says 256"):
+        build_in_memory(word_sum, DOCUMENTS)
+    broken = np.ones((4, 256), np.float32)
+    broken[1] = np.nan
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(broken, counts))
+    with pytest.raises(InputError, match="document 'b' is not finite"):
+        build_in_memory(word_sum, DOCUMENTS)
+
+
+def test_another_model_is_refused_by_its_fingerprint(tmp_path: Path, word_sum: DenseModel, other_word_sum: DenseModel) -> None:
+    folder = build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    folder.check_model(word_sum.card)
+    with pytest.raises(InputError, match=r"built with word-sum-a \(aaaaaaaaaaaa\), but the model given is word-sum-b \(bbbbbbbbbbbb\)"):
+        folder.check_model(other_word_sum.card)

@@ -1,0 +1,114 @@
+"""Exact MaxSim search against sorting all scores in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from encoder.errors import InputError
+from retrieval.indexes import ExactColBERTIndex, exact_colbert
+
+Tokens = NDArray[np.float32]
+
+
+def texts(seed: int, lengths: Sequence[int], width: int = 16) -> list[Tokens]:
+    rng = np.random.default_rng(seed)
+    vectors = [rng.standard_normal((length, width)).astype(np.float32) for length in lengths]
+    return [matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in vectors]
+
+
+def expected(ids: Sequence[str], documents: Sequence[Tokens], query: Tokens) -> list[tuple[float, str]]:
+    scores = [
+        (float(np.float32((query.astype(float) @ tokens.astype(float).T).max(axis=1).sum())), key)
+        for key, tokens in zip(ids, documents, strict=True)
+        if len(tokens)
+    ]
+    return sorted(scores, reverse=True)
+
+
+LENGTHS = [3, 0, 1, 40, 0, 7, 200, 2, 9, 0]
+IDS = [f"d{number}" for number in range(len(LENGTHS))]
+
+
+@pytest.mark.parametrize("k", [1, 4, 7, 1000])
+def test_the_order_is_that_of_exact_scores_and_empty_documents_are_never_found(k: int) -> None:
+    documents, queries = texts(0, LENGTHS), texts(1, [1, 5, 32, 2, 8, 8, 8, 8, 3, 11])
+    hits = ExactColBERTIndex.from_vectors(IDS, documents).search(queries, k)
+    for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
+        best = expected(IDS, documents, query)[:k]
+        assert list(found) == [key for _, key in best]
+        assert len(found) == min(k, 7)
+        np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
+
+
+def test_copies_tie_wherever_they_stand_and_the_tie_crosses_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(2).integers(1, 60, size=400)
+    documents = texts(3, lengths.tolist(), width=128)
+    for row in range(0, 400, 3):
+        documents[row] = documents[7]
+    ids = [f"d{number}" for number in np.random.default_rng(3).permutation(400)]
+    queries = [np.concatenate([2 * documents[7], query]) for query in texts(4, [30] * 9, width=128)]
+    index = ExactColBERTIndex.from_vectors(ids, documents)
+    whole = index.search(queries, 50)
+    for query, found, scores in zip(queries, whole.ids, whole.scores, strict=True):
+        best = expected(ids, documents, query)[:50]
+        assert list(found) == [key for _, key in best]
+        assert len(set(scores.tolist())) < 50
+    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 100)
+    monkeypatch.setattr(exact_colbert, "_QUERIES", 2)
+    assert index.search(queries, 50).ids == whole.ids
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
+    documents = texts(0, LENGTHS)
+    documents[5][6, 1] = bad
+    with pytest.raises(InputError, match="document 'd5' is not finite"):
+        ExactColBERTIndex.from_vectors(IDS, documents)
+    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+    with pytest.raises(ValueError, match="query 9 is not finite"):
+        index.search([*texts(1, [2] * 9), np.full((1, 16), bad, np.float32)], 1)
+
+
+def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one document"):
+        ExactColBERTIndex.from_vectors([], [])
+    with pytest.raises(InputError, match="none of the documents has a vector"):
+        ExactColBERTIndex.from_vectors(["a", "b"], texts(0, [0, 0]))
+    with pytest.raises(InputError, match="'a' is there twice"):
+        ExactColBERTIndex.from_vectors(["a", "a"], texts(0, [1, 2]))
+    with pytest.raises(ValueError, match="1 ids for the vectors of 2"):
+        ExactColBERTIndex.from_vectors(["a"], texts(0, [1, 2]))
+    with pytest.raises(ValueError, match=r"document 'b' must have the shape \(n, 16\)"):
+        ExactColBERTIndex.from_vectors(["a", "b"], [*texts(0, [2]), *texts(0, [2], width=15)])
+    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        index.search(texts(1, [2]), 0)
+    for query in (*texts(1, [0]), *texts(1, [2], width=8)):
+        with pytest.raises(ValueError, match="query 0 must have the shape"):
+            index.search([query], 1)
+    assert len(index.search([], 3)) == 0
+
+
+def test_saved_and_opened_it_finds_the_same(tmp_path: Path) -> None:
+    queries = texts(1, [4, 32, 1])
+    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+    assert set(index.save(tmp_path)) == {path.name for path in tmp_path.iterdir()}
+    opened = ExactColBERTIndex.open(tmp_path)
+    assert (list(opened.ids), len(opened), opened.dim) == (IDS, 10, 16)
+    found, again = index.search(queries, 5), opened.search(queries, 5)
+    assert again.ids == found.ids
+    np.testing.assert_array_equal(np.array(again.scores), np.array(found.scores))
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 2, 5], [0, 2, 5], [1, 2, 3, 5], [0, 2, 3, 4]])
+def test_offsets_that_do_not_fit_are_refused(tmp_path: Path, offsets: list[int]) -> None:
+    ExactColBERTIndex.from_vectors(["a", "b", "c"], texts(0, [2, 1, 2])).save(tmp_path)
+    ExactColBERTIndex.open(tmp_path)
+    np.save(tmp_path / "offsets.npy", np.array(offsets, np.int64))
+    with pytest.raises(InputError, match=r"offsets\.npy does not fit"):
+        ExactColBERTIndex.open(tmp_path)

@@ -1,0 +1,165 @@
+"""Exact dense search against sorting all float64 inner products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from encoder.errors import InputError
+from retrieval.indexes import ExactDenseIndex, exact_dense
+from retrieval.records import Hits
+
+
+def unit(seed: int, rows: int, width: int) -> NDArray[np.float32]:
+    matrix = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+    return matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+
+
+def expected(ids: list[str], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> list[list[str]]:
+    scores = (queries.astype(np.float64) @ vectors.T.astype(np.float64)).astype(np.float32)
+    return [[key for _, key in sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k]] for row in scores]
+
+
+def check(hits: Hits, ids: list[str], vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> None:
+    assert [list(found) for found in hits.ids] == expected(ids, vectors, queries, k)
+    for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
+        assert scores.dtype == np.float32
+        rows = [ids.index(key) for key in found]
+        np.testing.assert_allclose(scores, vectors[rows] @ query, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [3, 64, 768])
+@pytest.mark.parametrize("asked", [1, 7, 60])
+@pytest.mark.parametrize("k", [1, 10, 300])
+def test_the_order_is_that_of_exact_scores(width: int, asked: int, k: int) -> None:
+    ids = [f"d{number}" for number in range(300)]
+    vectors, queries = unit(0, 300, width), unit(1, asked, width)
+    check(ExactDenseIndex.from_vectors(ids, vectors).search(queries, k), ids, vectors, queries, k)
+
+
+def test_copies_of_a_document_tie_although_float32_products_part_them() -> None:
+    """FAISS's scores of copies differ by their place in the matrix; the index must not let that decide."""
+    rng = np.random.default_rng(4)
+    vectors = unit(2, 5003, 768)
+    copies = rng.choice(5003, 1500, replace=False)
+    vectors[copies] = vectors[copies[0]]
+    queries = unit(3, 300, 768)
+    queries[:150] = (queries[:150] + vectors[copies[0]]) / 2
+    ids = [f"d{number}" for number in range(5003)]
+    index = ExactDenseIndex.from_vectors(ids, vectors)
+    for k in (10, 2000):
+        assert [list(found) for found in index.search(queries, k).ids] == expected(ids, vectors, queries, k)
+    together = index.search(queries, 100)
+    alone = [index.search(queries[row : row + 1], 100) for row in range(0, 300, 50)]
+    for row, hits in zip(range(0, 300, 50), alone, strict=True):
+        assert list(hits.ids[0]) == list(together.ids[row])
+    assert all(len(set(scores.tolist())) == 1 for scores in together.scores[:150])
+
+
+@pytest.mark.parametrize("equal", [5, 40, 200])
+@pytest.mark.parametrize("k", [1, 4, 20])
+def test_a_tie_across_the_cut_goes_to_the_greater_ids(equal: int, k: int) -> None:
+    """Also when it is longer than everything fetched: 200 equal documents are more than k and the margin."""
+    ids = [f"d{number}" for number in np.random.default_rng(6).permutation(250)]
+    vectors = np.zeros((250, 8), np.float32)
+    vectors[:, 1] = np.linspace(-1, 0, 250)
+    vectors[100 : 100 + min(equal, 150), 0] = 1.0
+    vectors[:50, 0] = 1.0 if equal == 200 else 0.0
+    vectors[vectors[:, 0] == 1.0, 1] = 0.0
+    queries = np.array([[1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 1]], np.float32)
+    hits = ExactDenseIndex.from_vectors(ids, vectors).search(queries, k)
+    tied = sorted((ids[row] for row in np.flatnonzero(vectors[:, 0])), reverse=True)
+    assert len(tied) == equal
+    assert list(hits.ids[0])[:equal] == tied[:k]
+    assert list(hits.ids[1]) == sorted(ids, reverse=True)[:k]
+
+
+def test_k_beyond_the_corpus_gives_every_document_once() -> None:
+    ids = ["a", "b", "c"]
+    hits = ExactDenseIndex.from_vectors(ids, unit(0, 3, 4)).search(unit(1, 25, 4), 1000)
+    assert len(hits) == 25
+    for found, scores in zip(hits.ids, hits.scores, strict=True):
+        assert sorted(found) == ids
+        assert (np.abs(scores) <= 1.001).all()
+
+
+def test_many_queries_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"d{number}" for number in range(50)]
+    vectors, queries = unit(0, 50, 16), unit(1, 23, 16)
+    index = ExactDenseIndex.from_vectors(ids, vectors)
+    whole = index.search(queries, 5)
+    monkeypatch.setattr(exact_dense, "_QUERIES", 4)
+    assert index.search(queries, 5).ids == whole.ids
+    assert len(index.search(queries[:0], 5)) == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
+    vectors = unit(0, 10_000, 4)
+    vectors[9_000, 2] = bad
+    with pytest.raises(InputError, match="document 'd9000' is not finite"):
+        ExactDenseIndex.from_vectors([f"d{number}" for number in range(10_000)], vectors)
+    with pytest.raises(ValueError, match="query 1 is not finite"):
+        ExactDenseIndex.from_vectors(["a"], unit(0, 1, 2)).search(np.array([[0, 0], [0, bad]], np.float32), 1)
+
+
+def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one document"):
+        ExactDenseIndex.from_vectors([], np.zeros((0, 4), np.float32))
+    with pytest.raises(InputError, match="'a' is there twice"):
+        ExactDenseIndex.from_vectors(["a", "b", "a"], unit(0, 3, 4))
+    with pytest.raises(ValueError, match="2 ids for the vectors of 3"):
+        ExactDenseIndex.from_vectors(["a", "b"], unit(0, 3, 4))
+    index = ExactDenseIndex.from_vectors(["a", "b", "c"], unit(0, 3, 4))
+    for k in (0, -1):
+        with pytest.raises(ValueError, match="k must be >= 1"):
+            index.search(unit(1, 1, 4), k)
+    for shape in ((1, 5), (4,)):
+        with pytest.raises(ValueError, match=r"shape \(Q, 4\)"):
+            index.search(np.ones(shape, np.float32), 1)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_scores_beyond_float32_are_refused_since_they_have_no_order() -> None:
+    vectors = np.array([[3e38, -3e38], [1, 1]], np.float32)
+    with pytest.raises(ValueError, match="do not fit into float32"):
+        ExactDenseIndex.from_vectors(["a", "b"], vectors).search(np.array([[3e38, 3e38]], np.float32), 2)
+
+
+def test_saved_and_opened_it_finds_the_same(tmp_path: Path) -> None:
+    ids = [f"d{number}" for number in range(200)]
+    vectors, queries = unit(0, 200, 32), unit(1, 30, 32)
+    index = ExactDenseIndex.from_vectors(ids, vectors)
+    assert set(index.save(tmp_path)) == {path.name for path in tmp_path.iterdir()}
+    opened = ExactDenseIndex.open(tmp_path)
+    assert (list(opened.ids), len(opened), opened.dim) == (ids, 200, 32)
+    found, again = index.search(queries, 20), opened.search(queries, 20)
+    assert again.ids == found.ids
+    np.testing.assert_array_equal(np.array(again.scores), np.array(found.scores))
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    ExactDenseIndex.from_vectors(["a", "b"], unit(0, 2, 4)).save(tmp_path)
+    np.save(tmp_path / "vectors.npy", unit(0, 3, 4))
+    with pytest.raises(InputError, match="2 ids for 3 vectors"):
+        ExactDenseIndex.open(tmp_path)
+    np.save(tmp_path / "vectors.npy", unit(0, 2, 4).astype(np.float64))
+    with pytest.raises(InputError, match=r"vectors\.npy: expected a 2-dimensional array of float32"):
+        ExactDenseIndex.open(tmp_path)
+    np.save(tmp_path / "vectors.npy", np.array([["a"], [print]], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match=r"vectors\.npy: cannot be read"):
+        ExactDenseIndex.open(tmp_path)
+    for content in ("[1, 2]", "{}", "[", ""):
+        (tmp_path / "ids.json").write_text(content)
+        with pytest.raises(InputError, match=r"ids\.json"):
+            ExactDenseIndex.open(tmp_path)
+
+
+def test_the_thread_setting_is_left_alone() -> None:
+    before = faiss.omp_get_max_threads()
+    ExactDenseIndex.from_vectors(["a", "b"], unit(0, 2, 4)).search(unit(1, 30, 4), 1)
+    assert faiss.omp_get_max_threads() == before

@@ -1,0 +1,62 @@
+"""One arrow: encoder <- retrieval <- eval. Read from the imports of every file, lazy ones included."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+COMPOSITION_ROOT = Path("retrieval/cli/evaluation.py")
+PACKAGES = ("encoder", "retrieval", "eval")
+FORBIDDEN = {"encoder": {"retrieval", "eval"}, "retrieval": {"eval"}, "eval": set()}
+# The core runs without them: they may only be imported where the train or eval extra is asked for.
+EXTRAS = {"transformers", "sentence_transformers", "pylate", "datasets", "accelerate", "beir", "bm25s", "pytrec_eval"}
+TRAINING = {Path("retrieval/training/native.py"), Path("retrieval/training/trainer.py")}
+
+
+def imports(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
+
+
+def sources() -> list[Path]:
+    return sorted(path.relative_to(REPOSITORY) for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
+
+
+def test_all_sources_are_seen() -> None:
+    found = sources()
+    assert len(found) >= 60
+    assert {path.parts[0] for path in found} == set(PACKAGES)
+    assert COMPOSITION_ROOT in found
+    assert TRAINING <= set(found)
+
+
+@pytest.mark.parametrize("path", sources(), ids=str)
+def test_imports_follow_the_arrow(path: Path) -> None:
+    found = imports(ast.parse((REPOSITORY / path).read_text(encoding="utf-8")))
+    if path != COMPOSITION_ROOT:
+        assert not found & FORBIDDEN[path.parts[0]]
+
+
+@pytest.mark.parametrize("path", sorted(set(sources()) - TRAINING), ids=str)
+def test_the_core_imports_no_extra_at_its_top(path: Path) -> None:
+    module = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
+    top = ast.Module([node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+    assert not imports(top) & EXTRAS
+
+
+def test_importing_the_packages_loads_no_extra() -> None:
+    import subprocess
+    import sys
+
+    code = f"import sys, encoder, retrieval, eval; print(sorted({EXTRAS!r} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
