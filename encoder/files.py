@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,23 +32,37 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place when the block ends well, and vanishes otherwise.
+    """A temporary file beside ``path`` that takes its name when the block ends without an error, and vanishes otherwise.
 
-    A reader sees the old file or the new one, never a part of it.
+    A reader sees the old file or the new one, never a part of it, and the new one is on the disk when the block has ended.
+
+    Raises:
+        InputError: The folder does not exist or cannot be written.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.touch(exist_ok=False)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     try:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp makes files private
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable: without this a rename may be undone by a power cut."""
+    if os.name == "nt":  # Windows cannot open a folder, and its file system journals renames itself
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encoder import InputError
-from eval.evaluate import evaluate
+from eval.evaluation import evaluate
 from eval.report.markdown import write_report
 from eval.results import Results
 from retrieval.biencoder import BiEncoder
@@ -149,7 +149,7 @@ def _prepare(out: Path, *, overwrite: bool) -> None:
 
 def _ask(index: IndexFolder, model: BiEncoder) -> dict[str, list[Answer]]:
     found = search(index, model, [Query(question, question) for question in QUESTIONS], ANSWERS).run
-    return {question: [Answer(id, score, index.text_of(id)) for id, score in found[question].items()] for question in QUESTIONS}
+    return {question: [Answer(key, score, index.text_of(key)) for key, score in found[question].items()] for question in QUESTIONS}
 
 
 class _Clock:

@@ -16,9 +16,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from encoder.errors import InputError
+from encoder.files import sync_folder
 from eval.decoding import decode
 from eval.results import HEADLINE, FileReference, Results
-from retrieval.files import atomic_file, file_sha256, sync_folder
+from retrieval.files import atomic_file, file_sha256
 
 SCHEMA = "quiver-results/1"
 """Name and version of the format, the value of ``schema`` in the file."""

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encoder.errors import InputError
-from retrieval.files import read_lines
+from retrieval.files import read_json_lines, read_lines
 from retrieval.records import Document, Query
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 _GRADE = re.compile(r"[+-]?[0-9]+")
 # Names of the third column that mark the first line of a judgement file as its header; a mistyped grade must not pass as one.
 _GRADE_HEADINGS = frozenset({"score", "relevance", "rel", "grade", "label"})
-_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -156,34 +155,15 @@ def _split_file(folder: Path, split: str) -> Path:
 def _records(path: Path) -> Iterator[tuple[str, dict[str, object], str]]:
     """The objects of a JSON lines file, each with its place (file:line) and its id."""
     seen: dict[str, int] = {}
-    for number, line in read_lines(path):
+    for number, row in read_json_lines(path):
         where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: malformed JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{where}: expected a JSON object, got {_shown(row)}")
         key = row.get("_id", row.get("id"))
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str):
             raise InputError(f"{where}: '_id' (or 'id') must be a string or an integer, got {_shown(key)}")
-        if _SURROGATE_ESCAPE.search(line):
-            _check_encodable(row, where)
         _claim(key, number, seen, where)
         yield where, row, key
-
-
-def _check_encodable(row: Mapping[str, object], where: str) -> None:
-    """Half of an escaped surrogate pair is legal JSON and no text: tokenizers and files fail on it much later."""
-    for name in ("_id", "id", "title", "text"):
-        value = row.get(name)
-        if isinstance(value, str):
-            try:
-                value.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise InputError(f"{where}: '{name}' holds an unpaired surrogate at character {error.start}") from error
 
 
 def _text(row: Mapping[str, object], where: str) -> str:

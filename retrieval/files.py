@@ -8,8 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import uuid
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +16,11 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from encoder.errors import InputError
+from encoder.files import replacing
 
 _BLOCK = 1 << 20
 _BOM = "\ufeff"
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -53,21 +54,31 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise InputError(f"{path}: the file is empty")
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """The objects of a JSON lines file, each with its place, ``file:line``.
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """The objects of a JSON lines file with their line numbers.
 
     Raises:
-        InputError: As `read_lines`; or a line is not a JSON object (names it).
+        InputError: As `read_lines`; or a line is not a JSON object, or holds half of an escaped surrogate pair, which is legal
+            JSON and no text: tokenizers and files fail on it much later. Names file and line.
     """
     for number, line in read_lines(path):
-        where = f"{path}:{number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: malformed JSON ({error})") from error
+            raise InputError(f"{path}:{number}: malformed JSON ({error})") from error
         if not isinstance(row, dict):
-            raise InputError(f"{where}: expected a JSON object, got {type(row).__name__}")
-        yield where, row
+            raise InputError(f"{path}:{number}: expected a JSON object, got {type(row).__name__}")
+        if _SURROGATE_ESCAPE.search(line):
+            _check_encodable(row, f"{path}:{number}")
+        yield number, row
+
+
+def _check_encodable(row: dict[str, object], where: str) -> None:
+    for name, value in row.items():
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(f"{where}: '{name}' holds an unpaired surrogate") from error
 
 
 def open_binary(path: Path) -> BinaryIO:
@@ -96,35 +107,12 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         InputError: The folder does not exist or cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        raw = temporary.open("xb")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        with raw:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
-                    yield cast(BinaryIO, packed)
-            else:
-                yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: without this a rename may be undone by a power cut."""
-    if os.name == "nt":  # Windows cannot open a folder, and its file system journals renames itself
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with replacing(path) as temporary, temporary.open("wb") as raw:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+                yield cast(BinaryIO, packed)
+        else:
+            yield raw
 
 
 def file_sha256(path: Path) -> str:

@@ -11,7 +11,8 @@ from encoder.errors import InputError
 from retrieval.indexes.folder import IndexFolder
 from retrieval.indexes.ranking import check_k
 from retrieval.protocols import DenseModel, TokenModel, VectorIndex
-from retrieval.records import Query, TokenCounts
+from retrieval.records import DenseEncoding, Query, TokenCounts
+from retrieval.similarity import comparable
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,5 @@ def search(
     if times > 1:
         raise InputError(f"query id '{key}' is there {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
-    return SearchResult(index.search(encoding.vectors, k).to_run(query_ids), encoding.counts)
+    vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
+    return SearchResult(index.search(vectors, k).to_run(query_ids), encoding.counts)

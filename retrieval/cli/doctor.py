@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import faiss
 import torch
-import typer
 
 from encoder import EncoderConfig, pack_ids
 from encoder.attention import choose_backend

@@ -10,7 +10,7 @@ import typer
 
 from encoder import InputError
 from eval import efficiency
-from eval.evaluate import evaluate as run_evaluation
+from eval.evaluation import evaluate as run_evaluation
 from eval.quickstart import QuickstartResult
 from eval.quickstart import quickstart as run_quickstart
 from eval.report.markdown import LABELS, write_report

@@ -28,6 +28,7 @@ from retrieval.indexes.store import Description, commit, staging
 from retrieval.indexes.texts import TextWriter
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import DenseEncoding, Document, ModelCard, TokenCounts, TokenEncoding
+from retrieval.similarity import comparable
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,8 @@ def _build(model: Model, documents: Iterable[Document], *, texts: TextWriter | N
 
 def _index(card: ModelCard, ids: Sequence[str], encodings: Sequence[DenseEncoding | TokenEncoding]) -> ExactIndex:
     if card.kind == "dense":
-        return ExactDenseIndex.from_vectors(ids, np.concatenate([part.vectors for part in encodings if isinstance(part, DenseEncoding)]))
+        vectors = np.concatenate([part.vectors for part in encodings if isinstance(part, DenseEncoding)])
+        return ExactDenseIndex.from_vectors(ids, comparable(vectors, card))
     tokens = [matrix for part in encodings if isinstance(part, TokenEncoding) for matrix in part.vectors]
     return ExactColBERTIndex.from_vectors(ids, tokens)
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from encoder.errors import InputError
-from retrieval.files import file_sha256, sync_folder
+from encoder.files import sync_folder
+from retrieval.files import file_sha256
 from retrieval.records import ModelCard, TokenCounts
 
 FORMAT = "quiver-index"

@@ -43,11 +43,12 @@ def _read_rows(data: DataSection) -> list[Row]:
     if data.negative_field is not None:
         fields["negative"] = data.negative_field
     rows: list[Row] = []
-    for where, row in read_json_lines(Path(data.train).expanduser()):
+    path = Path(data.train).expanduser()
+    for number, row in read_json_lines(path):
         texts = {key: row.get(name) for key, name in fields.items()}
         for key, text in texts.items():
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{where}: the field {fields[key]!r} must hold text, got {text!r}")
+                raise InputError(f"{path}:{number}: the field {fields[key]!r} must hold text, got {text!r}")
         rows.append({key: str(text) for key, text in texts.items()})
         if data.limit is not None and len(rows) >= data.limit:
             break

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from encoder.errors import InputError
-from eval.evaluate import evaluate
+from eval.evaluation import evaluate
 from eval.provenance import Provenance
 from eval.report.markdown import render, write_report
 from eval.results import (

@@ -13,7 +13,7 @@ import pytest
 
 from encoder.errors import InputError
 from eval.benchmark import Benchmark
-from eval.evaluate import evaluate
+from eval.evaluation import evaluate
 from eval.results import CollectionResult, Results, System
 from eval.results_folder import read_results, results_folder, write_json, write_results
 from retrieval.records import ModelCard

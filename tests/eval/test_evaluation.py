@@ -15,7 +15,7 @@ import pytest
 
 from encoder.errors import InputError
 from eval.benchmark import Benchmark, Policy
-from eval.evaluate import evaluate
+from eval.evaluation import evaluate
 from eval.metrics import DEFAULT, score
 from eval.results_folder import read_results
 from retrieval.corpus import load_collection
@@ -127,7 +127,7 @@ def test_a_query_that_is_a_document_is_dropped_before_the_cut(model: Any, make_c
 
 def test_shared_ids_without_exclusion_are_warned_of(model: Any, make_collection: MakeCollection, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_collection("debates", documents=ARGUMENTS, queries={"a": "tax is good"}, qrels={"a": {"b": 1}})
-    with caplog.at_level(logging.WARNING, logger="eval.evaluate"):
+    with caplog.at_level(logging.WARNING, logger="eval.evaluation"):
         result = evaluate(model, folder, baselines=()).collections[0]
     assert "debates: 1 query ids are document ids too" in caplog.text
     assert result.measures["mrr@10"] == 0.5
@@ -163,7 +163,7 @@ def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
-    module = importlib.import_module("eval.evaluate")  # ``from eval import evaluate`` would be the function
+    module = importlib.import_module("eval.evaluation")  # ``from eval import evaluate`` would be the function
     monkeypatch.setattr(module, "load_model", lambda source: asked.append(source) or model)
     evaluate(tmp_path / "model", make_collection(), baselines=())
     assert asked == [str(tmp_path / "model")]
