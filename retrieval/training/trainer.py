@@ -17,10 +17,11 @@ from sentence_transformers.losses import MultipleNegativesRankingLoss
 from sentence_transformers.models import Normalize, Pooling
 from sentence_transformers.training_args import BatchSamplers
 from torch import nn
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from encoder import InputError
 from retrieval.biencoder import BiEncoder
+from retrieval.progress import progress_bar
 from retrieval.training.native import NativeTransformer
 from retrieval.training.recipe import LossSection, Recipe
 
@@ -32,14 +33,20 @@ LOSSES: dict[str, Callable[[SentenceTransformer, LossSection], nn.Module]] = {
 """The losses a recipe may name."""
 
 
-class History(TrainerCallback):  # type: ignore[misc]  # the library is untyped
-    """Collects the logged losses and stops at the first one that is not finite."""
+class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
+    """Collects the logged losses, moves the bar, and stops at the first loss that is not finite."""
 
-    def __init__(self, losses: list[tuple[int, float]]) -> None:
+    def __init__(self, losses: list[tuple[int, float]], advance: Callable[[int], None]) -> None:
         self.losses = losses
+        self.advance = advance
+
+    def on_step_end(self, args: object, state: object, control: object, **others: object) -> None:
+        """One step more."""
+        del args, state, control, others
+        self.advance(1)
 
     def on_log(self, args: object, state: Any, control: object, logs: dict[str, float] | None = None, **others: object) -> None:
-        """The trainer's hook; its keyword arguments are the library's."""
+        """Keep the loss, or stop."""
         del args, control, others
         loss = (logs or {}).get("loss")
         if loss is None:
@@ -100,15 +107,19 @@ def run(
         logging_steps=settings.log_every,
         save_strategy="no",
         report_to="none",
-        disable_tqdm=not progress,
+        logging_nan_inf_filter=False,  # by default the trainer logs a plausible number in place of NaN
+        disable_tqdm=True,
         use_cpu=model.encoder.device.type == "cpu",
     )
-    trainer = SentenceTransformerTrainer(
-        model=student,
-        args=arguments,
-        train_dataset=Dataset.from_list(list(rows)),
-        loss=LOSSES[recipe.loss.name](student, recipe.loss),
-        callbacks=[History(history)],
-    )
-    trainer.train()
+    student.model_card_data.generate_widget_examples = False
+    with progress_bar("training steps", steps, enabled=progress) as advance:
+        trainer = SentenceTransformerTrainer(
+            model=student,
+            args=arguments,
+            train_dataset=Dataset.from_list(list(rows)),
+            loss=LOSSES[recipe.loss.name](student, recipe.loss),
+            callbacks=[Watch(history, advance)],
+        )
+        trainer.remove_callback(PrinterCallback)  # standard output is the command's
+        trainer.train()
     return int(trainer.state.global_step)

@@ -1,0 +1,31 @@
+"""Pooling of packed states, written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from encoder import pack_ids
+from retrieval.pooling import pool
+
+BATCH = pack_ids([[9, 9, 9], [9]])
+STATES = torch.tensor([[1.0, -1.0], [2.0, -2.0], [6.0, -6.0], [4.0, 5.0]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "skip", "expected"),
+    [
+        ("cls", 0, [[1.0, -1.0], [4.0, 5.0]]),
+        ("lasttoken", 0, [[6.0, -6.0], [4.0, 5.0]]),
+        ("mean", 0, [[3.0, -3.0], [4.0, 5.0]]),
+        ("max", 0, [[6.0, -1.0], [4.0, 5.0]]),
+        ("mean", 1, [[4.0, -4.0], [0.0, 0.0]]),
+    ],
+)
+def test_by_hand(mode: str, skip: int, expected: list[list[float]]) -> None:
+    assert pool(STATES, BATCH, mode, skip=skip).tolist() == expected
+
+
+def test_an_unknown_mode_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="cls, mean, max, lasttoken, got 'median'"):
+        pool(STATES, BATCH, "median")
