@@ -1,0 +1,293 @@
+"""The command line from end to end on a small collection, and one line with exit status 2 for every mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from retrieval.biencoder import BiEncoder
+from retrieval.cli.main import main
+from retrieval.interchange import ModelFolder
+
+DOCUMENTS = {
+    "d1": ("Birds", "a bird has wings and feathers"),
+    "d2": ("", "the window of a local layer is narrow"),
+    "d3": ("Empty", ""),
+    "d4": ("Search", "find what was asked for and nothing else"),
+}
+QUERIES = {"q1": "which animal has wings", "q2": "what does search find", "q3": "not judged"}
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td4\t2\n"
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["quiver", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        else:
+            code = 0
+        found = capsys.readouterr()
+        return Done(code, found.out, found.err)
+
+    return run
+
+
+def make_model(folder: Path, *, seed: int = 1) -> Path:
+    tokenizer = Tokenizer.train([text for pair in DOCUMENTS.values() for text in pair], vocab_size=320, max_length=64)
+    config = EncoderConfig.modernbert(
+        vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
+    )
+    settings = ModelFolder("dense", folder, max_length=12, normalize=True)
+    BiEncoder(init_weights(Encoder(config), seed=seed), tokenizer, settings).save(folder)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "qrels").mkdir(parents=True)
+    rows = [json.dumps({"_id": key, "title": title, "text": text}) for key, (title, text) in DOCUMENTS.items()]
+    (folder / "corpus.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in QUERIES.items()))
+    (folder / "qrels" / "test.tsv").write_text(QRELS)
+    return folder
+
+
+def test_index_search_evaluate_report(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    built = quiver("index", "build", data, "--model", model, "--out", index)
+    assert built.code == 0, built.err
+    assert "truncated documents" in built.out
+
+    info = json.loads(quiver("index", "info", index, "--json").out)
+    assert info["documents"] == 4
+    assert info["tokens"]["empty"] == 0  # its title is text too
+    assert info["model"]["source"] == str(model)
+    assert info["model"]["fingerprint"] == BiEncoder.from_pretrained(model).card.fingerprint
+
+    hits = json.loads(quiver("search", index, "a bird has wings and feathers", "-k", 10, "--json").out)
+    assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]  # k is capped at the corpus
+    assert {hit["id"] for hit in hits} == set(DOCUMENTS)
+    assert hits[0]["text"]
+    shown = quiver("search", index, "wings", "-k", 2)
+    assert shown.code == 0
+    assert "2 of 4 documents" in shown.out
+
+    run = tmp_path / "run.trec"
+    assert quiver("search", index, "--queries", data / "queries.jsonl", "--run", run, "-k", 2).code == 0
+    lines = run.read_text().splitlines()
+    assert len(lines) == 6
+    assert lines[0].split()[0::5] == ["q1", "quiver"]
+
+    scored = quiver("evaluate", "--model", model, "--data", data, "--split", "test", "--out", tmp_path / "results")
+    assert scored.code == 0, scored.err
+    assert "BM25" in scored.out or "bm25" in scored.out
+    results = json.loads((tmp_path / "results" / "results.json").read_text())
+    collection = results["collections"][0]
+    assert 0 <= results["ndcg@10"] == collection["measures"]["ndcg@10"] <= 1
+    assert collection["baselines"][0]["measures"]["ndcg@10"] > 0.9
+    assert collection["truncated"]["documents"] > 0
+    assert collection["empty_texts"] == 1
+    assert results["provenance"]["command"].startswith("quiver evaluate --model")
+
+    assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "bm25").code == 0
+    assert quiver("report", tmp_path / "results", tmp_path / "bm25", "--out", tmp_path / "report.md").code == 0
+    report = (tmp_path / "report.md").read_text()
+    assert "nDCG@10" in report
+    assert "bm25" in report
+
+
+def test_train_and_validate(quiver: Callable[..., Done], tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"query": f"the number {n}", "positive": f"def number_{n}(): return {n}"}) + "\n" for n in range(16))
+    )
+    small = ["hidden_size=32", "heads=2", "intermediate_size=48", "vocab_size=320"]
+    settings = [f"data.train={rows}", "training.batch_size=4", "training.max_steps=2", *(f"model.architecture.{text}" for text in small)]
+    done = quiver("train", "quickstart", "--out", tmp_path / "run", *settings)
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["steps"] == 2
+    assert BiEncoder.from_pretrained(tmp_path / "run" / "model").dim == 32
+    assert quiver("validate", "quickstart").out.strip() == "1 recipe checked, no problems"
+
+
+def test_doctor(quiver: Callable[..., Done]) -> None:
+    facts = json.loads(quiver("doctor", "--json").out)
+    assert facts["check"]["finite"]
+    assert facts["devices"]["attention (cpu, fp32)"] == "packed"
+    assert facts["core"]["torch"] != "not installed"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("quickstart",),
+        ("train",),
+        ("validate",),
+        ("index", "build"),
+        ("index", "info"),
+        ("search",),
+        ("evaluate",),
+        ("report",),
+        ("bench", "encoder"),
+        ("doctor",),
+    ],
+    ids=" ".join,
+)
+def test_help_shows_an_example(quiver: Callable[..., Done], command: tuple[str, ...]) -> None:
+    done = quiver(*command, "--help")
+    assert done.code == 0
+    assert "Example" in done.out or not command
+
+
+def damage(path: Path, change: Callable[[str], str]) -> None:
+    path.write_text(change(path.read_text()))
+
+
+def unknown_architecture(model: Path) -> None:
+    damage(model / "config.json", lambda text: text.replace('"modernbert"', '"t5"'))
+
+
+def cut_weights(model: Path) -> None:
+    content = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+DATA_MISTAKES = {
+    "malformed JSON": (lambda data: damage(data / "corpus.jsonl", lambda text: text + "{oops\n"), "corpus.jsonl:5: malformed JSON"),
+    "duplicate id": (
+        lambda data: damage(data / "corpus.jsonl", lambda text: text + '{"_id": "d1", "text": "again"}\n'),
+        "corpus.jsonl:5: id 'd1' was used on line 1 already",
+    ),
+    "unknown document": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td9\t1\n"), "test.tsv:4: document 'd9'"),
+    "unknown query": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q9\td1\t1\n"), "test.tsv:4: query 'q9'"),
+    "bad grade": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td2\tgood\n"), "test.tsv:4: "),
+}
+MODEL_MISTAKES = {
+    "unknown architecture": (unknown_architecture, "model_type must be one of bert, modernbert, got 't5'"),
+    "corrupt checkpoint": (cut_weights, "corrupt checkpoint"),
+    "no config": (lambda model: (model / "config.json").unlink(), "config.json: the file is missing"),
+}
+
+
+def is_one_line(err: str) -> bool:
+    lines = [line for line in err.splitlines() if "WARNING" not in line]
+    return len(lines) == 1 and lines[0].startswith("quiver: error: ")
+
+
+@pytest.mark.parametrize("mistake", DATA_MISTAKES)
+def test_bad_data_is_one_line_and_leaves_nothing(
+    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, mistake: str
+) -> None:
+    change, message = DATA_MISTAKES[mistake]
+    change(data)
+    commands = [("evaluate", "--model", model, "--data", data, "--out", tmp_path / "out")]
+    if "qrels" not in message and "test.tsv" not in message:
+        commands.append(("index", "build", data, "--model", model, "--out", tmp_path / "out"))
+    for command in commands:
+        done = quiver(*command)
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert message in done.err
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("mistake", MODEL_MISTAKES)
+def test_a_bad_model_is_one_line_and_leaves_nothing(
+    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, mistake: str
+) -> None:
+    change, message = MODEL_MISTAKES[mistake]
+    change(model)
+    for command in (("evaluate", "--data", data), ("index", "build", data)):
+        done = quiver(*command, "--model", model, "--out", tmp_path / "out")
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert message in done.err
+        assert not (tmp_path / "out").exists()
+
+
+def test_an_index_of_another_model_is_refused(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    assert quiver("index", "build", data, "--model", model, "--out", index).code == 0
+    other = make_model(tmp_path / "other", seed=2)
+    done = quiver("search", index, "wings", "--model", other)
+    assert (done.code, is_one_line(done.err)) == (2, True)
+    assert str(model) in done.err
+    assert str(other) in done.err
+    # The same weights elsewhere are the same model.
+    moved = tmp_path / "moved"
+    shutil.move(model, moved)
+    assert quiver("search", index, "wings", "--model", moved).code == 0
+    gone = quiver("search", index, "wings")
+    assert (gone.code, is_one_line(gone.err)) == (2, True)
+
+
+def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Done], tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    source = (Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml").read_text()
+    path.write_text(source.replace("pooling: mean", "poolling: mean").replace("batch_size: ", "batch_size: -").replace("seed: ", "seed: x"))
+    done = quiver("validate", path)
+    assert done.code == 2
+    for part in (
+        "model.poolling: unknown key, did you mean 'pooling'?",
+        "model.pooling: missing",
+        "training.batch_size: must be",
+        "training.seed: ",
+    ):
+        assert part in done.err
+    assert quiver("train", path, "--out", tmp_path / "out").code == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("search", "INDEX"), "give either a query text or --queries FILE"),
+        (("search", "INDEX", "x", "--queries", "f"), "give either a query text or --queries FILE"),
+        (("search", "INDEX", "--queries", "f"), "--queries FILE and --run FILE go together"),
+        (("search", "INDEX", "x"), "is not an index"),
+        (("evaluate", "--model", "m", "--data", "nowhere", "--out", "o"), "nowhere"),
+        (("train", "no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
+        (("report", "nowhere", "--out", "o"), "nowhere"),
+        (("quickstart", "--packages", "no_such_package", "--out", "o"), "no_such_package"),
+        (("quickstart", "training.batchsize=3", "--out", "o"), "did you mean 'batch_size'?"),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    quiver: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = quiver(*arguments)
+    assert done.code == 2
+    assert is_one_line(done.err), done.err
+    assert message in done.err
+
+
+def test_unknown_options_and_commands_exit_with_2(quiver: Callable[..., Done]) -> None:
+    assert quiver("serch").code == 2
+    assert quiver("doctor", "--jsn").code == 2
