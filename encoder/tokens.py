@@ -9,19 +9,43 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.1 (byte-level BPE, 50,368 ids:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from encoder.errors import InputError
 from encoder.files import read_json, write_json, write_text
 
 # ModernBERT's names, in ModernBERT's order of ids.
 SPECIAL_TOKENS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
+
+Splitter: TypeAlias = tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]
+
+
+def _words() -> Splitter:
+    """ModernBERT's: a word carries the space before it."""
+    return normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _identifiers() -> Splitter:
+    """For code and text about it: ``read`` is one token in "to read lines", ``read_lines`` and ``readLines``.
+
+    Lower case, camelCase taken apart, runs of spaces tokens of their own instead of part of the next word.
+    """
+    normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"(?<=[a-z0-9])(?=[A-Z])"), " "), normalizers.Lowercase()]
+    )
+    pieces = Regex(r"\p{L}+|\p{N}+|[^\s\p{L}\p{N}]+|\s+")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return normalizer, pre_tokenizers.Sequence([pre_tokenizers.Split(pieces, "isolated"), byte_level])
+
+
+SPLITTERS: dict[str, Callable[[], Splitter]] = {"words": _words, "identifiers": _identifiers}
+"""How a new vocabulary cuts text before it learns merges."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +167,7 @@ class Tokenizer:
         return TokenizedTexts([encoding.ids for encoding in encodings], sum(bool(encoding.overflowing) for encoding in encodings))
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int, max_length: int = 8192) -> Tokenizer:
+    def train(cls, texts: Iterable[str], *, vocab_size: int, max_length: int = 8192, split: str = "words") -> Tokenizer:
         """Learn a byte-level BPE vocabulary with ModernBERT's template.
 
         Args:
@@ -151,16 +175,18 @@ class Tokenizer:
             vocab_size: Ids in all, special tokens included; a multiple of 64 keeps the embedding aligned. Text too poor
                 for that many merges is filled up with ``[unused]`` tokens.
             max_length: Written as ``model_max_length``.
+            split: A key of `SPLITTERS`.
 
         Raises:
-            InputError: ``vocab_size`` has no room for the 256 bytes and the special tokens.
+            InputError: ``vocab_size`` has no room for the 256 bytes and the special tokens, or the split is unknown.
         """
         special = list(SPECIAL_TOKENS.values())
         if vocab_size < 256 + len(special):
             raise InputError(f"vocab_size must be >= {256 + len(special)} (256 bytes and {len(special)} special tokens), got {vocab_size}")
+        if split not in SPLITTERS:
+            raise InputError(f"split must be one of {', '.join(SPLITTERS)}, got {split!r}")
         backend = tokenizers.Tokenizer(models.BPE())
-        backend.normalizer = normalizers.NFC()
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.normalizer, backend.pre_tokenizer = SPLITTERS[split]()
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - len(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False

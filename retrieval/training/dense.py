@@ -81,7 +81,7 @@ def _random_encoder(section: ModelSection, texts: Sequence[str], *, seed: int) -
     if shape is None or section.tokenizer is None:  # the loader refuses such a recipe; this guards recipes made in code
         raise InputError("model.architecture and model.tokenizer are needed where model.init is random")
     if section.tokenizer == "train":
-        tokenizer = Tokenizer.train(texts, vocab_size=shape.vocab_size, max_length=shape.max_positions)
+        tokenizer = Tokenizer.train(texts, vocab_size=shape.vocab_size, max_length=shape.max_positions, split=section.vocabulary)
     else:
         tokenizer = Tokenizer.from_pretrained(local_folder(section.tokenizer))
     config = EncoderConfig(

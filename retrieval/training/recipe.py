@@ -84,6 +84,8 @@ class ModelSection:
     """Text before every document, in training and ever after; written into the checkpoint."""
     tokenizer: str | None = field(default=None, metadata={"not_blank": True})
     """``train`` for a vocabulary learnt from the training texts, or a folder or hub id; given if and only if init is random."""
+    vocabulary: Literal["words", "identifiers"] = "words"
+    """How a new vocabulary cuts text: as ModernBERT's does, or for code: lower case, camelCase and snake_case taken apart."""
     architecture: ArchitectureSection | None = None
     """The encoder's shape; given if and only if init is random."""
 

@@ -63,6 +63,20 @@ def test_a_poor_corpus_is_filled_with_unused_tokens() -> None:
     assert tokenizer.token_id("[unused0]") is not None
 
 
+def test_identifiers_share_their_words_with_text(tmp_path: Path) -> None:
+    texts = ["def readLines(path): read_lines, read the lines of path, HTTPServer"] * 3
+    tokenizer = Tokenizer.train(texts, vocab_size=400, split="identifiers")
+    read, lines = tokenizer.token_id("read"), tokenizer.token_id("lines")
+    assert read is not None
+    assert lines is not None
+    for text in ("to read lines", "read_lines", "readLines", "READ  LINES"):
+        ids = tokenizer.encode([text], max_length=32).ids[0]
+        assert read in ids, text
+        assert lines in ids, text
+    tokenizer.save(tmp_path)
+    assert Tokenizer.from_pretrained(tmp_path).encode(texts, max_length=64).ids == tokenizer.encode(texts, max_length=64).ids
+
+
 def test_tokens_can_be_added(tokenizer: Tokenizer, tmp_path: Path) -> None:
     fresh = Tokenizer.train(CORPUS, vocab_size=384)
     before = len(fresh)
@@ -79,6 +93,8 @@ def test_bad_input_says_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> N
         tokenizer.encode(["x"], max_length=1)
     with pytest.raises(InputError, match="vocab_size must be >= 261"):
         Tokenizer.train(CORPUS, vocab_size=200)
+    with pytest.raises(InputError, match="split must be one of words, identifiers, got 'letters'"):
+        Tokenizer.train(CORPUS, vocab_size=384, split="letters")
     with pytest.raises(InputError, match=r"tokenizer\.json is missing"):
         Tokenizer.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="a special token is one of"):
