@@ -10,6 +10,7 @@ arXiv:2306.07471.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
@@ -90,6 +91,9 @@ def _best(ids: Sequence[str], scores: NDArray[np.float32], k: int) -> dict[str, 
 
 def _bm25s() -> ModuleType:
     try:
-        return importlib.import_module("bm25s")
+        library = importlib.import_module("bm25s")
     except ModuleNotFoundError as error:
         raise InputError("BM25 needs bm25s: pip install 'quiver-retrieval[eval]'") from error
+    # Importing it sets its logger to DEBUG, and whoever has a handler at the root would read how an index is built.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
+    return library

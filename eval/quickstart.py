@@ -36,9 +36,9 @@ from retrieval.training.run import texts_of, train_and_save
 logger = logging.getLogger(__name__)
 
 QUESTIONS = (
-    "run a command in a subprocess and return its output",
-    "compute the hash of a file",
-    "print a stack trace of an exception",
+    "open a web page in the browser",
+    "send a mail message",
+    "draw a circle",
 )
 """What is asked at the end; not taken from the collection."""
 

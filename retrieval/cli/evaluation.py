@@ -29,6 +29,9 @@ from retrieval.corpus import read_documents
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed, against peers in the same run.")
 
+# On a terminal of 80 columns there is no room for "Recall".
+SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}
+
 # Lines of a found function that quickstart shows.
 CODE_LINES = 8
 
@@ -82,8 +85,8 @@ def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
 def _print_quickstart(result: QuickstartResult) -> None:
     bm25 = result.trained.collections[0].baselines[0]
     systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
-    rows = [(name, *(f"{measures[key]:.4f}" for key in LABELS)) for name, measures in systems]
-    print_table(f"{result.held_out:,} functions of modules that training never saw", ("", *LABELS.values()), rows)
+    rows = [(name, *(f"{measures[key]:.4f}" for key in SHORT_LABELS)) for name, measures in systems]
+    print_table(f"{result.held_out:,} functions of modules that training never saw", ("", *SHORT_LABELS.values()), rows)
     for question, answers in result.answers.items():
         say(f"\n? {question}")
         for answer in answers:
@@ -127,9 +130,9 @@ def evaluate(
         return
     for collection in results.collections:
         systems = [*((name.name, name.measures) for name in collection.baselines), (results.system.source, collection.measures)]
-        rows = [(name, *(f"{measures[key]:.4f}" for key in LABELS)) for name, measures in systems]
+        rows = [(name, *(f"{measures[key]:.4f}" for key in SHORT_LABELS)) for name, measures in systems]
         title = f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents"
-        print_table(title, ("", *LABELS.values()), rows)
+        print_table(title, ("", *SHORT_LABELS.values()), rows)
         cut = collection.truncated
         say(f"cut to the model's length: {cut.documents:,} documents, {cut.queries:,} queries")
     say(f"results: {out / 'results.json'}\nreport: {out / 'report.md'}")

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
+from retrieval.biencoder import BiEncoder
 from retrieval.cli.output import JsonOption, OverwriteOption, ProgressOption, print_json, print_table, say, show_progress
+from retrieval.colbert import ColBERT
 from retrieval.corpus import read_queries
 from retrieval.indexes import IndexFolder, build_index, open_index
 from retrieval.models import load_model
@@ -99,7 +101,7 @@ def search(
         raise InputError("--queries FILE and --run FILE go together")
     asked = [Query("query", text)] if text is not None else list(read_queries(queries or Path()))
     index = open_index(folder)
-    loaded = load_model(model or index.manifest.model.source)
+    loaded = _model_of(index) if model is None else load_model(model)
     found = run_search(index, loaded, asked, k, progress=show_progress(progress))
     if run is not None:
         write_run(found.run, run, tag="quiver")
@@ -111,6 +113,14 @@ def search(
         return
     rows = [(hit["id"], f"{hit['score']:.4f}", hit.get("text", "")) for hit in hits]
     print_table(f"{len(hits)} of {len(index):,} documents", ("document", "score", "text"), rows)
+
+
+def _model_of(index: IndexFolder) -> BiEncoder | ColBERT:
+    source = index.manifest.model.source
+    try:
+        return load_model(source)
+    except InputError as error:
+        raise InputError(f"{error}; the index was built with that model: give --model if it has moved") from error
 
 
 def _hit(index: IndexFolder, rank: int, document: str, score: float) -> dict[str, Any]:

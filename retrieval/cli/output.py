@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+_NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 
 JsonOption = typer.Option("--json", help="Print JSON for machines.")
 OverwriteOption = typer.Option("--overwrite", help="Replace what is there.")
@@ -34,12 +38,13 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; the first column is text, the others numbers."""
+    """A table on standard output; columns of numbers are set to the right and never cut, text is folded."""
     table = Table(title=title, title_justify="left")
-    for place, name in enumerate(header):
-        table.add_column(name, justify="left" if place == 0 else "right")
+    for name, column in zip(header, zip(*rows, strict=True), strict=True):
+        numbers = all(_NUMBER.fullmatch(cell) for cell in column)
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from itertools import islice
@@ -100,7 +100,7 @@ def build_index(
             count=len(built.index),
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             versions=_versions(),
-            model=model.card,
+            model=_anchored(model.card),
             use_title=use_title,
             separator=" ",
             store_text=store_text,
@@ -140,6 +140,12 @@ def _index(card: ModelCard, ids: Sequence[str], encodings: Sequence[DenseEncodin
         return ExactDenseIndex.from_vectors(ids, comparable(vectors, card))
     tokens = [matrix for part in encodings if isinstance(part, TokenEncoding) for matrix in part.vectors]
     return ExactColBERTIndex.from_vectors(ids, tokens)
+
+
+def _anchored(card: ModelCard) -> ModelCard:
+    """The card with a folder's path made absolute: an index is searched from anywhere."""
+    source = Path(card.source)
+    return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
 
 
 def _total(counts: Sequence[TokenCounts]) -> TokenCounts:

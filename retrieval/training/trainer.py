@@ -111,7 +111,8 @@ def run(
         disable_tqdm=True,
         use_cpu=model.encoder.device.type == "cpu",
     )
-    student.model_card_data.generate_widget_examples = False
+    # A card that has examples is not given any: the library would draw a bar of its own to choose them.
+    student.model_card_data.widget = [{"text": ""}]
     with progress_bar("training steps", steps, enabled=progress) as advance:
         trainer = SentenceTransformerTrainer(
             model=student,
