@@ -58,14 +58,13 @@ def _attend_global(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, dropou
     if groups.order is not None:
         q, k, v = q[groups.order], k[groups.order], v[groups.order]
     outputs = []
-    start = 0
-    for sequences, length, keys in groups.shapes:
-        end = start + sequences * length
+    # One split, not a slice a group: the backward of a slice is a whole tensor of zeros, that of the split one concatenation.
+    sizes = [sequences * length for sequences, length, _ in groups.shapes]
+    for (sequences, length, keys), *parts in zip(groups.shapes, *(torch.split(x, sizes) for x in (q, k, v)), strict=True):
         # (G, H, n, K) views: nothing is copied.
-        query, key, value = (x[start:end].view(sequences, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        query, key, value = (part.view(sequences, length, *part.shape[1:]).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(query, key[:, :, :keys], value[:, :, :keys], dropout_p=dropout)
         outputs.append(mixed.transpose(1, 2).flatten(0, 1))  # (G * n, H, K)
-        start = end
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if groups.inverse is None else output[groups.inverse]
 
