@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from encoder.config import ConfigStyle, EncoderConfig, Family
+from encoder.config import Family
 from encoder.errors import InputError
 from encoder.files import read_json, replacing, write_json
+from encoder.hf_config import ConfigStyle, config_from_hf, config_to_hf
 from encoder.hub import local_folder
 from encoder.model import Encoder
 
@@ -115,7 +116,12 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
         InputError: A file is missing or corrupt, the architecture is not ours, or the tensors do not match it.
     """
     folder = local_folder(source, revision=revision)
-    config = EncoderConfig.from_hf(read_json(folder / "config.json"))
+    try:
+        config = config_from_hf(read_json(folder / "config.json"))
+    except InputError as error:
+        if str(error).startswith(str(folder)):
+            raise
+        raise InputError(f"{folder}: {error}") from error
     with torch.device("meta"):
         shapes = Encoder(config)
     state = from_hf_state(shapes, read_safetensors(folder), where=str(folder))
@@ -131,7 +137,7 @@ def read_safetensors(folder: Path, stem: str = "model") -> dict[str, Tensor]:
         InputError: There is no such file, or it is corrupt.
     """
     index = folder / f"{stem}.safetensors.index.json"
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else [f"{stem}.safetensors"]
+    names = _shards(index) if index.is_file() else [f"{stem}.safetensors"]
     state: dict[str, Tensor] = {}
     for name in names:
         if not (folder / name).is_file():
@@ -143,6 +149,13 @@ def read_safetensors(folder: Path, stem: str = "model") -> dict[str, Tensor]:
         except (SafetensorError, OSError) as error:
             raise InputError(f"{folder / name}: corrupt checkpoint: {error}") from error
     return state
+
+
+def _shards(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise InputError(f"{index}: weight_map must map tensors to files")
+    return sorted(set(weight_map.values()))
 
 
 def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
@@ -169,11 +182,17 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
         raise InputError(f"{where}: the tensors do not fit config.json ({encoder.config.family}): {complaint}")
     if heads:
         logger.info("%s: left aside %d tensors of heads: %s", where, len(heads), ", ".join(heads))
-    ours = {name: torch.cat([stripped[key] for key in theirs]) for name, theirs in wanted.items()}
-    for name, tensor in ours.items():
-        if tensor.shape != shapes[name]:
-            names, asked = " + ".join(wanted[name]), tuple(shapes[name])
-            raise InputError(f"{where}: {names} has shape {tuple(tensor.shape)}, config.json asks for {asked}")
+    ours = {}
+    for name, theirs in wanted.items():
+        parts = [stripped[key] for key in theirs]
+        rows, *rest = shapes[name]
+        asked = (rows // len(parts), *rest)
+        for key, part in zip(theirs, parts, strict=True):
+            if tuple(part.shape) != asked:
+                raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json asks for {asked}")
+            if not part.is_floating_point():
+                raise InputError(f"{where}: {key} holds {part.dtype}, not floating-point numbers: a quantised checkpoint is not read")
+        ours[name] = torch.cat(parts)
     return ours
 
 
@@ -220,4 +239,8 @@ def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "
     dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
     with replacing(path / "model.safetensors") as temporary:
         save_file(to_hf_state(encoder, prefix=prefix), temporary, metadata={"format": "pt"})
-    write_json(path / "config.json", encoder.config.to_hf(style=style) | {"torch_dtype": dtype})
+    # Shards of an earlier checkpoint would be read before the new file.
+    (path / "model.safetensors.index.json").unlink(missing_ok=True)
+    for shard in path.glob("model-*-of-*.safetensors"):
+        shard.unlink()
+    write_json(path / "config.json", config_to_hf(encoder.config, style=style) | {"torch_dtype": dtype})

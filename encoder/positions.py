@@ -7,6 +7,8 @@ rotated with dimension i + K/2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,13 @@ class RotaryTable(nn.Module):
         # Not persistent: checkpoints hold no tables, they follow from the configuration.
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
+        """Follow the weights to their device, but not to their dtype: the tables stay float32 in a half-precision model."""
+        cos, sin = self.cos, self.sin
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.cos, self.sin = cos.to(self.cos.device), sin.to(self.sin.device)
+        return self
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the table for these positions, shaped to broadcast over (N, 2, H, K/2).

@@ -62,7 +62,10 @@ class TokenizedTexts:
 
 
 class Tokenizer:
-    """A vocabulary with its rules; the same ids as transformers gives for the same folder.
+    """A vocabulary with its rules; the same ids as transformers' fast tokenizer gives for the same folder.
+
+    Settings of tokenizer_config.json that change ids are followed: BERT's lower case, accents and Chinese characters,
+    special tokens, the side that is truncated. What cannot be followed is an error.
 
     Args:
         backend: The rules, as the tokenizers library holds them.
@@ -91,8 +94,10 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for every malformed file
             raise InputError(f"{path}: not a tokenizer: {error}") from error
-        settings = Path(folder) / "tokenizer_config.json"
-        return cls(backend, read_json(settings) if settings.is_file() else {})
+        config = Path(folder) / "tokenizer_config.json"
+        settings = read_json(config) if config.is_file() else {}
+        _follow_settings(backend, settings, config)
+        return cls(backend, settings)
 
     def save(self, folder: Path | str) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into an existing folder."""
@@ -116,6 +121,11 @@ class Tokenizer:
         value = self.settings.get("model_max_length")
         # transformers writes 1e30 for "no limit".
         return int(value) if isinstance(value, int | float) and value < 1_000_000_000 else None
+
+    @property
+    def truncation_side(self) -> str:
+        """``right`` or ``left``: which end of a long text is cut."""
+        return str(self.settings.get("truncation_side", "right"))
 
     def token_id(self, token: str) -> int | None:
         """Id of a token, None if it is not in the vocabulary."""
@@ -161,7 +171,7 @@ class Tokenizer:
         if max_length not in self._truncating:
             # A copy for each length: the library keeps truncation as state, and a shared state is a race.
             backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
-            backend.enable_truncation(max_length)
+            backend.enable_truncation(max_length, direction=self.truncation_side)
             self._truncating[max_length] = backend
         encodings = self._truncating[max_length].encode_batch_fast(list(texts))
         return TokenizedTexts([encoding.ids for encoding in encodings], sum(bool(encoding.overflowing) for encoding in encodings))
@@ -208,3 +218,38 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
         }
         return cls(backend, json.loads(json.dumps(settings)))
+
+
+# tokenizer_config.json's names of what a BERT normalizer in tokenizer.json holds.
+BERT_NORMALIZER = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
+
+
+def _follow_settings(backend: tokenizers.Tokenizer, settings: dict[str, Any], path: Path) -> None:
+    """Apply what tokenizer_config.json says beyond tokenizer.json, as transformers does when it loads the folder."""
+    rules = json.loads(backend.to_str())
+    normalizer = rules.get("normalizer") or {}
+    if normalizer.get("type") == "BertNormalizer":
+        values = {key: value for key, value in normalizer.items() if key != "type"}
+        asked = {ours: settings[theirs] for theirs, ours in BERT_NORMALIZER.items() if theirs in settings}
+        if asked.items() - values.items():
+            backend.normalizer = normalizers.BertNormalizer(**values | asked)
+    if settings.get("truncation_side", "right") not in ("right", "left"):
+        raise InputError(f"{path}: truncation_side must be right or left, got {settings['truncation_side']!r}")
+    _follow_added_tokens(backend, settings, path, {token["content"] for token in rules.get("added_tokens", [])})
+
+
+def _follow_added_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any], path: Path, known: set[str]) -> None:
+    decoder, extra = settings.get("added_tokens_decoder") or {}, settings.get("additional_special_tokens") or []
+    if not isinstance(decoder, dict) or not isinstance(extra, list):
+        raise InputError(f"{path}: added_tokens_decoder must be an object and additional_special_tokens a list")
+    for token in [*decoder.values(), *extra]:
+        content = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(content, str):
+            raise InputError(f"{path}: an added token must be text, got {token!r}")
+        if content in known:
+            continue
+        if backend.token_to_id(content) is None:
+            raise InputError(f"{path}: the token {content!r} is not in tokenizer.json; save the tokenizer again with transformers")
+        given = token if isinstance(token, dict) else {}
+        flags = {key: given[key] for key in ("lstrip", "rstrip", "single_word", "normalized") if key in given}
+        backend.add_special_tokens([AddedToken(content, special=True, **flags)])

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from encoder import Encoder, InputError, PackedBatch, Tokenizer, load_encoder
-from encoder.hub import local_folder
+from encoder import Encoder, InputError, PackedBatch, Tokenizer
 from retrieval.encoding import clean, count_tokens, fingerprint, run_batches
-from retrieval.interchange import ModelFolder, projection_stack, read_model_folder, write_dense
+from retrieval.interchange import write_dense
+from retrieval.model_folder import ModelFolder, load_parts, projection_stack
 from retrieval.pooling import pool
 from retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
@@ -46,7 +46,9 @@ class BiEncoder:
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings
-        self.projections: nn.Sequential = projection_stack(settings).to(encoder.device)
+        self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=source or "this model").to(
+            encoder.device
+        )
         self.source = source
         # The positions bound what any setting may ask for.
         limits = (settings.max_length, tokenizer.max_length, encoder.config.max_positions)
@@ -69,11 +71,8 @@ class BiEncoder:
         Raises:
             InputError: It is no model, or one that Quiver does not run; one line says why.
         """
-        folder = local_folder(source, revision=revision)
-        settings = read_model_folder(folder)
-        tokenizer = Tokenizer.from_pretrained(settings.encoder_folder)
-        encoder = load_encoder(settings.encoder_folder, dtype=dtype, device=device)
-        return cls(encoder, tokenizer, settings, source=str(source))
+        parts = load_parts(source, revision=revision, dtype=dtype, device=device)
+        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
     def dim(self) -> int:
@@ -91,7 +90,7 @@ class BiEncoder:
         return ModelCard(
             source=self.source,
             kind="dense",
-            fingerprint=fingerprint([self.encoder, self.projections], self.tokenizer, described),
+            fingerprint=fingerprint(self.encoder, self.projections, self.tokenizer, described),
             dim=self.dim,
             similarity=settings.similarity,
             query_length=self.max_length,
@@ -102,7 +101,7 @@ class BiEncoder:
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:
         """Everything behind the encoder: (N, D) hidden states to (B, d)."""
-        vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip).float())
+        vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:

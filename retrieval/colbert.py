@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from encoder import Encoder, InputError, PackedBatch, Tokenizer, load_encoder
-from encoder.hub import local_folder
+from encoder import Encoder, InputError, PackedBatch, Tokenizer
 from retrieval.biencoder import document_texts
 from retrieval.encoding import clean, count_tokens, fingerprint, run_batches
-from retrieval.interchange import ModelFolder, projection_stack, read_model_folder, write_colbert
+from retrieval.interchange import write_colbert
+from retrieval.model_folder import ModelFolder, load_parts, projection_stack
 from retrieval.records import Document, ModelCard, Role, TokenEncoding, TokenVectors
 
 
@@ -50,7 +50,7 @@ class ColBERT:
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings
-        self.projections: nn.Sequential = projection_stack(settings).to(encoder.device)
+        self.projections: nn.Sequential = projection_stack(settings, encoder.config.hidden_size, where=name).to(encoder.device)
         self.source = source
         colbert = settings.colbert
         longest = max(colbert.query_length, colbert.document_length)
@@ -93,11 +93,8 @@ class ColBERT:
         Raises:
             InputError: It is no ColBERT model, or one that Quiver does not run; one line says why.
         """
-        folder = local_folder(source, revision=revision)
-        settings = read_model_folder(folder)
-        tokenizer = Tokenizer.from_pretrained(settings.encoder_folder)
-        encoder = load_encoder(settings.encoder_folder, dtype=dtype, device=device)
-        return cls(encoder, tokenizer, settings, source=str(source))
+        parts = load_parts(source, revision=revision, dtype=dtype, device=device)
+        return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
     def dim(self) -> int:
@@ -112,7 +109,7 @@ class ColBERT:
         return ModelCard(
             source=self.source,
             kind="colbert",
-            fingerprint=fingerprint([self.encoder, self.projections], self.tokenizer, described),
+            fingerprint=fingerprint(self.encoder, self.projections, self.tokenizer, described),
             dim=self.dim,
             similarity="maxsim",
             query_length=colbert.query_length,

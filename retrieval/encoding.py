@@ -8,14 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from encoder import PackedBatch, Tokenizer, pack
+from encoder import Encoder, PackedBatch, Tokenizer, pack
+from encoder.config import DROPOUTS
+from encoder.tokens import SPECIAL_TOKENS
 from retrieval.progress import progress_bar
+from retrieval.projection import Projection
 from retrieval.records import TokenCounts
 
 logger = logging.getLogger(__name__)
@@ -80,19 +84,31 @@ def run_batches(
     return [results[place] for place in range(len(ids))]
 
 
-def fingerprint(modules: Iterable[nn.Module], tokenizer: Tokenizer, settings: object) -> str:
-    """sha256 over weights, tokenizer and settings: equal fingerprints give equal vectors.
+# Fields of a configuration that change no vector.
+WITHOUT_EFFECT = frozenset({"family", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id", *DROPOUTS})
+
+
+def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokenizer, settings: object) -> str:
+    """sha256 over weights, architecture, tokenizer and settings: equal fingerprints give equal vectors.
 
     Args:
-        modules: Whose state dicts are hashed, in order.
-        tokenizer: Its rules are hashed.
+        encoder: Its weights and its configuration are hashed.
+        projections: `retrieval.projection.Projection` modules, in order.
+        tokenizer: Its rules are hashed, and which ids its special tokens have.
         settings: Anything else that changes vectors; JSON with sorted keys.
     """
     digest = hashlib.sha256()
-    for module in modules:
+    for module in (encoder, projections):
         for name, tensor in module.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     digest.update(tokenizer.to_json().encode())
-    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    described = {
+        "architecture": {name: value for name, value in asdict(encoder.config).items() if name not in WITHOUT_EFFECT},
+        "projections": [(module.activation, module.use_residual) for module in projections if isinstance(module, Projection)],
+        "special": [tokenizer.special_id(name) for name in SPECIAL_TOKENS],
+        "truncation": tokenizer.truncation_side,
+        "settings": settings,
+    }
+    digest.update(json.dumps(described, sort_keys=True).encode())
     return digest.hexdigest()

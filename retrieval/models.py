@@ -6,14 +6,18 @@ from pathlib import Path
 
 import torch
 
-from encoder.hub import local_folder
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
-from retrieval.interchange import read_model_folder
+from retrieval.model_folder import load_parts
+
+
+def default_device() -> str:
+    """Where models go unless told otherwise: ``cuda`` where there is one, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_model(
-    source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str | None = None
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT from a folder or the hub.
 
@@ -21,11 +25,11 @@ def load_model(
         source: Folder or hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the encoder's weights in memory.
-        device: Where they go.
+        device: Where the weights go; by default `default_device`.
 
     Raises:
         InputError: It is no model, or one that Quiver does not run; one line says why.
     """
-    kind = read_model_folder(local_folder(source, revision=revision)).kind
-    model: type[BiEncoder] | type[ColBERT] = ColBERT if kind == "colbert" else BiEncoder
-    return model.from_pretrained(source, revision=revision, dtype=dtype, device=device)
+    parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
+    model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
+    return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))

@@ -58,7 +58,7 @@ def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Ten
         skip: Leading tokens that mean and max leave out (a prompt that is not to be pooled).
 
     Returns:
-        (B, D).
+        (B, D) float32.
 
     Raises:
         ValueError: The mode is unknown.
@@ -70,4 +70,5 @@ def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Ten
     """
     if mode not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {mode!r}")
-    return POOLINGS[mode](hidden, batch, skip)
+    # In half precision a sum over thousands of tokens stops growing long before its end.
+    return POOLINGS[mode](hidden.float(), batch, skip)

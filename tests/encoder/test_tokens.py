@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,53 @@ def test_minilm_ids_are_transformers(minilm: Path) -> None:
     texts = [*TEXTS, "one two three " * 200]
     for max_length in (16, 256, 512):
         assert ours.encode(texts, max_length=max_length).ids == theirs(texts, truncation=True, max_length=max_length)["input_ids"]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": False},
+        {"strip_accents": False},
+        {"strip_accents": True, "do_lower_case": False},
+        {"tokenize_chinese_chars": False},
+        {"truncation_side": "left"},
+        {"additional_special_tokens": ["hello"]},
+        {"added_tokens_decoder": {"7592": {"content": "hello", "special": True, "lstrip": False, "rstrip": False}}},
+    ],
+    ids=str,
+)
+def test_settings_that_change_ids_are_followed(minilm: Path, tmp_path: Path, settings: dict[str, object]) -> None:
+    transformers = pytest.importorskip("transformers")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(minilm / name, tmp_path / name)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    texts = ["Ünïcode CAFÉ é 中文字 Hello unhello", "one two three four five " * 9]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(texts, truncation=True, max_length=20)["input_ids"]
+    ours = Tokenizer.from_pretrained(tmp_path)
+    assert ours.encode(texts, max_length=20).ids == theirs
+    assert ours.encode(texts, max_length=20).ids != Tokenizer.from_pretrained(minilm).encode(texts, max_length=20).ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"truncation_side": "middle"}, "truncation_side must be right or left, got 'middle'"),
+        ({"additional_special_tokens": ["<nowhere>"]}, "the token '<nowhere>' is not in tokenizer.json"),
+        ({"added_tokens_decoder": [1]}, "added_tokens_decoder must be an object"),
+        ({"additional_special_tokens": [5]}, "an added token must be text, got 5"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_errors(
+    tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, object], message: str
+) -> None:
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    with pytest.raises(InputError) as caught:
+        Tokenizer.from_pretrained(tmp_path)
+    assert message in str(caught.value)
 
 
 def test_truncation_is_counted(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
 from retrieval.cli.main import main
-from retrieval.interchange import ModelFolder
+from retrieval.model_folder import ModelFolder
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),

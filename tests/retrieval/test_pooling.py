@@ -29,3 +29,10 @@ def test_by_hand(mode: str, skip: int, expected: list[list[float]]) -> None:
 def test_an_unknown_mode_lists_the_known() -> None:
     with pytest.raises(ValueError, match="cls, mean, max, lasttoken, got 'median'"):
         pool(STATES, BATCH, "median")
+
+
+def test_half_precision_sums_do_not_stop_growing() -> None:
+    states = torch.full((4000, 1), 3.0, dtype=torch.bfloat16)
+    mean = pool(states, pack_ids([[1] * 4000]), "mean")
+    assert mean.dtype == torch.float32
+    assert mean.item() == 3.0
