@@ -30,6 +30,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def check_target(path: Path) -> None:
+    """Say early that a file cannot be written there.
+
+    Raises:
+        InputError: The path is a folder, or its folder does not exist or may not be written.
+    """
+    # A path without a name is a folder too: ".", "/", or the working folder after somebody has deleted it.
+    if not path.name or path.is_dir():
+        raise InputError(f"{path}: cannot be written, it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: cannot be written, the folder {path.parent} does not exist; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: cannot be written (no permission in the folder {path.parent})")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside ``path`` that takes its name when the block ends without an error, and vanishes otherwise.
@@ -37,8 +52,9 @@ def replacing(path: Path) -> Iterator[Path]:
     A reader sees the old file or the new one, never a part of it, and the new one is on the disk when the block has ended.
 
     Raises:
-        InputError: The folder does not exist or cannot be written.
+        InputError: The path is a folder, or its folder does not exist or cannot be written.
     """
+    check_target(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.touch(exist_ok=False)
@@ -72,5 +88,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON with two spaces of indent, whole or not at all."""
+    """Write JSON with two spaces of indent, whole or not at all.
+
+    Raises:
+        InputError: The file cannot be written.
+        ValueError: The value holds NaN or infinity, which JSON does not know.
+    """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -6,6 +6,7 @@ from the caller's run score it differently the second time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def resolve(data: str | Path, split: str) -> Benchmark:
     """The benchmark of a local BEIR folder, with the policy known for a folder of that name.
 
     Args:
-        data: The folder; its name, in lower case, decides the policy.
+        data: The folder; its name as given (a link keeps its own), in lower case, decides the policy.
         split: Which judgements, as in ``qrels/<split>.tsv``.
 
     Raises:
@@ -79,7 +80,8 @@ def resolve(data: str | Path, split: str) -> Benchmark:
         raise InputError(
             f"unknown collection {str(data)!r}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/{split}.tsv"
         )
-    name = folder.resolve().name
+    # Of the path as it was given: a link called arguana may lead to a folder of any name, and the policy goes with the collection.
+    name = Path(os.path.abspath(folder)).name  # noqa: PTH100 - Path.resolve would follow the link
     return Benchmark(name, folder, split, POLICIES.get(name.lower(), Policy()))
 
 

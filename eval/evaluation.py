@@ -6,6 +6,7 @@ get wrong is found before the first text is encoded.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import time
 from collections import Counter
@@ -83,6 +84,21 @@ def _rank_with_bm25(collection: Collection, policy: Policy, k: int) -> Ranking:
 BASELINES: Mapping[str, Ranker] = {"bm25": _rank_with_bm25}
 """Baseline name -> how it ranks; each is a system of its own as well, ``model="bm25"``."""
 
+MODULES: Mapping[str, str] = {"bm25": "bm25s"}
+"""Baseline name -> the module of the extra ``eval`` that it imports."""
+
+
+def require_baselines(names: Sequence[str]) -> None:
+    """Say before anything is encoded that a baseline cannot be scored.
+
+    Raises:
+        InputError: There is no such baseline, or the module it needs is not installed.
+    """
+    if unknown := [name for name in names if name not in BASELINES]:
+        raise InputError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
+    if missing := [name for name in names if importlib.util.find_spec(MODULES[name]) is None]:
+        raise InputError(f"{missing[0]} needs {MODULES[missing[0]]}: pip install 'quiver-retrieval[eval]', or score without it")
+
 
 def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice that a report states
     model: str | Path | DenseModel | TokenModel,
@@ -113,13 +129,12 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         The results, equal to what ``read_results(out)`` gives.
 
     Raises:
-        InputError: The data, the model or the output folder cannot be used. Bad data is found before anything is encoded or
+        InputError: The data, a baseline, the model or the output folder cannot be used. Bad data is found before anything is encoded or
             written; of several collections all are read once to see that they are sound.
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
-    if unknown := [name for name in baselines if name not in BASELINES]:
-        raise InputError(f"unknown baseline {unknown[0]!r}; there are {', '.join(BASELINES)}")
+    require_baselines(["bm25", *baselines] if model == "bm25" else baselines)
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split)

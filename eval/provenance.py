@@ -9,11 +9,11 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import metadata
 
 import torch
 
 from retrieval.corpus import Collection
+from retrieval.versions import installed_version
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "quiver": ("quiver-retrieval",),
@@ -76,12 +76,5 @@ def data_sha256(collection: Collection) -> str:
 
 
 def _versions() -> dict[str, str]:
-    installed = {}
-    for name, distributions in PACKAGES.items():
-        for distribution in distributions:
-            try:
-                installed[name] = metadata.version(distribution)
-            except metadata.PackageNotFoundError:
-                continue
-            break
-    return installed
+    found = {name: next(filter(None, map(installed_version, distributions)), None) for name, distributions in PACKAGES.items()}
+    return {name: version for name, version in found.items() if version is not None}

@@ -6,6 +6,7 @@ What lands in the output folder:
     untrained/            the random model        trained/         the model, and run.json
     results/*/            results.json, runs      index/           the held-out functions, searchable
     report.md             the table, with provenance
+    .quiver-quickstart    says that the names above are ours: without it nothing in the folder is replaced
 
 Source of the task: CodeSearchNet, arXiv:1909.09436 (docstring -> function).
 """
@@ -15,21 +16,24 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
 from encoder import InputError
-from eval.evaluation import evaluate
+from eval.evaluation import evaluate, require_baselines
 from eval.report.markdown import write_report
 from eval.results import Results
-from retrieval.biencoder import BiEncoder
 from retrieval.docstrings import mine, split_by_module, write_collection, write_pairs
 from retrieval.indexes import IndexFolder, build_index
+from retrieval.models import load_model
+from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Query
 from retrieval.search import search
 from retrieval.training.data import HELD_OUT, rows_of_pairs
-from retrieval.training.dense import build_model
+from retrieval.training.dense import build_model, check_rows, require_extra
 from retrieval.training.recipe import load_recipe
 from retrieval.training.run import texts_of, train_and_save
 
@@ -45,7 +49,14 @@ QUESTIONS = (
 ANSWERS = 3
 """Functions shown for each question."""
 
-SUBFOLDERS = ("data", "untrained", "trained", "results", "index")
+BASELINES = ("bm25",)
+"""What both models are scored beside."""
+
+MADE = ("data", "untrained", "trained", "results", "index", "report.md")
+"""What a quickstart makes in its folder, and all that it ever moves or removes there."""
+
+MARKER = ".quiver-quickstart"
+"""The file that says the folder's ``MADE`` come from a quickstart."""
 
 
 @dataclass(frozen=True)
@@ -92,62 +103,118 @@ def quickstart(
 ) -> QuickstartResult:
     """Train and score a small code search model from nothing.
 
+    What can be found wrong is found before ``out`` is touched. A run that fails later takes away what it made and puts an
+    earlier quickstart back; a process that is killed outright leaves the earlier one, whole, in a hidden ``.replaced-...``.
+
     Args:
         out: Folder for everything; see the module's docstring.
         packages: Installed packages to mine beside the standard library.
         overrides: Changes to the shipped recipe, as ``section.setting=value``.
-        overwrite: Replace an earlier quickstart there.
+        overwrite: Replace an earlier quickstart there once this one is complete; nothing but a quickstart is ever replaced.
         progress: Show bars.
         command: The command line to record.
         say: Takes one line as each stage begins.
 
     Raises:
-        InputError: ``out`` is taken, a package is not installed, an override is wrong, or an extra is missing.
+        InputError: ``out`` is taken or cannot be written, a package is not installed, an override is wrong, or an extra is
+            missing.
     """
     recipe = load_recipe("quickstart", overrides)
-    _prepare(out, overwrite=overwrite)
+    _refuse_existing(out, overwrite=overwrite)
+    require_extra()
+    require_baselines(BASELINES)
     clock = _Clock(say)
 
     clock.start("mining", "mining docstrings and functions")
     train, held_out = split_by_module(mine(packages=packages, progress=progress), held_out=HELD_OUT, seed=recipe.training.seed)
-    collection = out / "data" / "held_out"
-    write_pairs(train, out / "data" / "train.jsonl.gz")
-    write_collection(held_out, collection)
     rows = rows_of_pairs(train)
+    check_rows(recipe, rows)
 
     clock.start("training", f"training on {len(train):,} pairs; {len(held_out):,} functions of other modules are held out")
     model = build_model(recipe.model, texts_of(rows), seed=recipe.training.seed)
-    model.save(out / "untrained" / "model")
-    train_and_save(recipe, rows, model, out / "trained", progress=progress, command=command)
+    collection, report = out / "data" / "held_out", out / "report.md"
+    with _making_room(out):
+        write_pairs(train, out / "data" / "train.jsonl.gz")
+        write_collection(held_out, collection)
+        model.save(out / "untrained" / "model")
+        train_and_save(recipe, rows, model, out / "trained", progress=progress, command=command)
 
-    clock.start("evaluation", "scoring the untrained model, the trained one and BM25")
-    results = {
-        name: evaluate(str(folder), collection, out=out / "results" / name, progress=progress, command=command)
-        for name, folder in (("untrained", out / "untrained" / "model"), ("trained", out / "trained" / "model"))
-    }
-    report = out / "report.md"
-    write_report([out / "results" / name for name in results], report)
+        clock.start("evaluation", "scoring the untrained model, the trained one and BM25")
+        results = {
+            name: evaluate(
+                str(out / name / "model"),
+                collection,
+                out=out / "results" / name,
+                baselines=BASELINES,
+                progress=progress,
+                command=command,
+            )
+            for name in ("untrained", "trained")
+        }
+        write_report([out / "results" / name for name in results], report)
 
-    clock.start("search", "indexing the held-out functions and asking three questions")
-    trained = BiEncoder.from_pretrained(out / "trained" / "model")
-    index = build_index(collection, trained, out / "index", progress=progress)
-    answers = _ask(index, trained)
+        clock.start("search", "indexing the held-out functions and asking three questions")
+        trained = load_model(out / "trained" / "model")
+        index = build_index(collection, trained, out / "index", progress=progress)
+        answers = _ask(index, trained)
     seconds = clock.stop()
     return QuickstartResult(len(train), len(held_out), results["untrained"], results["trained"], answers, seconds, report)
 
 
-def _prepare(out: Path, *, overwrite: bool) -> None:
-    """Make room; only what an earlier quickstart made is removed."""
-    taken = [name for name in (*SUBFOLDERS, "report.md") if (out / name).exists()]
+def _refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """Say early that the output cannot go there."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file; --out names a folder")
+    taken = [name for name in MADE if (out / name).exists()]
+    if taken and not (out / MARKER).is_file():
+        raise InputError(f"{out}: holds {taken[0]} already, and not from a quickstart; choose another --out")
     if taken and not overwrite:
         raise InputError(f"{out}: holds {taken[0]} already; choose another --out, or --overwrite")
-    for name in SUBFOLDERS:
-        shutil.rmtree(out / name, ignore_errors=True)
-    (out / "report.md").unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
 
 
-def _ask(index: IndexFolder, model: BiEncoder) -> dict[str, list[Answer]]:
+@contextmanager
+def _making_room(out: Path) -> Iterator[None]:
+    """Move an earlier quickstart aside while a new one is made in its place; whichever is not wanted in the end is removed.
+
+    The new one is not made elsewhere and moved, since its records and reports name the folders that they lie in.
+    """
+    created = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        old = Path(mkdtemp(prefix=".replaced-", dir=out))
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    with ExitStack() as undo:  # in reverse: remove the new, put back the old, remove what held it
+        if created:
+            undo.callback(_remove_empty, out)
+        undo.callback(old.rmdir)
+        for name in MADE:
+            if (out / name).exists():
+                (out / name).rename(old / name)
+                undo.callback((old / name).rename, out / name)
+        if not (out / MARKER).exists():
+            undo.callback((out / MARKER).unlink, missing_ok=True)
+            (out / MARKER).write_text("A quickstart may replace what one made here: " + ", ".join(MADE) + ".\n", encoding="utf-8")
+        undo.callback(_remove, out)
+        yield
+        undo.pop_all()
+    shutil.rmtree(old)
+
+
+def _remove_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _remove(out: Path) -> None:
+    for name in MADE:
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+        else:
+            (out / name).unlink(missing_ok=True)
+
+
+def _ask(index: IndexFolder, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
     found = search(index, model, [Query(question, question) for question in QUESTIONS], ANSWERS).run
     return {question: [Answer(key, score, index.text_of(key)) for key, score in found[question].items()] for question in QUESTIONS}
 

@@ -17,9 +17,10 @@ from tempfile import mkdtemp
 
 from encoder.errors import InputError
 from encoder.files import sync_folder
+from encoder.files import write_json as write_json_file
 from eval.decoding import decode
 from eval.results import HEADLINE, FileReference, Results
-from retrieval.files import atomic_file, file_sha256
+from retrieval.files import file_sha256
 
 SCHEMA = "quiver-results/1"
 """Name and version of the format, the value of ``schema`` in the file."""
@@ -40,14 +41,12 @@ def write_results(results: Results, folder: Path) -> Path:
 
 
 def write_json(content: Mapping[str, object], path: Path) -> None:
-    """Write JSON as UTF-8, indented, whole or not at all.
+    """Write JSON whole or not at all, content first: `encoder.files.write_json` does it.
 
     Raises:
         ValueError: The content holds NaN or infinity, which JSON does not know.
     """
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    with atomic_file(path) as file:
-        file.write(f"{text}\n".encode())
+    write_json_file(path, content)
 
 
 def read_results(folder: str | Path) -> Results:

@@ -12,14 +12,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from encoder.errors import InputError
 from retrieval.files import read_json_lines, read_lines
 from retrieval.records import Document, Query
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
-_GRADE = re.compile(r"[+-]?[0-9]+")
+# Nine digits fit every integer type that a scorer may keep grades in; a longer one is damage, not a judgement.
+_GRADE = re.compile(r"[+-]?[0-9]{1,9}")
 # Names of the third column that mark the first line of a judgement file as its header; a mistyped grade must not pass as one.
 _GRADE_HEADINGS = frozenset({"score", "relevance", "rel", "grade", "label"})
 
@@ -50,11 +51,11 @@ def load_collection(folder: Path, split: str) -> Collection:
 
     Args:
         folder: The collection's folder.
-        split: Which judgements to use, such as ``test``.
+        split: Which judgements to use, such as ``test``; a bare name, never a path.
 
     Raises:
-        InputError: A file is missing or malformed, the split does not exist (lists those that do), or a judgement names
-            a query or document that the collection lacks (names the judgement's line).
+        InputError: A file is missing or malformed, the split is a path or does not exist (lists those that do), or a judgement
+            names a query or document that the collection lacks (names the judgement's line).
     """
     qrels_file = _split_file(folder, split)
     judged = dict(_judgements(qrels_file))
@@ -121,8 +122,8 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     ``query, iteration, document, grade`` split at white space. Fields are taken as they stand, without CSV quoting.
 
     Raises:
-        InputError: Names the line with a wrong column count, an id that is blank, a grade that is no integer, or a pair
-            that an earlier line has judged.
+        InputError: Names the line with a wrong column count, an id that is blank, a grade that is no integer of at most nine
+            digits, or a pair that an earlier line has judged.
     """
     return _by_query(dict(_judgements(path)))
 
@@ -144,6 +145,8 @@ def find_jsonl(folder: Path, stem: str) -> Path:
 def _split_file(folder: Path, split: str) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
+    if split != PurePath(split).name:
+        raise InputError(f"{folder}: a split is the name of a file in qrels/ without its suffix, not a path; got '{split}'")
     file = folder / "qrels" / f"{split}.tsv"
     if not file.is_file():
         splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv"))
@@ -205,7 +208,7 @@ def _judgements(path: Path) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]
         if place == 0 and split and grade.lower() in _GRADE_HEADINGS:
             continue
         if not _GRADE.fullmatch(grade):
-            raise InputError(f"{where}: the grade must be an integer, got '{grade}'")
+            raise InputError(f"{where}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
         if not query.strip() or not document.strip():
             raise InputError(f"{where}: the {'document' if query.strip() else 'query'} id is blank")
         first = seen.setdefault((query, document), number)

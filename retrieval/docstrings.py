@@ -31,12 +31,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-
 from encoder.errors import InputError
 from retrieval.files import atomic_file
 from retrieval.near_duplicates import first_of_each
+from retrieval.progress import progress_bar
 from retrieval.python_sources import package_files, stdlib_files
 
 logger = logging.getLogger(__name__)
@@ -115,9 +113,11 @@ def mine(*, packages: Sequence[str] = (), stdlib: bool = True, progress: bool = 
     files = stdlib_files() if stdlib else {}
     for package in packages:
         files.update(package_files(package))
-    console = Console(stderr=True)
-    steps = track(files.items(), description="mining", total=len(files), disable=not progress, console=console, transient=True)
-    mined = [pair for module, path in steps for pair in read_file(path, module)]
+    mined: list[Pair] = []
+    with progress_bar("mining", len(files), enabled=progress) as advance:
+        for module, path in files.items():
+            mined += read_file(path, module)
+            advance(1)
     pairs = deduplicate(mined)
     logger.info("%d files, %d functions that pass the rules, %d after removing duplicates", len(files), len(mined), len(pairs))
     return pairs

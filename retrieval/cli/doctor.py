@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import faiss
@@ -15,6 +14,7 @@ from encoder.attention import choose_backend
 from encoder.init import init_weights
 from encoder.model import Encoder
 from retrieval.cli.output import JsonOption, print_json, print_table, quiver_version, say
+from retrieval.versions import installed_version
 
 PACKAGES = {
     "core": ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "faiss-cpu", "pyyaml", "typer", "rich"),
@@ -51,7 +51,7 @@ def gather() -> dict[str, dict[str, Any]]:
         "devices": _devices(),
     }
     for extra, names in PACKAGES.items():
-        facts[extra] = {name: _version(name) for name in names}
+        facts[extra] = {name: installed_version(name) or "not installed" for name in names}
     facts["check"] = _check()
     return facts
 
@@ -65,13 +65,6 @@ def _devices() -> dict[str, Any]:
     if torch.cuda.is_available():
         devices["attention (cuda, bf16)"] = choose_backend("cuda", torch.bfloat16)
     return devices
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _check() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from retrieval.cli.output import (
     OverwriteOption,
     ProgressOption,
     command_line,
+    help_alone,
     print_json,
     print_table,
     say,
@@ -27,7 +28,7 @@ from retrieval.cli.output import (
 )
 from retrieval.corpus import read_documents
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed, against peers in the same run.")
+bench = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed, against peers in the same run.")
 
 # On a terminal of 80 columns there is no room for "Recall".
 SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}

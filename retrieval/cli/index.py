@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from encoder import InputError
+from encoder.files import check_target
 from retrieval.biencoder import BiEncoder
-from retrieval.cli.output import JsonOption, OverwriteOption, ProgressOption, print_json, print_table, say, show_progress
+from retrieval.cli.output import (
+    JsonOption,
+    OverwriteOption,
+    ProgressOption,
+    help_alone,
+    print_json,
+    print_table,
+    say,
+    show_progress,
+)
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_queries
 from retrieval.indexes import IndexFolder, build_index, open_index
@@ -19,7 +30,7 @@ from retrieval.records import Query
 from retrieval.run import write_run
 from retrieval.search import search as run_search
 
-app = typer.Typer(no_args_is_help=True, help="Build and look at indexes.")
+app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build and look at indexes.")
 
 # Characters of a found document that are shown.
 EXCERPT = 160
@@ -74,11 +85,6 @@ def _describe(index: IndexFolder, as_json: bool) -> None:
     print_table(str(index.path), ("", "value"), rows)
 
 
-@app.callback()
-def _index() -> None:
-    """Build and look at indexes."""
-
-
 def search(
     folder: Annotated[Path, typer.Argument(help="An index.")],
     text: Annotated[str | None, typer.Argument(help="The query.")] = None,
@@ -101,6 +107,8 @@ def search(
         raise InputError("--queries FILE and --run FILE go together")
     asked = [Query("query", text)] if text is not None else list(read_queries(queries or Path()))
     index = open_index(folder)
+    if run is not None:
+        _check_run(run, asked, index)
     loaded = _model_of(index) if model is None else load_model(model)
     found = run_search(index, loaded, asked, k, progress=show_progress(progress))
     if run is not None:
@@ -113,6 +121,15 @@ def search(
         return
     rows = [(hit["id"], f"{hit['score']:.4f}", hit.get("text", "")) for hit in hits]
     print_table(f"{len(hits)} of {len(index):,} documents", ("document", "score", "text"), rows)
+
+
+def _check_run(run: Path, asked: Sequence[Query], index: IndexFolder) -> None:
+    """Find out before the queries are encoded that their run could not be written."""
+    check_target(run)
+    for kind, ids in (("query", [query.id for query in asked]), ("document", index.ids)):
+        for key in ids:
+            if key.split() != [key]:
+                raise InputError(f"{run}: a run cannot hold the {kind} id {key!r}: ids must be without white space")
 
 
 def _model_of(index: IndexFolder) -> BiEncoder | ColBERT:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from encoder import InputError
 from retrieval.cli import doctor, evaluation, index, training
-from retrieval.cli.output import quiver_version, say_error
+from retrieval.cli.output import help_alone, quiver_version, say_error
+
+# Typer exports one of Click's usage errors, whose parent is what all of them are: it is found here whether Click is a dependency of
+# Typer or, as in its later versions, a part of it.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="quiver",
     help="Train, index, search and benchmark retrievers on a native, unpadded ModernBERT encoder.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -41,6 +45,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is decided on the way.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
 ) -> None:
@@ -50,12 +55,22 @@ def options(
     level = logging.INFO if verbose else logging.WARNING
     for package in ("encoder", "retrieval", "eval"):
         logging.getLogger(package).setLevel(level)
+    help_alone(context)
 
 
 def main() -> None:
     """The console script."""
     try:
-        app()
+        # Not standalone: otherwise Typer prints usage errors itself, as a box of five lines. It returns the status of typer.Exit.
+        status = app(standalone_mode=False)
+        if status:
+            sys.exit(status)
+    except UsageError as error:
+        say_error(_one_line(error))
+        sys.exit(2)
+    except typer.Abort:
+        say_error("interrupted")
+        sys.exit(130)
     except InputError as error:
         say_error(str(error))
         sys.exit(2)
@@ -63,6 +78,12 @@ def main() -> None:
         # A full disk or a missing permission: the reason is all there is to say.
         say_error(str(error))
         sys.exit(1)
+
+
+def _one_line(error: Any) -> str:
+    """A usage error of Click's, with the parameter it is about and the help that tells more."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message} (see {error.ctx.command_path} --help)" if error.ctx else message
 
 
 if __name__ == "__main__":

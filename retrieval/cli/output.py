@@ -7,13 +7,14 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from retrieval.versions import installed_version
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 
@@ -38,14 +39,30 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; columns of numbers are set to the right and never cut, text is folded."""
-    table = Table(title=title, title_justify="left")
+    """A table on standard output; columns of numbers are set to the right and never cut, text is folded.
+
+    Title and cells are others' words (a path, a document): rich would read ``[bold]`` and ``:smile:`` in a string as its own.
+    """
+    table = Table(title=Text(title, style="table.title"), title_justify="left")
     for name, column in zip(header, zip(*rows, strict=True), strict=True):
         numbers = all(_NUMBER.fullmatch(cell) for cell in column)
         table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers, overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     Console().print(table)
+
+
+def help_alone(context: typer.Context) -> None:
+    """Show a family's help where no command is given.
+
+    A callback for ``invoke_without_command``: what ``no_args_is_help`` does has changed from one Click to the next.
+
+    Raises:
+        typer.Exit: With status 2, as for every command line that is not complete.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 def show_progress(choice: bool | None) -> bool:
@@ -60,7 +77,4 @@ def command_line() -> str:
 
 def quiver_version() -> str:
     """The installed version."""
-    try:
-        return version("quiver-retrieval")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
+    return installed_version("quiver-retrieval") or "unknown (not installed)"

@@ -1,16 +1,16 @@
 """From documents and a model to an index, in memory or on disk.
 
-Texts are streamed: one chunk of them is held at a time, however large the corpus. The vectors are held until they are indexed.
+Texts are streamed: one chunk of them is held at a time, however large the corpus. The vectors are held until they are indexed, once:
+the peak is their size and that of one chunk.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from typing import TypeAlias
 import faiss
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from retrieval.corpus import read_documents
@@ -26,9 +27,11 @@ from retrieval.indexes.exact_dense import ExactDenseIndex
 from retrieval.indexes.folder import ExactIndex, IndexFolder, open_index
 from retrieval.indexes.store import Description, commit, staging
 from retrieval.indexes.texts import TextWriter
+from retrieval.progress import progress_bar
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import DenseEncoding, Document, ModelCard, TokenCounts, TokenEncoding
-from retrieval.similarity import comparable
+from retrieval.similarity import make_comparable
+from retrieval.versions import installed_version
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +57,12 @@ def build_in_memory(model: Model, documents: Iterable[Document], *, use_title: b
         model: Its kind decides which index it is.
         documents: At least one; consumed in chunks.
         use_title: Whether titles are put before the texts.
-        progress: Show the model's progress.
+        progress: Show a bar over all documents; where their number is not known, the model's own for every chunk.
 
     Raises:
         InputError: No documents, an id twice, or a document whose vector is not finite.
     """
-    return _build(model, documents, texts=None, use_title=use_title, progress=progress)
+    return _build(model, documents, total=_length(documents), texts=None, use_title=use_title, progress=progress)
 
 
 def build_index(
@@ -83,15 +86,15 @@ def build_index(
         use_title: Whether titles are put before the texts.
         store_text: Whether the texts are kept in the index, so that hits can be shown.
         overwrite: Replace an index that is at ``out``.
-        progress: Show the model's progress.
+        progress: Show a bar over all documents; where their number is not known, the model's own for every chunk.
 
     Raises:
         InputError: A malformed corpus (file:line), no documents, an id twice, a vector that is not finite, or ``out`` is taken.
     """
     with staging(out, overwrite=overwrite) as place:
-        documents = _checked(Path(corpus)) if isinstance(corpus, str | Path) else corpus
+        documents, total = _checked(Path(corpus)) if isinstance(corpus, str | Path) else (corpus, _length(corpus))
         with TextWriter(place.data) if store_text else nullcontext() as texts:
-            built = _build(model, documents, texts=texts, use_title=use_title, progress=progress)
+            built = _build(model, documents, total=total, texts=texts, use_title=use_title, progress=progress)
         holds = built.index.save(place.data)
         if texts is not None:
             holds |= texts.holds
@@ -110,36 +113,74 @@ def build_index(
     return open_index(out, verify=False)  # every byte was hashed a moment ago
 
 
-def _checked(corpus: Path) -> Iterable[Document]:
-    logger.info("%s: %d documents", corpus, sum(1 for _ in read_documents(corpus)))
-    return read_documents(corpus)
+def _length(documents: Iterable[Document]) -> int | None:
+    return len(documents) if isinstance(documents, Sized) else None
 
 
-def _build(model: Model, documents: Iterable[Document], *, texts: TextWriter | None, use_title: bool, progress: bool) -> BuiltIndex:
+def _checked(corpus: Path) -> tuple[Iterator[Document], int]:
+    """The documents of a file or folder, and how many there are; every line has been read once."""
+    count = sum(1 for _ in read_documents(corpus))
+    logger.info("%s: %d documents", corpus, count)
+    return read_documents(corpus), count
+
+
+def _build(
+    model: Model, documents: Iterable[Document], *, total: int | None, texts: TextWriter | None, use_title: bool, progress: bool
+) -> BuiltIndex:
     ids: list[str] = []
-    encodings: list[DenseEncoding | TokenEncoding] = []
+    parts: list[_Part] = []
     stream = iter(documents)
-    while chunk := list(islice(stream, _CHUNK)):
-        encodings.append(model.encode([document.content(use_title=use_title) for document in chunk], "document", progress=progress))
-        for document in chunk:
-            ids.append(document.id)
-            if texts is not None:
-                texts.add(document)
-        logger.info("%d documents encoded", len(ids))
+    # Without a total there is no time to go; the model's own bars then show at least that something happens.
+    with progress_bar("documents", total or 0, enabled=progress) as advance:
+        while chunk := list(islice(stream, _CHUNK)):
+            contents = [document.content(use_title=use_title) for document in chunk]
+            parts.append(_part(model.encode(contents, "document", progress=progress and total is None), model.card))
+            for document in chunk:
+                ids.append(document.id)
+                if texts is not None:
+                    texts.add(document)
+            advance(len(chunk))
     if not ids:
         raise InputError("there are no documents to index")
-    index = _index(model.card, ids, encodings)
-    if index.dim != model.card.dim:
-        raise ValueError(f"{model.card.source} gave vectors of width {index.dim}, its card says {model.card.dim}")
-    return BuiltIndex(index, _total([encoding.counts for encoding in encodings]))
+    logger.info("%d documents encoded", len(ids))
+    counts, lengths = _total([part.counts for part in parts]), [length for part in parts for length in part.lengths]
+    matrix = _stack(parts, model.card)
+    if model.card.kind == "dense":
+        return BuiltIndex(ExactDenseIndex.from_vectors(ids, matrix), counts)
+    return BuiltIndex(ExactColBERTIndex.from_packed(ids, matrix, lengths), counts)
 
 
-def _index(card: ModelCard, ids: Sequence[str], encodings: Sequence[DenseEncoding | TokenEncoding]) -> ExactIndex:
-    if card.kind == "dense":
-        vectors = np.concatenate([part.vectors for part in encodings if isinstance(part, DenseEncoding)])
-        return ExactDenseIndex.from_vectors(ids, comparable(vectors, card))
-    tokens = [matrix for part in encodings if isinstance(part, TokenEncoding) for matrix in part.vectors]
-    return ExactColBERTIndex.from_vectors(ids, tokens)
+@dataclass(frozen=True)
+class _Part:
+    """The vectors of one chunk, (rows, d), how many of them each document has, and what tokenising did."""
+
+    vectors: NDArray[np.float32]
+    lengths: Sequence[int]
+    counts: TokenCounts
+
+
+def _part(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> _Part:
+    if isinstance(encoding, DenseEncoding):
+        vectors, lengths = encoding.vectors, [1] * len(encoding.vectors)
+    else:
+        vectors, lengths = np.concatenate(encoding.vectors), [len(matrix) for matrix in encoding.vectors]
+    if vectors.ndim != 2 or vectors.shape[1] != card.dim:
+        raise ValueError(f"{card.source} gave vectors of width {vectors.shape[-1]}, its card says {card.dim}")
+    return _Part(vectors, lengths, encoding.counts)
+
+
+def _stack(parts: list[_Part], card: ModelCard) -> NDArray[np.float32]:
+    """All vectors in one matrix, (rows, d), as the index wants them; the parts are used up, so that no corpus is held twice."""
+    end = sum(len(part.vectors) for part in parts)
+    matrix = np.empty((end, card.dim), np.float32)
+    while parts:
+        # From the back: what was allocated last can be given back to the system first.
+        vectors = parts.pop().vectors
+        block = matrix[end - len(vectors) : end]
+        block[:] = vectors
+        make_comparable(block, card)
+        end -= len(vectors)
+    return matrix
 
 
 def _anchored(card: ModelCard) -> ModelCard:
@@ -159,7 +200,7 @@ def _total(counts: Sequence[TokenCounts]) -> TokenCounts:
 
 def _versions() -> dict[str, str]:
     return {
-        "quiver": version("quiver-retrieval"),
+        "quiver": installed_version("quiver-retrieval") or "not installed",
         "torch": str(torch.__version__),
         "faiss": faiss.__version__,
         "numpy": np.__version__,

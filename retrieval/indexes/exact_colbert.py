@@ -58,10 +58,28 @@ class ExactColBERTIndex:
         for key, matrix in zip(ids, vectors, strict=True):
             if matrix.ndim != 2 or matrix.shape[1] != dim:
                 raise ValueError(f"the vectors of document '{key}' must have the shape (n, {dim}), got {matrix.shape}")
-        offsets = np.cumsum([0, *(len(matrix) for matrix in vectors)], dtype=np.int64)
-        if not offsets[-1]:
+        return cls.from_packed(ids, np.concatenate(vectors, dtype=np.float32), [len(matrix) for matrix in vectors])
+
+    @classmethod
+    def from_packed(cls, ids: Sequence[str], tokens: TokenVectors, lengths: Sequence[int]) -> ExactColBERTIndex:
+        """Index token vectors that are one matrix already.
+
+        Args:
+            ids: P document ids.
+            tokens: (T, d), document after document; kept as float32, not copied if they are so already.
+            lengths: P numbers n_i of vectors, zero allowed; T in all.
+
+        Raises:
+            InputError: No documents, none with a vector, an id twice, or a vector with a NaN or an infinity (names the document).
+            ValueError: Not a matrix, or the lengths do not fit the ids or the matrix.
+        """
+        check_new_ids(ids, len(lengths))
+        offsets = np.cumsum([0, *lengths], dtype=np.int64)
+        if tokens.ndim != 2 or offsets[-1] != len(tokens) or min(lengths) < 0:
+            raise ValueError(f"{offsets[-1]} vectors by the lengths of the documents, but the tokens have the shape {tokens.shape}")
+        if not len(tokens):
             raise InputError("none of the documents has a vector; there is nothing to index")
-        tokens = np.concatenate(vectors, dtype=np.float32)
+        tokens = np.ascontiguousarray(tokens, dtype=np.float32)
         bad = first_bad_row(tokens)
         if bad is not None:
             owner = ids[int(np.searchsorted(offsets, bad, side="right")) - 1]

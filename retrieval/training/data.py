@@ -38,6 +38,16 @@ def rows_of_pairs(pairs: Iterable[Pair]) -> list[Row]:
     return [{"query": pair.query, "positive": pair.code} for pair in pairs]
 
 
+def column_prompts(*, query: str, document: str) -> dict[str, str]:
+    """For each key a row may have, the prompt that goes before its texts.
+
+    Example:
+        >>> column_prompts(query="find: ", document="")
+        {'query': 'find: ', 'positive': '', 'negative': ''}
+    """
+    return {"query": query, "positive": document, "negative": document}
+
+
 def _read_rows(data: DataSection) -> list[Row]:
     fields = {"query": data.query_field, "positive": data.positive_field}
     if data.negative_field is not None:

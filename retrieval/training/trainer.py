@@ -16,19 +16,26 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 from sentence_transformers.models import Normalize, Pooling
 from sentence_transformers.training_args import BatchSamplers
+from sentence_transformers.util import cos_sim, dot_score
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
 from encoder import InputError
 from retrieval.biencoder import BiEncoder
 from retrieval.progress import progress_bar
+from retrieval.training.data import column_prompts
 from retrieval.training.native import NativeTransformer
 from retrieval.training.recipe import LossSection, Recipe
 
 logger = logging.getLogger(__name__)
 
+SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
+"""Name in a checkpoint -> the function that a loss compares vectors by; it must be the one they are searched by."""
+
 LOSSES: dict[str, Callable[[SentenceTransformer, LossSection], nn.Module]] = {
-    "mnrl": lambda model, section: MultipleNegativesRankingLoss(model, scale=section.scale),
+    "mnrl": lambda model, section: MultipleNegativesRankingLoss(
+        model, scale=section.scale, similarity_fct=SIMILARITIES[model.similarity_fn_name]
+    ),
 }
 """The losses a recipe may name."""
 
@@ -59,10 +66,14 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
 def sentence_transformer(model: BiEncoder) -> SentenceTransformer:
     """The same weights as a sentence-transformers model whose first module is native."""
     first = NativeTransformer(model.encoder, model.tokenizer, max_seq_length=model.max_length, do_lower_case=model.settings.lower_case)
-    pooling = Pooling(first.get_word_embedding_dimension(), pooling_mode=model.settings.pooling)
+    pooling = Pooling(
+        first.get_word_embedding_dimension(), pooling_mode=model.settings.pooling, include_prompt=model.settings.include_prompt
+    )
     modules = [first, pooling, *([Normalize()] if model.settings.normalize else [])]
     prompts = {"query": model.settings.query_prompt, "document": model.settings.document_prompt}
-    return SentenceTransformer(modules=modules, prompts=prompts, device=str(model.encoder.device))
+    return SentenceTransformer(
+        modules=modules, prompts=prompts, similarity_fn_name=model.settings.similarity, device=str(model.encoder.device)
+    )
 
 
 def run(
@@ -85,10 +96,13 @@ def run(
         steps: Optimiser steps.
         history: Takes (step, loss).
         progress: Show the trainer's bar.
+
+    Raises:
+        InputError: Not one batch could be filled, or the loss is not finite.
     """
     settings = recipe.training
     student = sentence_transformer(model)
-    prompts = {"query": model.settings.query_prompt, "positive": model.settings.document_prompt, "negative": model.settings.document_prompt}
+    prompts = column_prompts(query=model.settings.query_prompt, document=model.settings.document_prompt)
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(work),
         max_steps=steps,
@@ -111,6 +125,8 @@ def run(
         disable_tqdm=True,
         use_cpu=model.encoder.device.type == "cpu",
     )
+    # DataParallel would give every device a batch of its own, and the run would not be the one that its record describes.
+    arguments._n_gpu = min(arguments.n_gpu, 1)
     # A card that has examples is not given any: the library would draw a bar of its own to choose them.
     student.model_card_data.widget = [{"text": ""}]
     with progress_bar("training steps", steps, enabled=progress) as advance:
@@ -122,5 +138,17 @@ def run(
             callbacks=[Watch(history, advance)],
         )
         trainer.remove_callback(PrinterCallback)  # standard output is the command's
+        # The collator does not count a closing special token as part of a prompt, and asks a transformers tokenizer for them.
+        trainer.data_collator.all_special_ids = {model.tokenizer.special_id("sep")}
         trainer.train()
-    return int(trainer.state.global_step)
+    return _checked(int(trainer.state.global_step), steps, recipe, len(rows))
+
+
+def _checked(done: int, planned: int, recipe: Recipe, rows: int) -> int:
+    """The steps done, unless there were none; batches without duplicates may run out before the rows do."""
+    remedy = "lower training.batch_size, remove repeated rows, or set training.no_duplicates to false"
+    if done == 0:
+        raise InputError(f"data.train: {rows} rows do not fill one batch of {recipe.training.batch_size} without a repeated text; {remedy}")
+    if done < planned:
+        logger.warning("%d of %d planned steps were done: too many rows repeat a text of their batch; %s", done, planned, remedy)
+    return done

@@ -35,6 +35,17 @@ def test_the_name_does_not_depend_on_how_the_path_is_written(make_collection: Ca
     assert {resolve(path, "test").name for path in (".", f"{folder}/", str(folder), folder)} == {"arguana"}
 
 
+def test_a_link_keeps_its_name_and_its_policy(make_collection: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_collection("beir")
+    link = tmp_path / "arguana"
+    link.symlink_to(folder, target_is_directory=True)
+    for path in (link, f"{link}/", link / "qrels" / ".."):
+        benchmark = resolve(path, "test")
+        assert (benchmark.name, benchmark.policy) == ("arguana", Policy(exclude_self=True))
+    assert resolve(folder, "test").policy == Policy()
+    assert len(resolve(link, "test").load().documents) == 5
+
+
 @pytest.mark.parametrize("data", ["no-such-collection", "missing/folder"])
 def test_an_unknown_name_says_what_was_looked_for(data: str) -> None:
     with pytest.raises(InputError, match=rf"unknown collection '{data}': no such folder; give a BEIR folder .*qrels/dev\.tsv"):

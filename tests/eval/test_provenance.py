@@ -29,6 +29,11 @@ def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.Monkey
     assert provenance(None).versions.keys() == {"python", "numpy"}
 
 
+def test_the_first_distribution_that_is_installed_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.provenance.PACKAGES", {"array": ("no-such-distribution", "numpy", "torch")})
+    assert provenance(None).versions["array"] == version("numpy")
+
+
 def test_the_checksum_is_over_the_content(make_collection: Callable[..., Path]) -> None:
     plain, packed = make_collection("plain"), make_collection("packed")
     corpus = packed / "corpus.jsonl"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from encoder import InputError
-from eval.quickstart import ANSWERS, QUESTIONS, quickstart
+from eval.quickstart import ANSWERS, MADE, MARKER, QUESTIONS, quickstart
 from retrieval.corpus import load_collection
+from retrieval.docstrings import Pair, mine
 from retrieval.indexes import open_index
 from retrieval.models import load_model
 
@@ -26,6 +30,38 @@ SMALL = (
     "training.max_steps=3",
     "training.log_every=1",
 )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def few_pairs() -> list[Pair]:
+    """Part of what is mined, once for all tests that do not ask how much it is."""
+    return [pair for pair in mine() if pair.module.startswith(("a", "c", "e"))]
+
+
+@pytest.fixture
+def module(few_pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, mining little; packages are looked for all the same."""
+    found = importlib.import_module("eval.quickstart")  # ``from eval import quickstart`` would be the function
+    monkeypatch.setattr(
+        found, "mine", lambda *, packages, progress: mine(packages=packages, progress=progress) if packages else list(few_pairs)
+    )
+    return found
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A folder with the marker of a quickstart, its names, and a file of the user's."""
+    out = tmp_path / "earlier"
+    for name in (*MADE, MARKER, "notes.txt"):
+        path = out / name if "." in name else out / name / "file"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name} of the earlier run")
+    assert len(contents(out)) == 8
+    return out
 
 
 def test_the_whole_path(tmp_path: Path) -> None:
@@ -59,15 +95,87 @@ def test_the_whole_path(tmp_path: Path) -> None:
     for label in ("untrained/model", "trained/model", "bm25"):
         assert label in report
 
-    with pytest.raises(InputError, match="holds data already"):
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*MADE, MARKER])
+
+    with pytest.raises(InputError, match="holds data already; choose another --out, or --overwrite"):
         quickstart(tmp_path, overrides=SMALL)
 
 
-def test_packages_are_mined_too(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no_such_package"):
-        quickstart(tmp_path / "out", packages=["no_such_package"], overrides=SMALL)
+def test_packages_are_mined_too_and_an_earlier_quickstart_is_replaced(earlier: Path) -> None:
     small = (*SMALL, "training.max_steps=1")
-    assert quickstart(tmp_path / "out", packages=["rich"], overrides=small, overwrite=True).train_pairs > 3200
+    assert quickstart(earlier, packages=["rich"], overrides=small, overwrite=True).train_pairs > 3200
+    assert sorted(path.name for path in earlier.iterdir()) == sorted([*MADE, MARKER, "notes.txt"])
+    after = contents(earlier)
+    assert after["notes.txt"] == b"notes.txt of the earlier run"
+    assert {name for name, content in after.items() if b"of the earlier run" in content} == {MARKER, "notes.txt"}
+    assert load_model(earlier / "trained" / "model").dim == 32
+
+
+def test_a_folder_that_is_no_quickstarts_is_never_replaced(earlier: Path, tmp_path: Path) -> None:
+    (earlier / MARKER).unlink()
+    before = contents(earlier)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match="holds data already, and not from a quickstart; choose another --out"):
+            quickstart(earlier, overrides=SMALL, overwrite=overwrite)
+    assert contents(earlier) == before
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="a file; --out names a folder"):
+        quickstart(tmp_path / "file", overrides=SMALL)
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("packages", "overrides", "absent", "message"),
+    [
+        (["no_such_package"], SMALL, None, "no_such_package"),
+        ([], ("training.batchsize=8",), None, "did you mean 'batch_size'"),
+        ([], (*SMALL, "training.batch_size=100000"), None, "are fewer than training.batch_size 100000"),
+        ([], (*SMALL, "model.architecture.vocab_size=512", "model.tokenizer=nowhere/at/all"), None, "nowhere/at/all"),
+        ([], SMALL, "datasets", "training needs datasets: pip install 'quiver-retrieval.train.'"),
+        ([], SMALL, "bm25s", "bm25 needs bm25s: pip install 'quiver-retrieval.eval.'"),
+    ],
+)
+def test_mistakes_are_found_before_the_folder_is_touched(
+    earlier: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    packages: list[str],
+    overrides: tuple[str, ...],
+    absent: str | None,
+    message: str,
+) -> None:
+    before = contents(earlier)
+    times = {path: path.stat().st_ctime_ns for path in earlier.iterdir()}
+    if absent is not None:
+        monkeypatch.setitem(sys.modules, absent, None)
+    for out in (earlier, tmp_path / "new"):
+        with pytest.raises(InputError, match=message):
+            quickstart(out, packages=packages, overrides=overrides, overwrite=True)
+    assert contents(earlier) == before
+    assert {path: path.stat().st_ctime_ns for path in earlier.iterdir()} == times  # a rename there and back would show
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("stage", ["train_and_save", "evaluate", "build_index"])
+def test_a_quickstart_that_fails_half_way_takes_its_traces_away(
+    earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, stage: str
+) -> None:
+    before = contents(earlier)
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    small = (*SMALL, "training.max_steps=1")
+    with monkeypatch.context() as broken:
+        broken.setattr(module, stage, fail)
+        for out in (earlier, tmp_path / "new"):
+            with pytest.raises(KeyboardInterrupt):
+                quickstart(out, overrides=small, overwrite=True)
+    assert contents(earlier) == before
+    assert sorted(path.name for path in earlier.iterdir()) == sorted([*MADE, MARKER, "notes.txt"])
+    assert not (tmp_path / "new").exists()
+    if stage == "build_index":
+        assert quickstart(tmp_path / "new", overrides=small).report.is_file()
 
 
 @pytest.mark.slow

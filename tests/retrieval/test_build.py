@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +19,7 @@ import pytest
 from encoder.errors import InputError
 from retrieval.indexes import ExactColBERTIndex, ExactDenseIndex, build, build_in_memory, build_index, open_index
 from retrieval.protocols import DenseModel, TokenModel
-from retrieval.records import DenseEncoding, Document, TokenCounts
+from retrieval.records import DenseEncoding, Document, ModelCard, TokenCounts, TokenEncoding
 
 DOCUMENTS = [
     Document("a", "granite is hard", "Stone"),
@@ -155,3 +160,99 @@ def test_another_model_is_refused_by_its_fingerprint(tmp_path: Path, word_sum: D
     folder.check_model(word_sum.card)
     with pytest.raises(InputError, match=r"built with word-sum-a \(aaaaaaaaaaaa\), but the model given is word-sum-b \(bbbbbbbbbbbb\)"):
         folder.check_model(other_word_sum.card)
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_the_parts_are_given_back_while_they_move_into_the_matrix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_CHUNK", 100)
+    part, scale = build._part, build.make_comparable
+    parts: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def watched_part(*arguments: Any) -> Any:
+        made = part(*arguments)
+        parts.append(weakref.ref(made.vectors))
+        return made
+
+    def watched_scale(*arguments: Any) -> None:
+        alive.append(sum(vectors() is not None for vectors in parts))
+        scale(*arguments)
+
+    monkeypatch.setattr(build, "_part", watched_part)
+    monkeypatch.setattr(build, "make_comparable", watched_scale)
+    model, documents = Wide(kind), [Document(f"d{number}", "") for number in range(4000)]
+    tracemalloc.start()
+    try:
+        built = build_in_memory(model, documents)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert alive == list(range(40, 0, -1))
+    # The parts, the matrix whose pages are taken only as theirs are given back, and the ids: no third copy.
+    assert peak < 2.8 * 4000 * 64 * 4
+    assert built.index.search(model.encode([""], "query").vectors, 1).ids[0] == ["d999"]
+
+
+class Wide:
+    """Vectors of 64 numbers from nothing: large, and no time is spent on them."""
+
+    def __init__(self, kind: str) -> None:
+        dense = kind == "dense"
+        self.card = ModelCard("wide", "dense" if dense else "colbert", "d" * 64, 64, "cosine" if dense else "maxsim", 9, 9)
+
+    def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding | TokenEncoding:
+        counts = TokenCounts(len(texts), len(texts), 0, 0)
+        vectors = np.full((len(texts), 64), 0.125, np.float32)
+        return DenseEncoding(vectors, counts) if self.card.kind == "dense" else TokenEncoding([row[None] for row in vectors], counts)
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_model_keeps_the_vectors_it_gave(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.arange(1.0, 13.0, dtype=np.float32).reshape(4, 3)
+    given = vectors.copy()
+    model = Wide(kind)
+    model.card = replace(model.card, dim=3)
+    counts = TokenCounts(4, 4, 0, 0)
+    encoding = DenseEncoding(given, counts) if kind == "dense" else TokenEncoding(list(given[:, None]), counts)
+    monkeypatch.setattr(model, "encode", lambda texts, role, *, progress=False: encoding)
+    index = build_in_memory(model, DOCUMENTS).index
+    np.testing.assert_array_equal(given, vectors)
+    query = np.array([[1.0, 0.0, 0.0]], np.float32)
+    lengths = np.linalg.norm(vectors, axis=1) if kind == "dense" else 1
+    hits = index.search(query if kind == "dense" else [query], 4)
+    found = dict(zip(hits.ids[0], hits.scores[0], strict=True))
+    np.testing.assert_allclose([found[document.id] for document in DOCUMENTS], vectors[:, 0] / lengths, rtol=1e-6)
+
+
+def test_one_bar_over_all_documents(
+    tmp_path: Path, word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "_CHUNK", 3)
+    bars: list[tuple[str, int, list[int]]] = []
+
+    @contextmanager
+    def recorded(description: str, total: int, *, enabled: bool) -> Iterator[Callable[[int], None]]:
+        steps: list[int] = []
+        if enabled and total:
+            bars.append((description, total, steps))
+        yield steps.append
+
+    monkeypatch.setattr(build, "progress_bar", recorded)
+    asked: list[bool] = []
+    encode = word_sum.encode
+
+    def watched(texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding:
+        asked.append(progress)
+        return encode(texts, role)
+
+    monkeypatch.setattr(word_sum, "encode", watched)
+    build_index(write(tmp_path / "corpus.jsonl"), word_sum, tmp_path / "file", progress=True)
+    build_in_memory(word_sum, DOCUMENTS, progress=True)
+    assert bars == [("documents", 4, [3, 1])] * 2
+    assert asked == [False] * 4
+    build_in_memory(word_sum, iter(DOCUMENTS), progress=True)  # no total, no time to go: the model shows its own
+    assert len(bars) == 2
+    assert asked[4:] == [True, True]
+    build_in_memory(word_sum, DOCUMENTS)
+    assert len(bars) == 2
+    assert asked[6:] == [False, False]

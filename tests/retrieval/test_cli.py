@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
 from retrieval.cli.main import main
+from retrieval.cli.output import print_table
 from retrieval.model_folder import ModelFolder
 
 DOCUMENTS = {
@@ -195,7 +198,7 @@ MODEL_MISTAKES = {
 
 
 def is_one_line(err: str) -> bool:
-    lines = [line for line in err.splitlines() if "WARNING" not in line]
+    lines = err.splitlines()
     return len(lines) == 1 and lines[0].startswith("quiver: error: ")
 
 
@@ -288,6 +291,111 @@ def test_mistakes_on_the_command_line(
     assert message in done.err
 
 
-def test_unknown_options_and_commands_exit_with_2(quiver: Callable[..., Done]) -> None:
-    assert quiver("serch").code == 2
-    assert quiver("doctor", "--jsn").code == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("serch",), "No such command 'serch'"),
+        (("doctor", "--jsn"), "--jsn"),
+        (("doctor", "extra"), "extra"),
+        (("search",), "(see quiver search --help)"),
+        (("search", "INDEX", "x", "-k", "0"), "'-k'"),
+        (("search", "INDEX", "x", "-k", "ten"), "'-k'"),
+        (("index", "build"), "(see quiver index build --help)"),
+        (("report", "results", "--out"), "--out"),
+        (("bench", "index"), "No such command 'index'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_parsed_is_one_line_too(
+    quiver: Callable[..., Done], arguments: tuple[str, ...], message: str
+) -> None:
+    done = quiver(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert is_one_line(done.err), done.err
+    assert message in done.err
+
+
+@pytest.mark.parametrize(("family", "command"), [((), "quickstart"), (("index",), "build"), (("bench",), "encoder")])
+def test_no_command_shows_the_help(quiver: Callable[..., Done], family: tuple[str, ...], command: str) -> None:
+    alone, asked = quiver(*family), quiver(*family, "--help")
+    assert (alone.code, asked.code, alone.err) == (2, 0, "")
+    assert alone.out == asked.out
+    assert command in alone.out
+
+
+def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(recipe: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("retrieval.cli.training.load_recipe", interrupt)
+    done = quiver("validate", "quickstart")
+    assert done.code == 130
+    assert "Traceback" not in done.err
+
+
+def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
+    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path
+) -> None:
+    broken = BiEncoder.from_pretrained(model)
+    with torch.no_grad():
+        broken.encoder.final_norm.weight.fill_(math.nan)
+    broken.save(tmp_path / "broken")
+    for command in (("index", "build", data), ("evaluate", "--data", data)):
+        done = quiver(*command, "--model", tmp_path / "broken", "--out", tmp_path / "out")
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert "document 'd1' is not finite" in done.err
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("target", [".", "folder", "missing/run.trec"])
+def test_files_that_cannot_be_written_are_found_before_encoding(
+    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
+    assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "results").code == 0
+    (tmp_path / "work" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(BiEncoder, "encode", _must_not_be_called)
+    for command in (
+        ("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", target),
+        ("report", tmp_path / "results", "--out", target),
+    ):
+        done = quiver(*command)
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert f"{target}: cannot be written" in done.err
+    assert [path.name for path in Path().rglob("*")] == ["folder"]
+
+
+@pytest.mark.parametrize(("kind", "file"), [("query", "queries.jsonl"), ("document", "corpus.jsonl")])
+def test_ids_that_no_run_can_hold_are_found_before_encoding(
+    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file: str
+) -> None:
+    damage(data / file, lambda text: text + json.dumps({"_id": "two words", "text": "wings"}) + "\n")
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
+    monkeypatch.setattr(BiEncoder, "encode", _must_not_be_called)
+    done = quiver("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", tmp_path / "run.trec")
+    assert done.code == 2
+    assert is_one_line(done.err), done.err
+    assert f"the {kind} id 'two words'" in done.err
+    assert not (tmp_path / "run.trec").exists()
+
+
+def _must_not_be_called(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("the model was asked for vectors")
+
+
+def test_a_split_is_a_name_and_no_path(quiver: Callable[..., Done], data: Path, tmp_path: Path) -> None:
+    done = quiver("evaluate", "--model", "bm25", "--data", data, "--split", "../qrels/test", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert is_one_line(done.err), done.err
+    assert "not a path" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_others_words_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("runs/[bold]a[/] :smile:", ("", "value"), [("[/red] :bird:", "[1]"), ("x", "2")])
+    shown = capsys.readouterr().out
+    for words in ("runs/[bold]a[/] :smile:", "[/red] :bird:", "[1]"):
+        assert words in shown

@@ -141,10 +141,13 @@ def test_qrels_of_trec(tmp_path: Path, separator: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "line", "message"),
     [
-        (["q1\td1\tone"], 1, "the grade must be an integer, got 'one'"),
-        (["query-id\tcorpus-id\tscore", "q1\td1\tscore"], 2, "the grade must be an integer, got 'score'"),
+        (["q1\td1\tone"], 1, 'the grade must be an integer of at most 9 digits, got "one"'),
+        (["query-id\tcorpus-id\tscore", "q1\td1\tscore"], 2, 'the grade must be an integer of at most 9 digits, got "score"'),
         (["q1\td1\t1", "query-id\tcorpus-id\tscore"], 2, "must be an integer"),
         (["q1\td1\t1.0"], 1, "must be an integer"),
+        (["q1\td1\t1000000000"], 1, "at most 9 digits"),
+        (["q1\td1\t-" + "1" * 400], 1, "at most 9 digits"),
+        (["q1\td1\t1", "q1\td2\t" + "0" * 5000], 2, f'got "{"0" * 39}...'),
         (["q1\td1\t1_0"], 1, "must be an integer"),
         (["q1\td1\t\u0661"], 1, "must be an integer"),
         (["q1\td1\t1", "q1\td2"], 2, "expected 3 (query, document, grade; tab-separated) columns, got 2"),
@@ -167,6 +170,19 @@ def test_a_collection_has_the_judged_queries_in_file_order(folder: Path) -> None
     assert [document.id for document in collection.documents] == ["d1", "d2", "d3"]
     assert collection.queries == (Query("q2", "b"), Query("q1", "a"))
     assert collection.qrels == {"q1": {"d1": 2}, "q2": {"d3": 0, "d1": -1}}
+
+
+def test_the_longest_grade(tmp_path: Path) -> None:
+    assert read_qrels(lines(tmp_path / "test.tsv", "q1\td1\t-999999999")) == {"q1": {"d1": -999_999_999}}
+
+
+@pytest.mark.parametrize("split", ["../qrels/test", "sub/test", "/etc/passwd", "..", ".", "test/"])
+def test_a_split_is_one_name(folder: Path, split: str) -> None:
+    lines(folder / "qrels" / "..tsv", "q1\td1\t1")
+    (folder / "qrels" / "sub").mkdir()
+    lines(folder / "qrels" / "sub" / "test.tsv", "q1\td1\t1")
+    with pytest.raises(InputError, match="a split is the name of a file" if split != ".." else "no split"):
+        load_collection(folder, split)
 
 
 def test_a_missing_split_lists_those_there_are(folder: Path) -> None:

@@ -248,13 +248,18 @@ def test_mining_nothing_is_a_mistake_of_the_caller() -> None:
 
 
 def test_packages_come_after_the_standard_library_and_mining_again_gives_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdlib: list[Pair]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stdlib: list[Pair]
 ) -> None:
     (tmp_path / "quiver_mined.py").write_text(function(docstring="Scale a quiver of arrows up."), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     alone = mine(stdlib=False, packages=["quiver_mined"])
     assert [pair.query for pair in alone] == ["Scale a quiver of arrows up."]
     assert mine(packages=["quiver_mined"]) == [*stdlib, *alone]
+    capsys.readouterr()
+    assert mine(stdlib=False, packages=["quiver_mined"], progress=True) == alone
+    shown = capsys.readouterr()
+    assert "mining" in shown.err
+    assert shown.out == ""
 
 
 def test_the_standard_library_gives_thousands_of_pairs(stdlib: list[Pair]) -> None:

@@ -112,3 +112,19 @@ def test_offsets_that_do_not_fit_are_refused(tmp_path: Path, offsets: list[int])
     np.save(tmp_path / "offsets.npy", np.array(offsets, np.int64))
     with pytest.raises(InputError, match=r"offsets\.npy does not fit"):
         ExactColBERTIndex.open(tmp_path)
+
+
+def test_one_matrix_is_the_same_index_and_is_not_copied() -> None:
+    documents, queries = texts(0, LENGTHS), texts(1, [4, 9])
+    matrix = np.concatenate(documents)
+    index = ExactColBERTIndex.from_packed(IDS, matrix, LENGTHS)
+    assert np.shares_memory(index._tokens, matrix)
+    packed, apart = index.search(queries, 5), ExactColBERTIndex.from_vectors(IDS, documents).search(queries, 5)
+    assert packed.ids == apart.ids
+    np.testing.assert_array_equal(packed.scores, apart.scores)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [2, 2], [4, -1], [3]])
+def test_lengths_that_do_not_fit(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"lengths of the documents|ids for the vectors"):
+        ExactColBERTIndex.from_packed(["a", "b"], np.ones((3 if lengths != [1, 2] else 4, 8), np.float32), lengths)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from encoder.errors import InputError
+from encoder.files import check_target
 from retrieval.files import atomic_file, file_sha256, read_lines
 
 
@@ -75,6 +76,34 @@ def test_a_fault_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatc
 def test_a_missing_folder_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"), atomic_file(tmp_path / "none" / "a.txt"):
         pass
+
+
+@pytest.mark.parametrize("target", [".", "..", "/", "folder", "folder/"])
+def test_a_folder_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="cannot be written, it is a folder; name a file"), atomic_file(Path(target)):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_the_early_check_agrees_with_writing(tmp_path: Path) -> None:
+    check_target(tmp_path / "new.txt")
+    (tmp_path / "old.txt").touch()
+    check_target(tmp_path / "old.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
+    with pytest.raises(InputError, match="does not exist"):
+        check_target(tmp_path / "none" / "a.txt")
+    with pytest.raises(InputError, match="does not exist"):
+        check_target(tmp_path / "old.txt" / "a.txt")
+
+
+@pytest.mark.skipif(os.name == "nt" or (hasattr(os, "geteuid") and os.geteuid() == 0), reason="no folder is closed to this user")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    with pytest.raises(InputError, match="no permission"):
+        check_target(closed / "a.txt")
 
 
 def test_sha256_of_a_file_longer_than_a_block(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ import torch
 
 from encoder import InputError
 from retrieval.biencoder import BiEncoder
+from retrieval.training import dense
 from retrieval.training.dense import build_model, total_steps, train_dense
 from retrieval.training.recipe import Recipe, load_recipe
 from retrieval.training.run import train_recipe
@@ -45,12 +50,21 @@ def recipe(rows: Path, *overrides: str) -> Recipe:
     return load_recipe("quickstart", [*small, *overrides])
 
 
+def all_texts(rows: list[dict[str, str]] = ROWS) -> list[str]:
+    return [text for row in rows for text in row.values()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_run_learns_and_is_recorded(tmp_path: Path) -> None:
     record = train_recipe(recipe(write_rows(tmp_path)), tmp_path / "out", command="quiver train quickstart")
     assert json.loads((tmp_path / "out" / "run.json").read_text()) == json.loads(json.dumps(record))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model", "run.json"]
     losses = [loss for _, loss in record["result"]["losses"]]
-    assert record["result"]["steps"] == 16
+    assert record["result"]["steps"] == record["result"]["steps_planned"] == 16
+    assert record["versions"]["torch"] == version("torch")
     assert len(losses) == 8
     assert losses[-1] < 0.7 * losses[0]
     assert record["batch"] == {"rows": 8, "negatives_per_query": 7}
@@ -144,8 +158,7 @@ def test_bad_data_and_bad_places_are_named(tmp_path: Path) -> None:
         train_recipe(recipe(tmp_path / "nowhere.jsonl"), tmp_path / "out")
     with pytest.raises(InputError, match=r"64 rows are fewer than training\.batch_size 128"):
         train_recipe(recipe(rows, "training.batch_size=128"), tmp_path / "out")
-    assert not (tmp_path / "out" / "model").exists()
-    assert not (tmp_path / "out" / "run.json").exists()
+    assert not (tmp_path / "out").exists()
 
     train_recipe(recipe(rows, "training.max_steps=1"), tmp_path / "out")
     with pytest.raises(InputError, match="holds a run already"):
@@ -162,3 +175,122 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the loss is nan at step 2"):
         train_dense(rows, ROWS, model, tmp_path / "work")
     assert not model.encoder.training
+
+
+def test_a_model_without_a_record_is_not_overwritten(tmp_path: Path) -> None:
+    weights = tmp_path / "out" / "model" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"dear to somebody")
+    with pytest.raises(InputError, match="holds a model already; choose another --out, or --overwrite"):
+        train_recipe(recipe(write_rows(tmp_path)), tmp_path / "out")
+    assert contents(tmp_path / "out") == {"model/model.safetensors": b"dear to somebody"}
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="a file; --out names a folder"):
+        train_recipe(recipe(write_rows(tmp_path)), tmp_path / "file")
+
+
+def test_a_run_that_fails_leaves_the_earlier_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, out = write_rows(tmp_path), tmp_path / "out"
+    train_recipe(recipe(rows, "training.max_steps=1"), out)
+    (out / "notes.txt").write_text("mine")
+    before = contents(out)
+
+    same = tmp_path / "same"
+    same.mkdir()
+    with pytest.raises(InputError, match="do not fill one batch"):
+        train_recipe(recipe(write_rows(same, [ROWS[0]] * 64)), out, overwrite=True)
+    assert contents(out) == before
+
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "run.json" and target.parent == out and self.parent.name.startswith(".unfinished"):
+            raise OSError("disk on fire")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)  # the last of the four renames
+    with pytest.raises(OSError, match="disk on fire"):
+        train_recipe(recipe(rows, "training.max_steps=2"), out, overwrite=True)
+    assert contents(out) == before
+    assert sorted(path.name for path in out.iterdir()) == ["model", "notes.txt", "run.json"]
+
+    monkeypatch.undo()
+    train_recipe(recipe(rows, "training.max_steps=2"), out, overwrite=True)
+    assert json.loads((out / "run.json").read_text())["result"]["steps"] == 2
+    assert sorted(path.name for path in out.iterdir()) == ["model", "notes.txt", "run.json"]
+
+
+def test_a_first_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="64 rows do not fill one batch of 8 without a repeated text"):
+        train_recipe(recipe(write_rows(tmp_path, [ROWS[0]] * 64)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("module", ["sentence_transformers", "transformers", "datasets", "accelerate"])
+def test_a_missing_extra_is_named_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=rf"training needs {module}: pip install 'quiver-retrieval\[train\]'"):
+        train_recipe(recipe(tmp_path / "nowhere.jsonl"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_batches_that_cannot_be_filled_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Nine of the 16 rows have one query: a first batch takes all eight queries there are, and the rest do not make a second.
+    rows = ROWS[:8] + [{**row, "query": ROWS[0]["query"]} for row in ROWS[8:16]]
+    with caplog.at_level(logging.WARNING, logger="retrieval.training.trainer"):
+        record = train_recipe(recipe(write_rows(tmp_path, rows), "training.epochs=1"), tmp_path / "out")
+    assert (record["result"]["steps"], record["result"]["steps_planned"]) == (1, 2)
+    assert "1 of 2 planned steps were done" in caplog.text
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+@pytest.mark.parametrize("normalize", ["true", "false"])
+def test_what_is_trained_is_what_is_searched(tmp_path: Path, normalize: str, include_prompt: bool) -> None:
+    """The loss of the first step follows from the vectors that the starting model gives at inference."""
+    start = build_model(recipe(write_rows(tmp_path)).model, all_texts(), seed=1)
+    start.settings = replace(start.settings, lower_case=True, include_prompt=include_prompt)
+    start.save(tmp_path / "start")
+    rows = [{key: text.upper() for key, text in row.items()} for row in ROWS[:8]]
+    chosen = recipe(
+        write_rows(tmp_path, rows),
+        f"model.init={tmp_path / 'start'}",
+        "model.architecture=null",
+        "model.tokenizer=null",
+        f"model.normalize={normalize}",
+        "model.query_prompt=Look for ",
+        "model.document_prompt=Code ",
+        "training.max_steps=1",
+        "training.log_every=1",
+    )
+    model = build_model(chosen.model, [], seed=1)
+    assert (model.settings.lower_case, model.settings.include_prompt) == (True, include_prompt)
+    assert model.settings.similarity == ("cosine" if normalize == "true" else "dot")
+    queries, documents = (
+        model.encode([row[key] for row in rows], role).vectors for key, role in (("query", "query"), ("positive", "document"))
+    )
+    expected = torch.nn.functional.cross_entropy(torch.from_numpy(20 * queries @ documents.T), torch.arange(8)).item()
+
+    result = train_dense(chosen, rows, model, tmp_path / "work")
+    (_, first), *_ = result.losses
+    assert first == pytest.approx(expected, rel=1e-4)
+    result.model.save(tmp_path / "trained")
+    assert replace(BiEncoder.from_pretrained(tmp_path / "trained").settings, encoder_folder=Path()) == replace(
+        model.settings, encoder_folder=Path()
+    )
+
+
+def test_truncation_is_counted_as_at_inference(tmp_path: Path) -> None:
+    plain = recipe(write_rows(tmp_path), "model.max_length=22")
+    prompted = recipe(write_rows(tmp_path), "model.max_length=22", "model.query_prompt=find the following thing: ", "training.max_steps=1")
+    counts = []
+    for one in (plain, prompted):
+        model = build_model(one.model, all_texts(), seed=1)
+        encoded = [model.encode([row[key] for row in ROWS], role) for key, role in (("query", "query"), ("positive", "document"))]
+        counts.append(sum(encoding.counts.truncated for encoding in encoded))
+    assert counts[0] < counts[1]
+    assert train_recipe(prompted, tmp_path / "out")["result"]["texts_truncated"] == counts[1]
+
+
+def test_a_model_is_built_where_the_device_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "default_device", lambda: "meta")
+    assert build_model(recipe(write_rows(tmp_path)).model, all_texts(), seed=1).encoder.device.type == "meta"
