@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path, PurePath
 
 from encoder.errors import InputError
+from encoder.files import write_json
 from eval.benchmark import Benchmark, Policy, cut, depth, resolve
 from eval.bm25 import PARAMETERS, bm25_run
 from eval.metrics import Scores, score
@@ -32,7 +33,7 @@ from eval.results import (
     Truncated,
     WorstQuery,
 )
-from eval.results_folder import refuse_existing, results_folder, write_json, write_results
+from eval.results_folder import refuse_existing, results_folder, write_results
 from retrieval.corpus import Collection
 from retrieval.files import file_sha256
 from retrieval.indexes.build import build_in_memory
@@ -207,7 +208,7 @@ class _Walk:
             return None
         path = self.folder / "per_query" / f"{key}.json"
         path.parent.mkdir(exist_ok=True)
-        write_json(scores.per_query, path)
+        write_json(path, scores.per_query)
         return FileReference(path.relative_to(self.folder).as_posix(), file_sha256(path))
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 
 from encoder.errors import InputError
-from encoder.files import sync_folder
-from encoder.files import write_json as write_json_file
+from encoder.files import sync_folder, write_json
 from eval.decoding import decode
 from eval.results import HEADLINE, FileReference, Results
 from retrieval.files import file_sha256
@@ -36,17 +35,8 @@ def write_results(results: Results, folder: Path) -> Path:
         The file.
     """
     content = {"schema": SCHEMA, HEADLINE: results.headline, **asdict(results)}
-    write_json(content, folder / FILE)
+    write_json(folder / FILE, content)
     return folder / FILE
-
-
-def write_json(content: Mapping[str, object], path: Path) -> None:
-    """Write JSON whole or not at all, content first: `encoder.files.write_json` does it.
-
-    Raises:
-        ValueError: The content holds NaN or infinity, which JSON does not know.
-    """
-    write_json_file(path, content)
 
 
 def read_results(folder: str | Path) -> Results:

@@ -35,6 +35,7 @@ def progress_bar(description: str, total: int, *, enabled: bool) -> Iterator[Adv
         TextColumn("eta"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    # rich forgets steps after 30 seconds by default, and one batch of a large model may take longer.
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task(description, total=total)
         yield lambda steps: bar.advance(task, steps)

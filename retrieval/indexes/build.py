@@ -38,8 +38,9 @@ logger = logging.getLogger(__name__)
 Model: TypeAlias = DenseModel | TokenModel
 """A model of either kind; ``model.card.kind`` says which."""
 
-# Documents encoded in one call: enough for batches of like lengths, few enough to hold.
-_CHUNK = 10_000
+# Documents encoded in one call: enough to fill a batch, few enough that the bar moves every few seconds on a CPU.
+# Batches are packed, not padded: a larger choice of like lengths was not measurably faster.
+_CHUNK = 512
 
 
 @dataclass(frozen=True)

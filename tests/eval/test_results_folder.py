@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from encoder.errors import InputError
+from encoder.files import write_json
 from eval.benchmark import Benchmark
 from eval.evaluation import evaluate
 from eval.results import CollectionResult, Results, System
-from eval.results_folder import read_results, results_folder, write_json, write_results
+from eval.results_folder import read_results, results_folder, write_results
 from retrieval.records import ModelCard
 
 
@@ -155,7 +156,7 @@ def test_a_changed_or_missing_file_is_found(written: tuple[Results, Path], file:
 
 def test_not_a_number_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json({"score": math.nan}, tmp_path / "scores.json")
+        write_json(tmp_path / "scores.json", {"score": math.nan})
     assert list(tmp_path.iterdir()) == []
 
 
