@@ -26,9 +26,7 @@ def test_minilm_reaches_its_published_score(minilm: Path, quiver_data: Path, tmp
         str(tmp_path / "out"),
     ]
     monkeypatch.setattr(sys, "argv", ["quiver", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code in (0, None)
+    main()  # a failure would leave by SystemExit
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["ndcg@10"] == pytest.approx(0.645, abs=0.001)  # 64.508 in MTEB's table
     collection = results["collections"][0]
