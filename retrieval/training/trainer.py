@@ -95,7 +95,7 @@ def run(
         work: Folder the trainer may write to.
         steps: Optimiser steps.
         history: Takes (step, loss).
-        progress: Show the trainer's bar.
+        progress: Show a bar with the remaining time.
 
     Raises:
         InputError: Not one batch could be filled, or the loss is not finite.
