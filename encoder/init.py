@@ -34,7 +34,7 @@ def init_weights(encoder: Encoder, *, seed: int) -> Encoder:
         if isinstance(module, nn.Linear | nn.Embedding):
             scale = residual_std if name.endswith(("attention.out", "mlp.down")) else std
             nn.init.trunc_normal_(module.weight, std=scale, a=-CUTOFF * scale, b=CUTOFF * scale, generator=generator)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):

@@ -1,33 +1,34 @@
 """The parts of an encoder: embeddings, attention, MLP, block. Each takes its numbers from one `EncoderConfig`.
 
-Shapes: N packed tokens, D model width, H heads, K head width, I MLP width.
+Shapes: N packed tokens, D model width, H heads, K head width, R rotary width, I MLP width.
 Source: ModernBERT, arXiv:2412.13663, section 2.1; BERT, arXiv:1810.04805, section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from encoder.attention import attend
 from encoder.config import EncoderConfig
+from encoder.linear import Linear, lean
+from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, rotate_
+from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
-from encoder.positions import rotate
-
-ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-}
+from encoder.positions import alibi_slopes
 
 RotaryRows = tuple[Tensor, Tensor]
+"""Cosines and sines of a batch's tokens, (N, R/2) each."""
+
+# Tokens of one step through the MLP on a CPU: its inner states stay in the cache, and below the size from which
+# the allocator asks the system for fresh, zeroed pages every time (32 MiB with glibc).
+MLP_CHUNK = 1024
 
 
-def layer_norm(config: EncoderConfig) -> nn.LayerNorm:
-    """The family's LayerNorm over D."""
+def make_norm(config: EncoderConfig) -> Norm:
+    """The family's norm over D."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
 
 
@@ -37,43 +38,66 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = nn.Embedding(config.max_positions, config.hidden_size) if config.positions == "absolute" else None
+        self.position_offset = config.position_offset
+        rows = config.max_positions + config.position_offset
+        self.positions = nn.Embedding(rows, config.hidden_size) if config.positions == "absolute" else None
         self.token_types = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
-        self.norm = layer_norm(config)
+        self.norm: Norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)
 
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """(N,) ids to (N, D)."""
-        hidden = self.tokens(batch.ids)
+    def forward(self, batch: PackedBatch, dtype: torch.dtype) -> Tensor:
+        """(N,) ids to (N, D) hidden states of a dtype."""
+        hidden = self.tokens(batch.ids).to(dtype)
         if self.token_types is not None:
-            hidden = hidden + self.token_types.weight[0]  # single texts: every token is of the first type
+            hidden = hidden + self.token_types.weight[0].to(dtype)  # single texts: every token is of the first type
         if self.positions is not None:
-            hidden = hidden + self.positions(batch.positions)
-        output: Tensor = self.dropout(self.norm(hidden))
+            hidden = hidden + self.positions(batch.positions + self.position_offset).to(dtype)
+        output: Tensor = self.dropout(normalize(hidden, self.norm))
         return output
 
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention on packed tokens, queries, keys and values from one matrix."""
 
+    slopes: Tensor | None
+
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         self.heads = config.num_heads
         self.window = config.layer_window(layer)
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
-        self.out = nn.Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
+        self.out = Linear(config.hidden_size, config.hidden_size, bias=config.attention_output_bias)
         self.probability_dropout = config.attention_dropout
         self.dropout = nn.Dropout(config.attention_output_dropout)
+        slopes = alibi_slopes(config.num_heads) if config.positions == "alibi" else None
+        self.register_buffer("slopes", slopes, persistent=False)
 
     def forward(self, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None) -> Tensor:
         """(N, D) to (N, D)."""
-        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # (N, 3, H, K)
-        q, k, v = qkv.unbind(1)
-        if rope is not None:
-            q, k = rotate(qkv[:, :2], rope).unbind(1)
-        mixed = attend(q, k, v, batch, self.window, dropout=self.probability_dropout if self.training else 0.0)
-        output: Tensor = self.dropout(self.out(mixed.flatten(1)))
+        q, k, v = self._heads_in_place(hidden, rope) if lean(hidden) else self._heads(hidden, rope)
+        dropout = self.probability_dropout if self.training else 0.0
+        mixed = attend(q, k, v, batch, self.window, slopes=self.slopes, dropout=dropout)
+        output: Tensor = self.dropout(self.out(mixed.flatten(1).to(hidden.dtype)))
         return output
+
+    def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (N, H, K) each, from one product."""
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # (N, 3, H, K)
+        if rope is not None:
+            return rotate(qkv, *rope)
+        q, k, v = qkv.unbind(1)
+        return q, k, v
+
+    def _heads_in_place(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same on a CPU without gradients: three contiguous products in float32, turned where they lie.
+
+        Attention is float32 there: processors without matrix instructions for half precision gain nothing from it.
+        """
+        q, k, v = (product(hidden).unflatten(-1, (self.heads, -1)).float() for product in self.qkv.products(hidden, 3))
+        if rope is not None:
+            rotate_(q, *rope)
+            rotate_(k, *rope)
+        return q, k, v
 
 
 class MLP(nn.Module):
@@ -82,42 +106,68 @@ class MLP(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.gated = config.mlp == "gated"
-        self.activation = ACTIVATION_FUNCTIONS[config.activation]
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size * (2 if self.gated else 1), bias=config.mlp_bias)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.activation = config.activation
+        self.up = Linear(config.hidden_size, config.intermediate_size * (2 if self.gated else 1), bias=config.mlp_input_bias)
+        self.down = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_output_bias)
         self.inner_dropout = nn.Dropout(config.mlp_inner_dropout)
         self.output_dropout = nn.Dropout(config.mlp_output_dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
-        inner = self.up(hidden)  # (N, I) or (N, 2 I)
-        if self.gated:
-            activated, gate = inner.chunk(2, dim=-1)
-            inner = self.activation(activated) * gate
-        else:
-            inner = self.activation(inner)
-        output: Tensor = self.output_dropout(self.down(self.inner_dropout(inner)))
+        if lean(hidden) and not self.training:
+            return self._chunked(hidden)
+        output: Tensor = self.output_dropout(self.down(self.inner_dropout(self._activate(self.up(hidden)))))
+        return output
+
+    def _activate(self, inner: Tensor) -> Tensor:
+        """(N, I) or, gated, (N, 2 I) to (N, I)."""
+        return gated(inner, self.activation) if self.gated else ACTIVATION_FUNCTIONS[self.activation](inner)
+
+    def _chunked(self, hidden: Tensor) -> Tensor:
+        (up,), (down,) = self.up.products(hidden), self.down.products(hidden)
+        output = torch.empty_like(hidden)
+        for start in range(0, len(hidden), MLP_CHUNK):
+            chunk = slice(start, start + MLP_CHUNK)
+            output[chunk] = down(self._activate(up(hidden[chunk])))
         return output
 
 
 class Block(nn.Module):
-    """Attention and MLP around a residual stream, with the norm before (pre) or after (post) each."""
+    """Attention and MLP around a residual stream, with the norm before each, after each, or once before both side by side.
+
+    The sum of stream and update is left to the norm that follows it, so that the two can be one pass over memory.
+    """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
-        self.pre_norm = config.norm_position == "pre"
+        self.norm_position = config.norm_position
         has_norm = layer > 0 or config.first_attention_norm
-        self.attention_norm = layer_norm(config) if has_norm else nn.Identity()
+        self.attention_norm: Norm = make_norm(config) if has_norm else nn.Identity()
         self.attention = SelfAttention(config, layer)
-        self.mlp_norm = layer_norm(config)
+        if config.norm_position != "parallel":
+            self.mlp_norm = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None) -> Tensor:
-        """(N, D) to (N, D)."""
-        if self.pre_norm:
-            hidden = hidden + self.attention(self.attention_norm(hidden), batch, rope)
-            output: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-            return output
-        hidden = self.attention_norm(hidden + self.attention(hidden, batch, rope))
-        output = self.mlp_norm(hidden + self.mlp(hidden))
-        return output
+    def forward(
+        self, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """One block.
+
+        Args:
+            hidden: The residual stream, (N, D).
+            update: What the block before left to be added to it, (N, D); None for nothing.
+            batch: The packed batch.
+            rope: Its rows of this layer's rotary table.
+
+        Returns:
+            The residual stream and what is to be added to it; None after a post-norm block.
+        """
+        if self.norm_position == "post":
+            _, hidden = add_norm(hidden, self.attention(hidden, batch, rope), self.attention_norm)
+            return add_norm(hidden, self.mlp(hidden), self.mlp_norm)[1], None
+        hidden, normed = add_norm(hidden, update, self.attention_norm)
+        mixed = self.attention(normed, batch, rope)
+        if self.norm_position == "parallel":
+            return hidden, mixed + self.mlp(normed)
+        hidden, normed = add_norm(hidden, mixed, self.mlp_norm)
+        return hidden, self.mlp(normed)

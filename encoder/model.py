@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from encoder.config import EncoderConfig
 from encoder.errors import InputError
-from encoder.layers import Block, Embeddings
+from encoder.layers import Block, Embeddings, make_norm
+from encoder.linear import compute_dtype
+from encoder.ops import add_norm
+from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
 from encoder.positions import RotaryTable
 
@@ -35,15 +39,17 @@ class Encoder(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
-        self.final_norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias) if config.final_norm else nn.Identity()
-        )
-        # One table a theta, not one a layer: theta -> module, in layer order.
-        thetas = dict.fromkeys(config.theta(kind) for kind in config.layer_types) if config.positions == "rope" else {}
-        self._table_of = {theta: place for place, theta in enumerate(thetas)}
+        self.final_norm: Norm = make_norm(config) if config.final_norm else nn.Identity()
+        # One table for all layers that share theta and scaling; for each layer the place of its table.
+        ropes = [(config.theta(kind), config.scaling(kind)) for kind in config.layer_types] if config.positions == "rope" else []
+        tables = list(dict.fromkeys(ropes))
+        self._table_of = [tables.index(rope) for rope in ropes]
         self.rotary = nn.ModuleList(
-            RotaryTable(theta=theta, head_width=config.head_width, max_positions=config.max_positions) for theta in thetas
+            RotaryTable(theta=theta, rotary_width=config.rotary_width, max_positions=config.max_positions, scaling=scaling)
+            for theta, scaling in tables
         )
+        self.gradient_checkpointing = False
+        """In training, keep one hidden state a block and compute the rest again in the backward pass."""
 
     @property
     def device(self) -> torch.device:
@@ -71,9 +77,14 @@ class Encoder(nn.Module):
             raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
         batch = batch.to(self.device)
         rows = [table(batch.positions) for table in self.rotary]
-        hidden: Tensor = self.embeddings(batch)
-        for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
-            rope = rows[self._table_of[self.config.theta(kind)]] if rows else None
-            hidden = layer(hidden, batch, rope)
-        output: Tensor = self.final_norm(hidden)
-        return output
+        dtype = self.embeddings.tokens.weight.dtype
+        hidden: Tensor = self.embeddings(batch, dtype if torch.is_grad_enabled() else compute_dtype(self.device, dtype))
+        update: Tensor | None = None
+        for place, layer in enumerate(self.layers):
+            rope = rows[self._table_of[place]] if rows else None
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                hidden, update = checkpoint(layer, hidden, update, batch, rope, use_reentrant=False)
+            else:
+                hidden, update = layer(hidden, update, batch, rope)
+        _, output = add_norm(hidden, update, self.final_norm)
+        return output.to(dtype)

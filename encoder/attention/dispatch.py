@@ -6,33 +6,200 @@ Shapes: N packed tokens, H heads, K head width.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from encoder.attention import flash
 from encoder.attention.packed import attend_packed
 from encoder.attention.reference import attend_reference
+from encoder.errors import InputError
 from encoder.packing import PackedBatch
 
 logger = logging.getLogger(__name__)
 
-Backend = Callable[[Tensor, Tensor, Tensor, PackedBatch, "int | None", float], Tensor]
+VARIABLE = "QUIVER_ATTENTION"
+"""Environment variable that names the backend to use where it can be used."""
 
-BACKENDS: dict[str, Backend] = {"packed": attend_packed, "reference": attend_reference}
+Backend = Callable[[Tensor, Tensor, Tensor, PackedBatch, "int | None", "Tensor | None", float], Tensor]
+
+BACKENDS: dict[str, Backend] = {
+    "varlen": flash.attend_varlen,
+    "aten_flash": flash.attend_aten_flash,
+    "flash_attn_2": flash.attend_flash_attn_2,
+    "flash_attn_3": flash.attend_flash_attn_3,
+    "flash_attn_4": flash.attend_flash_attn_4,
+    "dense": flash.attend_dense,
+    "packed": attend_packed,
+    "reference": attend_reference,
+}
+
+# The first that can is taken, packed where none can. Torch's kernels need no package and are flash-attn 2 themselves;
+# 3 and 4 are faster on the processors they are made for, and 2 has ALiBi. Without gradients the operator is called
+# without varlen_attn's layer around it, which costs a kernel and some host time a call.
+TRAINING = ("flash_attn_4", "varlen", "aten_flash", "flash_attn_2")
+INFERENCE = ("flash_attn_4", "flash_attn_3", "aten_flash", "flash_attn_2")
+
+
+class AttentionCall(NamedTuple):
+    """What the choice of a backend depends on, and nothing else."""
+
+    device_type: str
+    dtype: torch.dtype
+    head_width: int = 64
+    capability: tuple[int, int] = (0, 0)
+    """CUDA's compute capability."""
+    gradients: bool = False
+    dropout: bool = False
+    slopes: bool = False
+    """ALiBi."""
+    key_lengths: bool = False
+    """Some tokens only read."""
+    local: bool = False
+    """There is a window, and a sequence that it does not span."""
+    equal_lengths: bool = False
+    installed: frozenset[str] = frozenset()
+    """What `encoder.attention.flash.installed` says."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a backend on CUDA can do; head widths are multiples of 8.
+
+    Source: the checks of the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b).
+    """
+
+    capability: tuple[int, int] = (8, 0)
+    """The least."""
+    beyond: tuple[int, int] = (99, 0)
+    """The first that is no longer served."""
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    widest: int = 256
+    widest_gradient: int = 192
+    """Widest head in training: above it some processors lack the memory for the backward pass."""
+    gradients: bool = True
+    dropout: bool = False
+    slopes: bool = False
+    local: bool = True
+    key_lengths: bool = True
+    mixed_lengths: bool = True
+
+
+LIMITS = {
+    "varlen": Limits(),
+    "aten_flash": Limits(dropout=True),
+    "flash_attn_2": Limits(dropout=True, slopes=True),
+    # What its builds have in common: those on PyPI leave out the backward pass, windows or float16.
+    "flash_attn_3": Limits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
+    "flash_attn_4": Limits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
+    "dense": Limits(dropout=True, local=False, key_lengths=False, mixed_lengths=False),
+}
+
+
+def obstacle(name: str, call: AttentionCall) -> str | None:
+    """Why a backend cannot serve a call, in a few words; None where it can."""
+    limits = LIMITS.get(name)
+    if limits is None:  # packed and reference run everywhere
+        return None
+    widest = limits.widest_gradient if call.gradients else limits.widest
+    reasons = {
+        "it needs a CUDA device": call.device_type != "cuda",
+        "it is not installed": name not in call.installed,
+        f"compute capability {'.'.join(map(str, call.capability))}": not limits.capability <= call.capability < limits.beyond,
+        f"dtype {str(call.dtype).removeprefix('torch.')}": call.dtype not in limits.dtypes,
+        f"head width {call.head_width} (multiples of 8 to {widest})": call.head_width % 8 != 0 or call.head_width > widest,
+        "gradients": call.gradients and not limits.gradients,
+        "dropout": call.dropout and not limits.dropout,
+        "ALiBi": call.slopes and not limits.slopes,
+        "windows": call.local and not limits.local,
+        "tokens that only read": call.key_lengths and not limits.key_lengths,
+        # Flash attention aligns distances to the last key where there are fewer keys than queries.
+        "windows or ALiBi with tokens that only read": call.key_lengths and (call.local or call.slopes),
+        "unequal lengths": not call.equal_lengths and not limits.mixed_lengths,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 @cache
-def choose_backend(device_type: str, dtype: torch.dtype) -> str:
-    """Name of the backend for tensors of this kind of device and dtype; the choice is logged once."""
-    name = "packed"  # its blocks run everywhere
-    logger.info("attention on %s in %s: %s", device_type, str(dtype).removeprefix("torch."), name)
+def choose_backend(call: AttentionCall, override: str | None = None) -> str:
+    """Name of the backend for a kind of call; each choice is logged once, with what stood in the way of a better one.
+
+    Args:
+        call: What the choice depends on.
+        override: A key of `BACKENDS` to take where it can serve the call.
+
+    Raises:
+        InputError: The override is no backend.
+
+    Example:
+        >>> choose_backend(AttentionCall("cpu", torch.float32))
+        'packed'
+        >>> here = dict(capability=(9, 0), installed=frozenset({"varlen", "aten_flash"}))
+        >>> choose_backend(AttentionCall("cuda", torch.bfloat16, **here))
+        'aten_flash'
+        >>> choose_backend(AttentionCall("cuda", torch.bfloat16, gradients=True, **here))
+        'varlen'
+    """
+    if override is not None and override not in BACKENDS:
+        raise InputError(f"{VARIABLE} must be one of {', '.join(BACKENDS)}, got {override!r}")
+    order = TRAINING if call.gradients else INFERENCE
+    names: list[str] = [*([override] if override else []), *order, "packed"]
+    name = next(candidate for candidate in names if obstacle(candidate, call) is None)
+    if override and name != override:
+        logger.warning("%s=%s cannot serve this attention (%s): %s does", VARIABLE, override, obstacle(override, call), name)
+    elif call.device_type == "cuda" and name == "packed" and override is None:
+        logger.info("%s: packed (no flash attention: %s)", _words(call), obstacle("aten_flash", call))
+    else:
+        logger.info("%s: %s", _words(call), name)
     return name
 
 
+def _words(call: AttentionCall) -> str:
+    words = [name.replace("_", " ") for name in ("gradients", "dropout", "slopes", "key_lengths", "local") if getattr(call, name)]
+    kind = f"attention on {call.device_type} in {str(call.dtype).removeprefix('torch.')}, head width {call.head_width}"
+    return ", ".join((kind, *words))
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def describe(
+    q: Tensor, batch: PackedBatch, *, window: int | None = None, slopes: Tensor | None = None, dropout: float = 0.0, gradients: bool = False
+) -> AttentionCall:
+    """The call that `attend` would make on these tensors."""
+    cuda = q.device.type == "cuda"
+    return AttentionCall(
+        device_type=q.device.type,
+        dtype=q.dtype,
+        head_width=q.shape[-1],
+        capability=_capability(q.device) if cuda else (0, 0),
+        gradients=gradients,
+        dropout=dropout > 0,
+        slopes=slopes is not None,
+        key_lengths=batch.key_lengths is not None,
+        local=window is not None,
+        equal_lengths=batch.max_seqlen * len(batch) == batch.num_tokens,
+        installed=flash.installed() if cuda else frozenset(),
+    )
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, *, dropout: float = 0.0, backend: str | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: PackedBatch,
+    window: int | None,
+    *,
+    slopes: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str | None = None,
 ) -> Tensor:
     """Softmax attention of each sequence of a packed batch with itself, scaled by K ** -0.5.
 
@@ -42,16 +209,26 @@ def attend(
         v: Values, (N, H, K).
         batch: Where the sequences begin and end, and which tokens may be attended to.
         window: A token sees |i - j| <= window // 2, both ends included; None for the whole sequence.
+        slopes: ALiBi's slope of each head, (H,): a score loses slope * |i - j|; None without ALiBi.
         dropout: Probability of dropping an attention weight.
-        backend: A key of `BACKENDS`; by default the one for the tensors' device and dtype.
+        backend: A key of `BACKENDS`; by default the environment variable QUIVER_ATTENTION where that backend can
+            serve the call, else the best one that can.
 
     Returns:
         (N, H, K). A token that may see nothing gets zeros.
 
     Raises:
-        ValueError: The backend is unknown.
+        ValueError: ``backend`` is unknown or cannot serve the call; says why.
+        InputError: The environment variable names no backend.
     """
-    name = backend or choose_backend(q.device.type, q.dtype)
-    if name not in BACKENDS:
-        raise ValueError(f"attention backend must be one of {', '.join(BACKENDS)}, got {name!r}")
-    return BACKENDS[name](q, k, v, batch, window, dropout)
+    if window is not None and batch.max_seqlen - 1 <= window // 2:
+        window = None  # every distance fits: local and global are the same, and global needs no mask
+    gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    call = describe(q, batch, window=window, slopes=slopes, dropout=dropout, gradients=gradients)
+    if backend is None:
+        backend = choose_backend(call, os.environ.get(VARIABLE))
+    elif backend not in BACKENDS:
+        raise ValueError(f"attention backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    elif reason := obstacle(backend, call):
+        raise ValueError(f"attention backend {backend} cannot serve this call: {reason}")
+    return BACKENDS[backend](q, k, v, batch, window, slopes, dropout)

@@ -1,0 +1,209 @@
+"""FlashAttention over packed batches: torch's own kernels and the flash-attn packages, behind one contract.
+
+All of them take cu_seqlens and a window as (left, right) distances, both ends included, and never hold an n x n tensor.
+Where keys and queries of a sequence differ in number, they align windows (and ALiBi's distances) to the last key, not to
+the first; so tokens that only read (`PackedBatch.key_lengths`) can have flash attention in global layers only.
+
+Shapes: N packed tokens, H heads, K head width, B sequences, S tokens of each where all are equally long.
+Source: FlashAttention-2, arXiv:2307.08691; FlashAttention-3, arXiv:2407.08608.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from encoder.packing import PackedBatch
+
+logger = logging.getLogger(__name__)
+
+# Where the generations of flash-attn keep flash_attn_varlen_func.
+PACKAGES = {
+    "flash_attn_2": "flash_attn.flash_attn_interface",
+    "flash_attn_3": "flash_attn_interface",
+    "flash_attn_4": "flash_attn.cute.interface",
+}
+
+
+@cache
+def package_function(name: str) -> Callable[..., Any] | None:
+    """flash_attn_varlen_func of one of `PACKAGES`; None where it is not installed or, said in the log, cannot be loaded."""
+    module = PACKAGES[name]
+    try:
+        function: Callable[..., Any] = importlib.import_module(module).flash_attn_varlen_func
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module}.".startswith(f"{error.name}."):
+            logger.warning("%s is installed, but not what it needs: %s", module, error)
+        return None
+    except (ImportError, AttributeError) as error:  # built for another torch, or another package of that name
+        logger.warning("%s is installed, but cannot be used: %s", module, error)
+        return None
+    return function
+
+
+@cache
+def installed() -> frozenset[str]:
+    """Names of the backends of this module that this installation has, whatever the device."""
+    names = {name for name in PACKAGES if package_function(name) is not None}
+    if torch.version.hip is None and torch.backends.cuda.is_flash_attention_available():
+        names.add("aten_flash")
+        # From 2.14 on varlen_attn may take cuDNN's kernel, several times slower on packed batches (pytorch issue 187770);
+        # there the operator below it is called, which is the flash kernel by definition.
+        if torch.__version__ >= "2.11" and torch.__version__ < "2.14":  # compared as versions, not as text
+            names.add("varlen")
+    if torch.__version__ >= "2.7":  # sdpa_kernel takes an order of preference
+        names.add("dense")
+    return frozenset(names)
+
+
+class Keys(NamedTuple):
+    """What queries read: keys and values end to end, where their sequences begin, and the longest."""
+
+    k: Tensor
+    v: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+
+
+def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
+    """The leading tokens of each sequence that may be attended to.
+
+    Nothing here waits for the device: places and borders are made on the host once a batch.
+    """
+    if batch.key_lengths is None:
+        return Keys(k, v, batch.cu_seqlens, batch.max_seqlen)
+    if "keys" not in batch.memo:
+        starts = batch.offsets[:-1]
+        places = torch.cat([torch.arange(start, start + keys) for start, keys in zip(starts, batch.key_lengths, strict=True)])
+        borders = torch.tensor((0, *batch.key_lengths)).cumsum(0).to(torch.int32)
+        batch.memo["keys"] = tuple(x.to(k.device, non_blocking=True) for x in (places, borders))
+    places, borders = batch.memo["keys"]
+    return Keys(k[places], v[places], borders, max(batch.key_lengths))
+
+
+def _sides(window: int | None) -> tuple[int, int]:
+    """A window as flash attention counts it: distances to the left and to the right, -1 without end."""
+    return (-1, -1) if window is None else (window // 2, window // 2)
+
+
+def attend_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
+    """torch.nn.attention.varlen, torch's public way to the flash kernel; see `encoder.attention.attend`."""
+    del slopes, dropout  # `choose_backend` sees to it that there are none
+    from torch.nn.attention.varlen import varlen_attn
+
+    keys = readable(k, v, batch)
+    borders = (batch.cu_seqlens, keys.cu_seqlens, batch.max_seqlen, keys.max_seqlen)
+    return _first(varlen_attn(q, keys.k, keys.v, *borders, window_size=_sides(window)))
+
+
+def attend_aten_flash(
+    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """The operator under varlen_attn: without its Python layer, with dropout; see `encoder.attention.attend`.
+
+    torch builds it without ALiBi, though the operator's signature has it.
+    """
+    del slopes
+    keys = readable(k, v, batch)
+    left, right = _sides(window)
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        q,
+        keys.k,
+        keys.v,
+        batch.cu_seqlens,
+        keys.cu_seqlens,
+        batch.max_seqlen,
+        keys.max_seqlen,
+        dropout,
+        False,  # causal
+        False,  # return the dropout mask
+        window_size_left=left,
+        window_size_right=right,
+    )[0]
+    return output
+
+
+def _package(name: str) -> Callable[..., Any]:
+    function = package_function(name)
+    if function is None:
+        raise ValueError(f"attention backend {name} needs the module {PACKAGES[name]}, which is not installed")
+    return function
+
+
+def attend_flash_attn_2(
+    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """flash-attn 2, the one that knows ALiBi; see `encoder.attention.attend`."""
+    keys = readable(k, v, batch)
+    output: Tensor = _package("flash_attn_2")(
+        q,
+        keys.k,
+        keys.v,
+        batch.cu_seqlens,
+        keys.cu_seqlens,
+        batch.max_seqlen,
+        keys.max_seqlen,
+        dropout_p=dropout,
+        window_size=_sides(window),
+        alibi_slopes=None if slopes is None else slopes.float(),
+    )
+    return output
+
+
+def attend_flash_attn_3(
+    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """flash-attn 3, for Hopper; see `encoder.attention.attend`."""
+    del slopes, dropout
+    keys = readable(k, v, batch)
+    borders = (batch.cu_seqlens, keys.cu_seqlens, batch.max_seqlen, keys.max_seqlen)
+    return _first(_package("flash_attn_3")(q, keys.k, keys.v, *borders, window_size=_sides(window)))
+
+
+def attend_flash_attn_4(
+    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """flash-attn 4, for Hopper and Blackwell, compiled at its first call; see `encoder.attention.attend`."""
+    del slopes, dropout
+    keys = readable(k, v, batch)
+    output = _package("flash_attn_4")(
+        q,
+        keys.k,
+        keys.v,
+        cu_seqlens_q=batch.cu_seqlens,  # by name: their places changed between its releases
+        cu_seqlens_k=keys.cu_seqlens,
+        max_seqlen_q=batch.max_seqlen,
+        max_seqlen_k=keys.max_seqlen,
+        window_size=(None, None) if window is None else _sides(window),
+    )
+    return _first(output)
+
+
+def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The output alone: some releases give the logarithms of the sums beside it."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def attend_dense(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
+    """Equally long sequences as one dense, mask-free call, cuDNN's kernel first; see `encoder.attention.attend`.
+
+    Never chosen by itself. Reports differ between twice as fast as FlashAttention 2 (long texts, Hopper) and several
+    times slower; cuDNN plans anew for every (B, S); and a choice by stopwatch would wait for the device in a forward
+    pass and give other last bits from run to run. Where it is measured to be faster, QUIVER_ATTENTION=dense takes it.
+    """
+    del window, slopes
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    shape = (len(batch), batch.max_seqlen, *q.shape[1:])
+    query, key, value = (x.view(shape).transpose(1, 2) for x in (q, k, v))  # (B, H, S, K), nothing copied
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with sdpa_kernel(order, set_priority=True):
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    return mixed.transpose(1, 2).flatten(0, 1)  # (N, H, K)

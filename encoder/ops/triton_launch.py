@@ -1,0 +1,28 @@
+"""What the Triton kernels share: the device they are launched on and the sizes of their blocks."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Make the device of ``x`` the current one: Triton launches there, wherever the tensors lie."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below ``number`` >= 1: blocks must have such a size.
+
+    Example:
+        >>> [power_of_two(number) for number in (1, 48, 64, 768)]
+        [1, 64, 64, 1024]
+    """
+    return 1 << (number - 1).bit_length()
+
+
+def blocks(number: int, size: int) -> int:
+    """How many blocks of a size cover ``number``."""
+    return -(-number // size)
