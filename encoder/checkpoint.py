@@ -1,9 +1,9 @@
 """Checkpoints: config.json and safetensors in Hugging Face's key layouts, both ways.
 
 Reading is strict: every tensor of the encoder must be there with its shape, and every tensor of the file must be either
-the encoder's or one of a head's, which are named in the log. Writing gives what transformers writes.
+the encoder's or one of a head's, which are named in the log. Writing gives what the family's own code writes.
 
-Source: the state dicts of ``ModernBertModel``, ``ModernBertForMaskedLM``, ``BertModel`` and ``BertForMaskedLM`` (transformers 5.3).
+The families' names are in `encoder.key_maps`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,87 +19,46 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from encoder.config import Family
 from encoder.errors import InputError
 from encoder.files import read_json, replacing, write_json
 from encoder.hf_config import ConfigStyle, config_from_hf, config_to_hf
 from encoder.hub import local_folder
+from encoder.key_maps import KEY_MAPS
 from encoder.model import Encoder
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class KeyMap:
-    """How one family names its tensors.
+class TheirTensor:
+    """Where one of our tensors lies in a family's file.
 
     Attributes:
-        prefix: What stands before every key when a head's checkpoint holds the encoder.
-        names: Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order.
-        heads: Pattern of keys that belong to heads and poolers, not to the encoder.
-        buffers: Pattern of keys that hold no weights (old files store position ids).
-        old_names: Endings of keys as older files have them, and what they became.
+        keys: Their keys without prefix; several are stacked in that order.
+        swapped: Its two halves of rows are the other way round there.
     """
 
-    prefix: str
-    names: Mapping[str, tuple[str, ...]]
-    heads: re.Pattern[str]
-    buffers: re.Pattern[str]
-    old_names: Mapping[str, str] = field(default_factory=dict)
+    keys: tuple[str, ...]
+    swapped: bool
 
 
-KEY_MAPS: dict[Family, KeyMap] = {
-    "modernbert": KeyMap(
-        prefix="model.",
-        names={
-            "embeddings.tokens": ("embeddings.tok_embeddings",),
-            "embeddings.norm": ("embeddings.norm",),
-            "layers.{}.attention_norm": ("layers.{}.attn_norm",),
-            "layers.{}.attention.qkv": ("layers.{}.attn.Wqkv",),
-            "layers.{}.attention.out": ("layers.{}.attn.Wo",),
-            "layers.{}.mlp_norm": ("layers.{}.mlp_norm",),
-            "layers.{}.mlp.up": ("layers.{}.mlp.Wi",),
-            "layers.{}.mlp.down": ("layers.{}.mlp.Wo",),
-            "final_norm": ("final_norm",),
-        },
-        heads=re.compile(r"(head|decoder|classifier)\."),
-        buffers=re.compile(r"rotary_emb\."),
-    ),
-    "bert": KeyMap(
-        prefix="bert.",
-        names={
-            "embeddings.tokens": ("embeddings.word_embeddings",),
-            "embeddings.positions": ("embeddings.position_embeddings",),
-            "embeddings.token_types": ("embeddings.token_type_embeddings",),
-            "embeddings.norm": ("embeddings.LayerNorm",),
-            "layers.{}.attention.qkv": (
-                "encoder.layer.{}.attention.self.query",
-                "encoder.layer.{}.attention.self.key",
-                "encoder.layer.{}.attention.self.value",
-            ),
-            "layers.{}.attention.out": ("encoder.layer.{}.attention.output.dense",),
-            "layers.{}.attention_norm": ("encoder.layer.{}.attention.output.LayerNorm",),
-            "layers.{}.mlp.up": ("encoder.layer.{}.intermediate.dense",),
-            "layers.{}.mlp.down": ("encoder.layer.{}.output.dense",),
-            "layers.{}.mlp_norm": ("encoder.layer.{}.output.LayerNorm",),
-        },
-        heads=re.compile(r"(cls|pooler|classifier|qa_outputs)\."),
-        buffers=re.compile(r"embeddings\.position_ids$"),
-        # The names of BERT's TensorFlow release; transformers 5 writes them again when it saves such a model.
-        old_names={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    ),
-}
+def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
+    """Our tensor names to the family's, without prefix.
 
-
-def their_keys(encoder: Encoder) -> dict[str, tuple[str, ...]]:
-    """Our tensor names to the family's, without prefix."""
-    names = KEY_MAPS[encoder.config.family].names
+    Raises:
+        InputError: The family's checkpoints have no such tensor.
+    """
+    config = encoder.config
+    family = KEY_MAPS[config.family]
     keys = {}
     for ours in encoder.state_dict():
         module, _, parameter = ours.rpartition(".")
         layer = re.search(r"\d+", module)
-        theirs = names[re.sub(r"\d+", "{}", module)]
-        keys[ours] = tuple(f"{name.format(layer[0] if layer else '')}.{parameter}" for name in theirs)
+        name = re.sub(r"\d+", "{}", module)
+        theirs = family.theirs(name, layer[0] if layer else "", gated=config.mlp == "gated")
+        if theirs is None:
+            raise InputError(f"a {config.family} checkpoint has no place for {ours}; family quiver can hold it")
+        keys[ours] = TheirTensor(tuple(f"{key}.{parameter}" for key in theirs), name in family.swapped)
     return keys
 
 
@@ -170,10 +129,11 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
         InputError: A tensor is missing, has another shape, or belongs to nothing we know.
     """
     family = KEY_MAPS[encoder.config.family]
-    stripped = {_current_name(key.removeprefix(family.prefix), family): tensor for key, tensor in state.items()}
+    stripped = {family.current_name(key): tensor for key, tensor in state.items()}
+    if len(stripped) < len(state):
+        raise InputError(f"{where}: two tensors have the same name once their prefixes are taken away")
     wanted = their_keys(encoder)
-    shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items()}
-    known = {key for theirs in wanted.values() for key in theirs}
+    known = {key for theirs in wanted.values() for key in theirs.keys}
     heads = sorted(key for key in stripped if family.heads.match(key))
     unknown = sorted(key for key in stripped.keys() - known - set(heads) if not family.buffers.search(key))
     missing = sorted(known - stripped.keys())
@@ -182,25 +142,25 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
         raise InputError(f"{where}: the tensors do not fit config.json ({encoder.config.family}): {complaint}")
     if heads:
         logger.info("%s: left aside %d tensors of heads: %s", where, len(heads), ", ".join(heads))
-    ours = {}
-    for name, theirs in wanted.items():
-        parts = [stripped[key] for key in theirs]
-        rows, *rest = shapes[name]
-        asked = (rows // len(parts), *rest)
-        for key, part in zip(theirs, parts, strict=True):
-            if tuple(part.shape) != asked:
-                raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json asks for {asked}")
-            if not part.is_floating_point():
-                raise InputError(f"{where}: {key} holds {part.dtype}, not floating-point numbers: a quantised checkpoint is not read")
-        ours[name] = torch.cat(parts)
-    return ours
+    shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items()}
+    return {name: _ours(theirs, stripped, shapes[name], where) for name, theirs in wanted.items()}
 
 
-def _current_name(key: str, family: KeyMap) -> str:
-    for old, new in family.old_names.items():
-        if key.endswith(old):
-            return key.removesuffix(old) + new
-    return key
+def _ours(theirs: TheirTensor, state: Mapping[str, Tensor], shape: torch.Size, where: str) -> Tensor:
+    """One of our tensors, stacked from theirs."""
+    parts = [state[key] for key in theirs.keys]
+    asked = (shape[0] // len(parts), *shape[1:])
+    for key, part in zip(theirs.keys, parts, strict=True):
+        if tuple(part.shape) != asked:
+            raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json asks for {asked}")
+        if not part.is_floating_point():
+            raise InputError(f"{where}: {key} holds {part.dtype}, not floating-point numbers: a quantised checkpoint is not read")
+    stacked = torch.cat(parts)
+    return _halves_swapped(stacked) if theirs.swapped else stacked
+
+
+def _halves_swapped(tensor: Tensor) -> Tensor:
+    return torch.cat(tensor.chunk(2)[::-1])
 
 
 def _few(label: str, keys: list[str]) -> str:
@@ -213,27 +173,36 @@ def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
 
     Args:
         encoder: Whose weights.
-        prefix: Put the family's prefix (``model.`` or ``bert.``) before every key, as checkpoints with a head have it.
+        prefix: Put the family's prefix (such as ``model.`` or ``bert.``) before every key, as checkpoints with a head have it.
+
+    Raises:
+        InputError: The family's checkpoints have no place for a tensor.
     """
     start = KEY_MAPS[encoder.config.family].prefix if prefix else ""
     wanted = their_keys(encoder)
     state = {}
     for name, tensor in encoder.state_dict().items():
-        parts = tensor.detach().cpu().chunk(len(wanted[name]))
-        for key, part in zip(wanted[name], parts, strict=True):
+        theirs = wanted[name]
+        whole = tensor.detach().cpu()
+        parts = (_halves_swapped(whole) if theirs.swapped else whole).chunk(len(theirs.keys))
+        for key, part in zip(theirs.keys, parts, strict=True):
             state[start + key] = part.clone(memory_format=torch.contiguous_format)
     return state
 
 
 def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "v4", prefix: bool = False) -> None:
-    """Write config.json and model.safetensors as transformers writes them.
+    """Write config.json and model.safetensors as the family's own code writes them.
 
     Args:
         encoder: Whose weights.
         folder: Made if it is not there; each file is replaced whole.
         style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
         prefix: Put the family's prefix before every key.
+
+    Raises:
+        InputError: The family's format cannot express the architecture; the message names the field, and nothing is written.
     """
+    config = config_to_hf(encoder.config, style=style)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
@@ -243,4 +212,4 @@ def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "
     (path / "model.safetensors.index.json").unlink(missing_ok=True)
     for shard in path.glob("model-*-of-*.safetensors"):
         shard.unlink()
-    write_json(path / "config.json", config_to_hf(encoder.config, style=style) | {"torch_dtype": dtype})
+    write_json(path / "config.json", config | {"torch_dtype": dtype})

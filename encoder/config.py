@@ -14,6 +14,9 @@ from encoder.errors import InputError
 
 Family = Literal["modernbert", "bert", "roberta", "mosaicbert", "nomicbert", "gte", "quiver"]
 LayerType = Literal["global", "local"]
+RopeKind = Literal["linear", "ntk", "yarn"]
+Precision = Literal["float", "int8"]
+"""How matrices are multiplied in inference: with the weights' own values, or quantised."""
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 DROPOUTS = ("embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_inner_dropout", "mlp_output_dropout")
@@ -26,7 +29,7 @@ class RopeScaling:
     Source: YaRN, arXiv:2309.00071, section 3; the values have the meaning they have in Hugging Face's rope_parameters.
     """
 
-    kind: Literal["linear", "ntk", "yarn"]
+    kind: RopeKind
     """linear divides every frequency by the factor; ntk raises theta; yarn scales low frequencies and keeps high ones."""
     factor: float
     """How many times longer than ``original_positions`` a text may be."""
@@ -40,10 +43,14 @@ class RopeScaling:
     """yarn: what cosines and sines are multiplied by; None for 0.1 ln(factor) + 1."""
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(RopeKind):
+            raise InputError(f"RoPE scaling: kind must be one of {', '.join(get_args(RopeKind))}, got {self.kind!r}")
         if self.factor < 1:
             raise InputError(f"RoPE scaling: factor must be >= 1, got {self.factor}")
         if self.original_positions < 1:
             raise InputError(f"RoPE scaling: original_positions must be >= 1, got {self.original_positions}")
+        if not 0 < self.beta_slow <= self.beta_fast:
+            raise InputError(f"RoPE scaling: beta_slow must be > 0 and <= beta_fast, got {self.beta_slow} and {self.beta_fast}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,26 +12,37 @@ from safetensors.torch import load_file, save_file
 
 from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from encoder.checkpoint import from_hf_state, to_hf_state
-from encoder.hf_config import config_from_hf
+from encoder.config import RopeScaling
+from encoder.presets import preset
 
-MODERNBERT = EncoderConfig.modernbert(
-    vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
-)
-BERT = config_from_hf(
-    {
-        "model_type": "bert",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-    }
-)
+
+def tiny(name: str, **change: object) -> EncoderConfig:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "max_positions": 64}
+    return replace(preset(name), **{**sizes, "layer_types": ("global", "global"), **change})
+
+
+MODERNBERT = tiny("modernbert-base", layer_types=("global", "local"))
+BERT = tiny("bert-base")
+NOMICBERT = tiny("nomicbert", intermediate_size=256)  # its code knows no other widths
+CONFIGS = {
+    "modernbert": MODERNBERT,
+    "modernbert-biases": tiny(
+        "modernbert-base", norm_bias=True, qkv_bias=True, attention_output_bias=True, mlp_input_bias=True, mlp_output_bias=True
+    ),
+    "bert": BERT,
+    "roberta": tiny("roberta-base"),
+    "mosaicbert": tiny("mosaicbert-base"),
+    "nomicbert": NOMICBERT,
+    "nomicbert-plain": replace(NOMICBERT, mlp="plain", activation="gelu", mlp_input_bias=True, type_vocab_size=0),
+    "gte": tiny("gte-en-mlm-large"),
+    "gte-stretched": tiny("gte-en-mlm-base", global_scaling=RopeScaling("ntk", 2.0, 32)),
+    "parallel": tiny("modernbert-base", family="quiver", norm_position="parallel", norm="rmsnorm", rotary_fraction=0.5),
+    "plain": tiny("bert-base", family="quiver", positions="alibi", norm_position="pre", embedding_norm=False, final_norm=True),
+}
 BATCH = pack_ids([[1, 2, 3], [4]])
 
 
-@pytest.fixture(params=[MODERNBERT, BERT], ids=["modernbert", "bert"])
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS)
 def encoder(request: pytest.FixtureRequest) -> Encoder:
     return init_weights(Encoder(request.param), seed=5).eval()
 
@@ -130,10 +142,86 @@ def test_a_wrong_shape_is_named(encoder: Encoder) -> None:
 
 
 def test_a_head_is_left_aside_and_said(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
-    head = "head.dense.weight" if encoder.config.family == "modernbert" else "cls.predictions.bias"
+    heads = {"modernbert": "head.dense.weight", "quiver": "head.dense.weight", "roberta": "lm_head.bias", "gte": "lm_head.norm.weight"}
+    head = heads.get(encoder.config.family, "cls.predictions.transform.dense.weight")
     with caplog.at_level("INFO", logger="encoder"):
         from_hf_state(encoder, {**to_hf_state(encoder, prefix=True), head: torch.zeros(1)}, where="here")
     assert head in caplog.text
+
+
+LAYER = "encoder.layer.0."
+# One layer of each published layout; weights only, since biases follow them.
+LAYOUTS = {
+    "modernbert": ["embeddings.tok_embeddings", "embeddings.norm", "final_norm"]
+    + [f"layers.0.{name}" for name in ("attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo")],
+    "bert": ["embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings", "embeddings.LayerNorm"]
+    + [LAYER + f"attention.{name}" for name in ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm")]
+    + [LAYER + name for name in ("intermediate.dense", "output.dense", "output.LayerNorm")],
+    "mosaicbert": ["embeddings.word_embeddings", "embeddings.token_type_embeddings", "embeddings.LayerNorm"]
+    + [LAYER + f"attention.{name}" for name in ("self.Wqkv", "output.dense", "output.LayerNorm")]
+    + [LAYER + f"mlp.{name}" for name in ("gated_layers", "wo", "layernorm")],
+    "nomicbert": ["embeddings.word_embeddings", "embeddings.token_type_embeddings", "emb_ln"]
+    + [f"encoder.layers.0.{name}" for name in ("attn.Wqkv", "attn.out_proj", "norm1", "mlp.fc11", "mlp.fc12", "mlp.fc2", "norm2")],
+    "gte": ["embeddings.word_embeddings", "embeddings.token_type_embeddings", "embeddings.LayerNorm"]
+    + [LAYER + name for name in ("attention.qkv_proj", "attention.o_proj", "attn_ln", "mlp.up_gate_proj", "mlp.down_proj", "mlp_ln")],
+}
+LAYOUTS["roberta"] = LAYOUTS["bert"]
+PREFIXES = {"modernbert": "model.", "bert": "bert.", "roberta": "roberta.", "mosaicbert": "bert.", "nomicbert": "bert.", "gte": "new."}
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_names_are_the_published_ones(family: str) -> None:
+    encoder = Encoder(replace(CONFIGS[family], layer_types=("global",)))
+    weights = {key for key in to_hf_state(encoder) if key.endswith(".weight")}
+    assert weights == {f"{name}.weight" for name in LAYOUTS[family]}
+    assert {PREFIXES[family] + key for key in weights} <= to_hf_state(encoder, prefix=True).keys()
+
+
+def test_quivers_names_are_the_modules() -> None:
+    encoder = Encoder(CONFIGS["parallel"])
+    assert to_hf_state(encoder).keys() == encoder.state_dict().keys()
+
+
+def test_gtes_gate_stands_behind_what_it_gates() -> None:
+    encoder = init_weights(Encoder(CONFIGS["gte"]), seed=5)
+    theirs = to_hf_state(encoder)["encoder.layer.1.mlp.up_gate_proj.weight"]
+    up, gate = theirs.chunk(2)  # theirs: act(gate) * up; ours: act(first half) * second half
+    activated, other = encoder.layers[1].mlp.up.weight.chunk(2)
+    assert torch.equal(gate, activated)
+    assert torch.equal(up, other)
+
+
+def test_nomicberts_fc12_is_activated() -> None:
+    encoder = init_weights(Encoder(NOMICBERT), seed=5)
+    theirs = to_hf_state(encoder)
+    activated, other = encoder.layers[1].mlp.up.weight.chunk(2)
+    assert torch.equal(theirs["encoder.layers.1.mlp.fc12.weight"], activated)
+    assert torch.equal(theirs["encoder.layers.1.mlp.fc11.weight"], other)
+
+
+@pytest.mark.parametrize("start", ["bert.", "model.bert."])
+def test_composers_names_are_read(start: str) -> None:
+    encoder = init_weights(Encoder(MODERNBERT), seed=5)
+    state = {f"{start}{'encoder.' if key.startswith('layers') else ''}{key}": tensor for key, tensor in to_hf_state(encoder).items()}
+    heads = {f"{start.removesuffix('bert.')}{key}": torch.zeros(1) for key in ("head.dense.weight", "decoder.weight", "decoder.bias")}
+    assert f"{start}encoder.layers.1.attn.Wqkv.weight" in state
+    read = from_hf_state(encoder, {**state, **heads}, where="here")
+    for name, tensor in encoder.state_dict().items():
+        assert torch.equal(read[name], tensor)
+
+
+def test_a_name_with_and_without_prefix_is_refused(encoder: Encoder) -> None:
+    with pytest.raises(InputError, match="two tensors have the same name"):
+        from_hf_state(encoder, {**to_hf_state(encoder), **to_hf_state(encoder, prefix=True)}, where="here")
+
+
+def test_an_architecture_its_format_cannot_hold_is_not_saved(tmp_path: Path) -> None:
+    encoder = Encoder(replace(BERT, norm_position="pre", final_norm=True))
+    with pytest.raises(InputError, match=r"a bert config\.json cannot hold norm_position 'pre', final_norm True; family quiver can"):
+        save_encoder(encoder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match=r"a bert checkpoint has no place for final_norm\.weight"):
+        to_hf_state(encoder)
 
 
 def test_old_tensorflow_names_are_read() -> None:

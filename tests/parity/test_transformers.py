@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids, save_encoder
+from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
@@ -40,7 +40,8 @@ def modernbert(folder: Path, **overrides: object) -> transformers.ModernBertMode
     return model
 
 
-def bert(folder: Path, **overrides: object) -> transformers.BertModel:
+def post_norm(name: str, folder: Path, **overrides: object) -> transformers.PreTrainedModel:
+    """BERT, RoBERTa or one of RoBERTa's kin."""
     settings = {
         "vocab_size": 512,
         "hidden_size": 96,
@@ -50,8 +51,10 @@ def bert(folder: Path, **overrides: object) -> transformers.BertModel:
         "max_position_embeddings": 1024,
         "attn_implementation": "sdpa",
     }
+    if name != "bert":
+        settings |= {"max_position_embeddings": 1026, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
     torch.manual_seed(7)
-    model = transformers.BertModel(transformers.BertConfig(**{**settings, **overrides})).eval()
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(name, **{**settings, **overrides})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -59,19 +62,35 @@ def bert(folder: Path, **overrides: object) -> transformers.BertModel:
     return model
 
 
+def bert(folder: Path, **overrides: object) -> transformers.BertModel:
+    return post_norm("bert", folder, **overrides)
+
+
+def roberta(folder: Path, **overrides: object) -> transformers.RobertaModel:
+    return post_norm("roberta", folder, **overrides)
+
+
+FAMILIES = {"modernbert": modernbert, "bert": bert, "roberta": roberta}
+
+
 def sequences(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, 512, (length,), generator=generator).tolist() for length in lengths]
 
 
-@torch.no_grad()
 def compare(model: torch.nn.Module, encoder: Encoder, texts: list[list[int]], *, atol: float = 1e-5) -> None:
     batch = pack_ids(texts)
-    states = batch.unpack(encoder(batch))
-    assert len(states) == len(texts)
-    for ids, state in zip(texts, states, strict=True):
-        expected = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).last_hidden_state[0]
-        torch.testing.assert_close(state, expected, atol=atol, rtol=0)
+    with torch.no_grad():
+        expected = [
+            model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).last_hidden_state[0]
+            for ids in texts
+        ]
+        states = encoder(batch)
+    # Inference and training may take different kernels.
+    for ours in (states, encoder(batch).detach()):
+        assert len(batch.unpack(ours)) == len(texts)
+        for state, theirs in zip(batch.unpack(ours), expected, strict=True):
+            torch.testing.assert_close(state, theirs, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("head_width", [32, 64, 128])
@@ -128,6 +147,60 @@ def test_bert_equals_transformers(tmp_path: Path, activation: str, heads: int) -
     compare(model, load_encoder(tmp_path), sequences(LENGTHS))
 
 
+@pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert"])
+@pytest.mark.parametrize("padding", [1, 4])
+def test_roberta_and_its_kin_equal_transformers(tmp_path: Path, name: str, padding: int) -> None:
+    model = post_norm(name, tmp_path, pad_token_id=padding)
+    encoder = load_encoder(tmp_path)
+    assert (encoder.config.family, encoder.config.position_offset) == ("roberta", padding + 1)
+    texts = [[token for token in text if token != padding] or [7] for text in sequences(LENGTHS)]
+    compare(model, encoder, texts)
+    longest = encoder.config.max_positions
+    compare(model, encoder, [[7] * longest])
+    with pytest.raises(InputError, match=f"a sequence has {longest + 1} tokens, this encoder has {longest} positions"):
+        encoder(pack_ids([[7] * (longest + 1)]))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "beta_fast": 32.0, "beta_slow": 1.0}
+SCALINGS = {
+    "yarn": YARN,
+    "yarn-betas": {**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "factor": 2.5},
+    "yarn-attention-factor": {**YARN, "attention_factor": 1.3},
+    "yarn-defaults": {"rope_type": "yarn", "factor": 2.0},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS.values(), ids=SCALINGS)
+@pytest.mark.parametrize("style", ["v4", "v5", "global alone"])
+def test_modernbert_with_stretched_rope(tmp_path: Path, scaling: dict[str, object], style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The check of YaRN's settings in transformers 5.3 looks for them beside the layer types, not in them, and fails.
+    monkeypatch.setattr(transformers.ModernBertConfig, "validate_rope", lambda self, ignore_keys=None: None)
+    plain = {"rope_type": "default", "rope_theta": 2000.0}
+    stretched = {**scaling, "rope_theta": 30_000.0}
+    local = plain if style == "global alone" else {**scaling, "rope_theta": 2000.0}
+    model = modernbert(tmp_path, rope_parameters={"full_attention": stretched, "sliding_attention": local})
+    if style == "v4":
+        to_v4(tmp_path, {"global_rope_theta": 30_000.0, "local_rope_theta": 2000.0, "rope_scaling": scaling, "norm_eps": 1e-5})
+        theirs = transformers.ModernBertModel.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+        compare(theirs, load_encoder(tmp_path), sequences((300,)))
+    encoder = load_encoder(tmp_path)
+    assert encoder.config.scaling("global") is not None
+    assert (encoder.config.scaling("local") is None) == (style == "global alone")
+    compare(model, encoder, sequences((1, 65, 400)))
+    for ours in ("v4", "v5"):
+        save_encoder(encoder, tmp_path / ours, style=ours)
+        reopened = transformers.AutoModel.from_pretrained(tmp_path / ours, attn_implementation="sdpa").eval()
+        compare(reopened, encoder, sequences((300, 7)))
+
+
+def test_modernbert_with_a_null_local_theta(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 900.0}
+    model = modernbert(tmp_path, rope_parameters={"full_attention": rope, "sliding_attention": rope})
+    to_v4(tmp_path, {"global_rope_theta": 900.0, "local_rope_theta": None})
+    compare(model, load_encoder(tmp_path), sequences(LENGTHS))
+
+
 V4_KEYS = {
     "global_attn_every_n_layers": 2,
     "global_rope_theta": 40_000.0,
@@ -137,18 +210,18 @@ V4_KEYS = {
 }
 
 
-def to_v4(folder: Path) -> None:
+def to_v4(folder: Path, keys: dict[str, object]) -> None:
     """Rewrite a saved config.json with the keys that transformers 4 wrote."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     for key in ("layer_types", "rope_parameters", "norm_eps"):
         del config[key]
-    path.write_text(json.dumps({**config, **V4_KEYS}))
+    path.write_text(json.dumps({**config, **keys}))
 
 
 def test_v4_keys_give_the_same_states(tmp_path: Path) -> None:
     modernbert(tmp_path)
-    to_v4(tmp_path)
+    to_v4(tmp_path, V4_KEYS)
     model = transformers.ModernBertModel.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
     encoder = load_encoder(tmp_path)
     assert encoder.config.layer_types == ("global", "local", "global", "local")
@@ -156,34 +229,36 @@ def test_v4_keys_give_the_same_states(tmp_path: Path) -> None:
     compare(model, encoder, sequences((2, 140)))
 
 
-@pytest.mark.parametrize("family", ["modernbert", "bert"])
+HEADS = {
+    "modernbert": transformers.ModernBertForMaskedLM,
+    "bert": transformers.BertForMaskedLM,
+    "roberta": transformers.RobertaForMaskedLM,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_masked_language_model_checkpoints_load_with_their_prefix(tmp_path: Path, family: str) -> None:
     torch.manual_seed(3)
-    if family == "modernbert":
-        base = modernbert(tmp_path / "base")
-        head = transformers.ModernBertForMaskedLM(base.config).eval()
-    else:
-        base = bert(tmp_path / "base")
-        head = transformers.BertForMaskedLM(base.config).eval()
+    base = FAMILIES[family](tmp_path / "base")
+    head = HEADS[family](base.config).eval()
     head.save_pretrained(tmp_path / "mlm")
     compare(head.base_model, load_encoder(tmp_path / "mlm"), sequences((9, 80)))
 
 
 @pytest.mark.parametrize("style", ["v4", "v5"])
 @pytest.mark.parametrize("prefix", [False, True])
-@pytest.mark.parametrize("family", ["modernbert", "bert"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_saved_checkpoints_open_in_transformers(tmp_path: Path, family: str, prefix: bool, style: str) -> None:
-    model = (modernbert if family == "modernbert" else bert)(tmp_path / "theirs")
+    model = FAMILIES[family](tmp_path / "theirs")
     encoder = load_encoder(tmp_path / "theirs")
     save_encoder(encoder, tmp_path / "ours", style=style, prefix=prefix)
     if prefix:  # the layout of a checkpoint with a head: transformers strips the prefix for the bare model
-        kind = transformers.ModernBertForMaskedLM if family == "modernbert" else transformers.BertForMaskedLM
-        reopened, info = kind.from_pretrained(tmp_path / "ours", attn_implementation="sdpa", output_loading_info=True)
+        reopened, info = HEADS[family].from_pretrained(tmp_path / "ours", attn_implementation="sdpa", output_loading_info=True)
         reopened = reopened.base_model
-        assert all(key.startswith(("head.", "decoder.", "cls.")) for key in info["missing_keys"])
+        assert all(key.startswith(("head.", "decoder.", "cls.", "lm_head.")) for key in info["missing_keys"])
     else:
         kwargs = {} if family == "modernbert" else {"add_pooling_layer": False}
-        kind = transformers.ModernBertModel if family == "modernbert" else transformers.BertModel
+        kind = transformers.AutoModel
         reopened, info = kind.from_pretrained(tmp_path / "ours", attn_implementation="sdpa", output_loading_info=True, **kwargs)
         assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -217,8 +292,9 @@ def test_minilm_equals_transformers(minilm: Path) -> None:
 
 
 @torch.no_grad()
-def test_bfloat16_error_is_no_larger_than_transformers_own(tmp_path: Path) -> None:
-    model = modernbert(tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_error_is_no_larger_than_transformers_own(tmp_path: Path, family: str) -> None:
+    model = FAMILIES[family](tmp_path)
     texts = sequences((40, 300, 129))
     exact = [model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in texts]
     half = model.to(torch.bfloat16)

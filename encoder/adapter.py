@@ -1,0 +1,145 @@
+"""Any other Hugging Face encoder behind the contract of `encoder.model.Encoder`: a baseline, not a fast path.
+
+DeBERTaV3, ELECTRA, MPNet and the like run in transformers, padded. What comes out is what the native encoder would give:
+one hidden state a token, whatever else is in the batch.
+
+Shapes: B sequences, N packed tokens, S the longest sequence, D width of a hidden state.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from encoder.errors import InputError
+from encoder.hub import local_folder
+from encoder.packing import PackedBatch
+
+# Keys of a transformers config that say nothing of the architecture.
+ABOUT = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What Quiver asks of an encoder's configuration.
+
+    Attributes:
+        model_type: transformers' name of the architecture.
+        vocab_size: Rows of the token embedding.
+        hidden_size: D.
+        max_positions: Longest sequence, in tokens.
+        settings: The whole transformers configuration as JSON with sorted keys: equal strings, equal architectures.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    settings: str
+
+
+class TransformersEncoder(nn.Module):
+    """A transformers encoder that takes packed batches.
+
+    Args:
+        model: A ``PreTrainedModel`` without a head, whose output has ``last_hidden_state``.
+
+    Raises:
+        InputError: The model is a decoder, or does not say how long its texts may be.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        settings: Any = model.config
+        kind = settings.model_type
+        if getattr(settings, "is_decoder", False) or getattr(settings, "is_encoder_decoder", False):
+            raise InputError(f"{kind}: is_decoder and is_encoder_decoder must be false: only encoders are supported")
+        positions = getattr(settings, "max_position_embeddings", None)
+        if not isinstance(positions, int) or positions < 1:
+            raise InputError(f"{kind}: max_position_embeddings must be a positive integer, got {positions!r}")
+        described = {key: value for key, value in settings.to_dict().items() if key not in ABOUT}
+        self.model = model
+        self.pad_token_id = getattr(settings, "pad_token_id", None) or 0
+        self.config = AdapterConfig(
+            model_type=kind,
+            vocab_size=settings.vocab_size,
+            hidden_size=settings.hidden_size,
+            max_positions=positions - _unused_positions(model),
+            settings=json.dumps(described, sort_keys=True, default=str),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        return sum(weight.numel() for weight in self.parameters())
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Encode a batch.
+
+        Args:
+            batch: B sequences, N tokens in all; it is moved to the weights' device if it lies elsewhere.
+
+        Returns:
+            Hidden states of the last layer, (N, D), in the order of ``batch.ids``.
+
+        Raises:
+            InputError: A sequence is longer than the positions this model has, or the batch has tokens that only read.
+        """
+        if batch.max_seqlen > self.config.max_positions:
+            raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
+        if batch.key_lengths is not None:
+            raise InputError(f"{self.config.model_type}: unattended query expansion needs a native encoder, this one runs in transformers")
+        batch = batch.to(self.device)
+        lengths = batch.cu_seqlens.diff()
+        mask = torch.arange(batch.max_seqlen, device=self.device) < lengths[:, None]  # (B, S)
+        ids = batch.ids.new_full(mask.shape, self.pad_token_id).masked_scatter(mask, batch.ids)
+        states: Tensor = self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        return states[mask]
+
+
+def _unused_positions(model: nn.Module) -> int:
+    """Rows that RoBERTa and its kin leave unused at the start of the position embedding: up to and including the padding id."""
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return 0 if padding is None else padding + 1
+
+
+def load_adapter(
+    source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> TransformersEncoder:
+    """Load any encoder that transformers has, from a folder or a hub id, in evaluation mode.
+
+    Args:
+        source: A folder with config.json and safetensors, or a hub id.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the weights in memory.
+        device: Where the weights go.
+
+    Raises:
+        InputError: transformers is not installed or does not have the architecture, or a file or a tensor is missing.
+    """
+    try:
+        from transformers import AutoModel  # imported late: the core runs without it
+    except ImportError as error:
+        raise InputError("this encoder runs in transformers, which is not installed: pip install 'quiver-retrieval[train]'") from error
+    folder = local_folder(source, revision=revision)
+    try:
+        # No remote code and no pickles: what is loaded is data.
+        model, info = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{folder}: transformers does not load it: {reason}") from error
+    # A pooler's weights change no hidden state; any other tensor that is missing would be random.
+    if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
+        raise InputError(f"{folder}: the checkpoint lacks {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}")
+    return TransformersEncoder(model).to(device=device, dtype=dtype).eval()
