@@ -3,6 +3,7 @@
 from encoder.checkpoint import load_encoder, save_encoder
 from encoder.config import EncoderConfig
 from encoder.errors import InputError
+from encoder.frozen import freeze
 from encoder.init import init_weights
 from encoder.model import Encoder
 from encoder.packing import PackedBatch, pack, pack_ids, pack_padded
@@ -15,6 +16,7 @@ __all__ = [
     "PackedBatch",
     "TokenizedTexts",
     "Tokenizer",
+    "freeze",
     "init_weights",
     "load_encoder",
     "pack",

@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = config.num_heads
         self.window = config.layer_window(layer)
-        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias, parts=3)
         self.out = Linear(config.hidden_size, config.hidden_size, bias=config.attention_output_bias)
         self.probability_dropout = config.attention_dropout
         self.dropout = nn.Dropout(config.attention_output_dropout)
@@ -82,7 +82,7 @@ class SelfAttention(nn.Module):
 
     def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (N, H, K) each, from one product."""
-        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # (N, 3, H, K)
+        qkv = self.qkv(hidden).view(len(hidden), 3, self.heads, -1)  # (N, 3, H, K)
         if rope is not None:
             return rotate(qkv, *rope)
         q, k, v = qkv.unbind(1)
@@ -93,7 +93,7 @@ class SelfAttention(nn.Module):
 
         Attention is float32 there: processors without matrix instructions for half precision gain nothing from it.
         """
-        q, k, v = (product(hidden).unflatten(-1, (self.heads, -1)).float() for product in self.qkv.products(hidden, 3))
+        q, k, v = (product(hidden).view(len(hidden), self.heads, -1).float() for product in self.qkv.products(hidden))
         if rope is not None:
             rotate_(q, *rope)
             rotate_(k, *rope)
@@ -148,9 +148,7 @@ class Block(nn.Module):
             self.mlp_norm = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(
-        self, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
         """One block.
 
         Args:

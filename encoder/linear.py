@@ -44,47 +44,65 @@ def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
 def lean(x: Tensor) -> bool:
     """Whether ``x`` is on a CPU and nothing will be differentiated: memory may be reused and weights packed."""
     return (
-        x.device.type == "cpu" and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
+        x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
     )
 
 
 @cache
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def has_onednn() -> bool:
+    """Whether this build of torch has oneDNN's packed products."""
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose weights follow the dtype of what they are multiplied with."""
+    """nn.Linear whose weights follow the dtype of what they are multiplied with.
 
-    def products(self, x: Tensor, parts: int = 1) -> list[Product]:
-        """The matrix cut into equal parts by its output, ready for ``x`` or pieces of it.
+    Args:
+        in_features: D.
+        out_features: O.
+        bias: It has one.
+        dtype: Of the weights.
+        parts: Equal parts of the output that its layer takes one by one on a CPU (queries, keys, values: 3).
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype | None = None, parts: int = 1) -> None:
+        super().__init__(in_features, out_features, bias=bias, dtype=dtype)
+        self.parts = parts
+
+    def products(self, x: Tensor) -> list[Product]:
+        """The matrix's parts, ready for ``x`` or pieces of it.
 
         Args:
             x: (N, D), what will be multiplied; without gradients.
-            parts: How many parts.
 
         Returns:
-            ``parts`` products, each to (n, O / parts).
+            One product a part, each to (n, O / parts).
         """
-        weights = self.weight.to(x.dtype).chunk(parts)
-        biases = [None] * parts if self.bias is None else self.bias.to(x.dtype).chunk(parts)
-        if len(x) < PACK_TOKENS or not native_on_cpu(x.dtype) or not _has_onednn():
+        weights = self.weight.to(x.dtype).chunk(self.parts)
+        biases = [None] * self.parts if self.bias is None else self.bias.to(x.dtype).chunk(self.parts)
+        if len(x) < PACK_TOKENS or not native_on_cpu(x.dtype) or not has_onednn():
             return [partial(F.linear, weight=weight, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
-        return [_packed(weight, bias, len(x)) for weight, bias in zip(weights, biases, strict=True)]
+        packed = (torch.ops.mkldnn._reorder_linear_weight(weight, len(x)) for weight in weights)
+        return [packed_product(weight, bias) for weight, bias in zip(packed, biases, strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
-        if lean(x):
+        if lean(x) and self.parts == 1:
             return self.products(x)[0](x)
         return F.linear(x, self.weight, self.bias)
 
 
-def _packed(weight: Tensor, bias: Tensor | None, tokens: int) -> Product:
-    """A product in oneDNN's own weight layout, chosen for about so many tokens."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, tokens)
+def packed_product(weight: Tensor, bias: Tensor | None) -> Product:
+    """A product with a weight in oneDNN's own layout, or in the plain one."""
+    if not weight.is_mkldnn:
+        return partial(F.linear, weight=weight, bias=bias)
 
     def product(x: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return output
 
     return product

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from encoder.config import EncoderConfig
+from encoder.config import EncoderConfig, Precision
 from encoder.errors import InputError
 from encoder.layers import Block, Embeddings, make_norm
 from encoder.linear import compute_dtype
@@ -48,6 +48,8 @@ class Encoder(nn.Module):
             RotaryTable(theta=theta, rotary_width=config.rotary_width, max_positions=config.max_positions, scaling=scaling)
             for theta, scaling in tables
         )
+        self.frozen: Precision | None = None
+        """How its matrices are packed for inference (`encoder.frozen.freeze`); it has no gradients any more then."""
         self.gradient_checkpointing = False
         """In training, keep one hidden state a block and compute the rest again in the backward pass."""
 
@@ -59,7 +61,7 @@ class Encoder(nn.Module):
     @property
     def num_parameters(self) -> int:
         """Number of weights."""
-        return sum(weight.numel() for weight in self.parameters())
+        return sum(weight.numel() for weight in self.state_dict().values())
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Encode a batch.
@@ -75,6 +77,9 @@ class Encoder(nn.Module):
         """
         if batch.max_seqlen > self.config.max_positions:
             raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
+        if self.frozen and torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.forward(batch)
         batch = batch.to(self.device)
         rows = [table(batch.positions) for table in self.rotary]
         dtype = self.embeddings.tokens.weight.dtype

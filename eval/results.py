@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
+from encoder.config import Precision
 from eval.provenance import Provenance
 from retrieval.records import ModelCard
 
@@ -34,6 +35,7 @@ class System:
         document_length: Tokens a document is cut to, special tokens included.
         query_prompt: Text put before every query.
         document_prompt: Text put before every document.
+        precision: How the model's matrices were multiplied.
     """
 
     source: str
@@ -45,6 +47,7 @@ class System:
     document_length: int | None = None
     query_prompt: str = ""
     document_prompt: str = ""
+    precision: Precision = "float"
 
     @classmethod
     def of(cls, card: ModelCard) -> System:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encoder import Encoder, InputError, PackedBatch, Tokenizer
+from encoder.config import Precision
 from retrieval.encoding import clean, count_tokens, fingerprint, run_batches
 from retrieval.interchange import write_dense
-from retrieval.model_folder import ModelFolder, load_parts, projection_stack
+from retrieval.model_folder import ModelFolder, load_for_inference, projection_stack
 from retrieval.pooling import pool
 from retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
@@ -58,7 +59,13 @@ class BiEncoder:
 
     @classmethod
     def from_pretrained(
-        cls, source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+        cls,
+        source: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        precision: Precision = "float",
     ) -> BiEncoder:
         """Load a sentence-transformers folder, a plain Hugging Face folder, or either from the hub.
 
@@ -66,12 +73,13 @@ class BiEncoder:
             source: Folder or hub id.
             revision: Branch, tag or commit on the hub.
             dtype: Of the encoder's weights in memory.
-            device: Where they go.
+            device: Where they go; on a CPU the model is for inference only (`encoder.freeze`).
+            precision: ``int8`` quantises the encoder's matrices, on a CPU.
 
         Raises:
             InputError: It is no model, or one that Quiver does not run; one line says why.
         """
-        parts = load_parts(source, revision=revision, dtype=dtype, device=device)
+        parts = load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision)
         return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
@@ -97,6 +105,7 @@ class BiEncoder:
             document_length=self.max_length,
             query_prompt=settings.query_prompt,
             document_prompt=settings.document_prompt,
+            precision=self.encoder.frozen or "float",
         )
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encoder import Encoder, InputError, PackedBatch, Tokenizer
+from encoder.config import Precision
 from retrieval.biencoder import document_texts
 from retrieval.encoding import clean, count_tokens, fingerprint, run_batches
 from retrieval.interchange import write_colbert
-from retrieval.model_folder import ModelFolder, load_parts, projection_stack
+from retrieval.model_folder import ModelFolder, load_for_inference, projection_stack
 from retrieval.records import Document, ModelCard, Role, TokenEncoding, TokenVectors
 
 
@@ -80,7 +81,13 @@ class ColBERT:
 
     @classmethod
     def from_pretrained(
-        cls, source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+        cls,
+        source: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        precision: Precision = "float",
     ) -> ColBERT:
         """Load a PyLate folder from disk or from the hub.
 
@@ -88,12 +95,13 @@ class ColBERT:
             source: Folder or hub id.
             revision: Branch, tag or commit on the hub.
             dtype: Of the encoder's weights in memory.
-            device: Where they go.
+            device: Where they go; on a CPU the model is for inference only (`encoder.freeze`).
+            precision: ``int8`` quantises the encoder's matrices, on a CPU.
 
         Raises:
             InputError: It is no ColBERT model, or one that Quiver does not run; one line says why.
         """
-        parts = load_parts(source, revision=revision, dtype=dtype, device=device)
+        parts = load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision)
         return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
@@ -116,6 +124,7 @@ class ColBERT:
             document_length=colbert.document_length,
             query_prompt=colbert.query_prefix,
             document_prompt=colbert.document_prefix,
+            precision=self.encoder.frozen or "float",
         )
 
     def project(self, hidden: Tensor) -> Tensor:

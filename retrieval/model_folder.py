@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from encoder import Encoder, InputError, Tokenizer, load_encoder
+from encoder import Encoder, InputError, Tokenizer, freeze, load_encoder
 from encoder.checkpoint import read_safetensors
+from encoder.config import Precision
 from encoder.files import read_json
 from encoder.hub import local_folder
 from retrieval.pooling import POOLINGS
@@ -169,6 +170,25 @@ def load_parts(source: str | Path, *, revision: str | None = None, dtype: torch.
     )
     if not (folder / "modules.json").is_file() and settings.kind == "dense":
         logger.warning("%s: a bare encoder; using mean pooling and cosine similarity, as sentence-transformers does", folder)
+    return parts
+
+
+def load_for_inference(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    precision: Precision = "float",
+) -> Parts:
+    """`load_parts`, and on a CPU the encoder's matrices packed for inference (`encoder.freeze`).
+
+    Raises:
+        InputError: As `load_parts`; or int8 is asked for where it does not run.
+    """
+    parts = load_parts(source, revision=revision, dtype=dtype, device=device)
+    if parts.encoder.device.type == "cpu" or precision != "float":
+        freeze(parts.encoder, precision=precision)
     return parts
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
+from encoder.config import Precision
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
-from retrieval.model_folder import load_parts
+from retrieval.model_folder import load_for_inference
 
 
 def default_device() -> str:
@@ -17,7 +18,12 @@ def default_device() -> str:
 
 
 def load_model(
-    source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str | None = None
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | None = None,
+    precision: Precision = "float",
 ) -> BiEncoder | ColBERT:
     """Load a bi-encoder or a ColBERT from a folder or the hub.
 
@@ -25,11 +31,12 @@ def load_model(
         source: Folder or hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the encoder's weights in memory.
-        device: Where the weights go; by default `default_device`.
+        device: Where the weights go; by default `default_device`. On a CPU the model is for inference only.
+        precision: ``int8`` quantises the encoder's matrices, on a CPU.
 
     Raises:
         InputError: It is no model, or one that Quiver does not run; one line says why.
     """
-    parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
+    parts = load_for_inference(source, revision=revision, dtype=dtype, device=device or default_device(), precision=precision)
     model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
     return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))

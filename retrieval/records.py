@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from encoder.config import Precision
+
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Judgements: query id -> document id -> grade (0 means judged and not relevant)."""
 
@@ -103,6 +105,7 @@ class ModelCard:
         document_length: Tokens a document is cut to, special tokens included.
         query_prompt: Text or token put before every query.
         document_prompt: Text or token put before every document.
+        precision: How its matrices are multiplied; int8 has other vectors and another fingerprint than float.
     """
 
     source: str
@@ -114,6 +117,7 @@ class ModelCard:
     document_length: int
     query_prompt: str = ""
     document_prompt: str = ""
+    precision: Precision = "float"
 
 
 @dataclass(frozen=True)

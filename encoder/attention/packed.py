@@ -125,9 +125,7 @@ def local_mask(batch: PackedBatch, window: int, dtype: torch.dtype) -> LocalMask
     return LocalMask(bias[:, None], sees)
 
 
-def _attend_local(
-    q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, window: int, slopes: Tensor | None, dropout: float
-) -> Tensor:
+def _attend_local(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, window: int, slopes: Tensor | None, dropout: float) -> Tensor:
     tokens = len(q)
     half = window // 2
     blocks = mask.bias.shape[0]
@@ -138,7 +136,7 @@ def _attend_local(
     outputs = []
     for first in range(0, blocks, step):
         last = min(first + step, blocks)
-        query = _rows(q, first * BLOCK, last * BLOCK).unflatten(0, (last - first, BLOCK)).transpose(1, 2)  # (W, H, BLOCK, K)
+        query = _rows(q, first * BLOCK, last * BLOCK).view(last - first, BLOCK, *q.shape[1:]).transpose(1, 2)  # (W, H, BLOCK, K)
         # Overlapping views of the block and its halo: (W, H, BLOCK + window, K).
         key, value = (
             _rows(x, first * BLOCK - half, last * BLOCK + half).unfold(0, BLOCK + 2 * half, BLOCK).transpose(2, 3) for x in (k, v)
@@ -170,9 +168,7 @@ def _block_distance(half: int, device: torch.device) -> Tensor:
     return torch.arange(BLOCK + 2 * half, device=device)[None] - half - torch.arange(BLOCK, device=device)[:, None]
 
 
-def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
-) -> Tensor:
+def attend_packed(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
     """Attention without padding on any device; see `encoder.attention.attend` for the contract."""
     # Where every distance fits the window, local and global are the same, and global needs no mask.
     if window is None or batch.max_seqlen - 1 <= window // 2:

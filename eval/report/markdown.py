@@ -170,6 +170,7 @@ def _system(label: str, result: Results) -> Iterator[str]:
         "Document length in tokens": system.document_length,
         "Query prompt": system.query_prompt,
         "Document prompt": system.document_prompt,
+        "Precision": system.precision,
         "Index": "; ".join(dict.fromkeys(_index(collection) for collection in result.collections)),
         "Date": origin.date,
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(origin.versions.items())),

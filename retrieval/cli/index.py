@@ -13,6 +13,7 @@ from encoder import InputError
 from encoder.files import check_target
 from retrieval.biencoder import BiEncoder
 from retrieval.cli.output import (
+    Int8Option,
     JsonOption,
     OverwriteOption,
     ProgressOption,
@@ -41,6 +42,7 @@ def build(
     corpus: Annotated[Path, typer.Argument(help="A folder with corpus.jsonl[.gz], or such a file.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    int8: Annotated[bool, Int8Option] = False,
     title: Annotated[bool, typer.Option("--title/--no-title", help="Put titles before the texts.")] = True,
     text: Annotated[bool, typer.Option("--text/--no-text", help="Keep the texts, so that search can show them.")] = True,
     overwrite: Annotated[bool, OverwriteOption] = False,
@@ -48,7 +50,7 @@ def build(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Encode a corpus and index it exactly."""
-    loaded = load_model(model)
+    loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)
     built = build_index(corpus, loaded, out, use_title=title, store_text=text, overwrite=overwrite, progress=shown)
     _describe(built, as_json)
@@ -79,6 +81,7 @@ def _describe(index: IndexFolder, as_json: bool) -> None:
         ("empty documents", f"{tokens.empty:,}"),
         ("size", f"{sizes / 1e6:,.1f} MB"),
         ("model", manifest.model.source),
+        ("precision", manifest.model.precision),
         ("fingerprint", manifest.model.fingerprint[:16]),
         ("created", manifest.created),
     ]
@@ -109,7 +112,7 @@ def search(
     index = open_index(folder)
     if run is not None:
         _check_run(run, asked, index)
-    loaded = _model_of(index) if model is None else load_model(model)
+    loaded = _model_of(index) if model is None else load_model(model, precision=index.manifest.model.precision)
     found = run_search(index, loaded, asked, k, progress=show_progress(progress))
     if run is not None:
         write_run(found.run, run, tag="quiver")
@@ -133,9 +136,9 @@ def _check_run(run: Path, asked: Sequence[Query], index: IndexFolder) -> None:
 
 
 def _model_of(index: IndexFolder) -> BiEncoder | ColBERT:
-    source = index.manifest.model.source
+    card = index.manifest.model
     try:
-        return load_model(source)
+        return load_model(card.source, precision=card.precision)
     except InputError as error:
         raise InputError(f"{error}; the index was built with that model: give --model if it has moved") from error
 

@@ -89,3 +89,30 @@ def test_dropout_drops_and_rescales() -> None:
         mixed = attend(q * 0, k, v, batch, window, dropout=0.5)
         assert not torch.allclose(mixed, torch.ones_like(mixed))
         assert abs(mixed.mean().item() - 1) < 0.05
+
+
+@pytest.mark.parametrize("lengths", [(1,), (300, 5), (129, 40, 129), (33,) * 4], ids=str)
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize("keys", [False, True])
+def test_alibi_is_the_definition(lengths: tuple[int, ...], window: int | None, keys: bool) -> None:
+    batch = batch_of(lengths, [max(1, length // 2) for length in lengths] if keys else None)
+    q, k, v = inputs(batch, grad=True)
+    slopes = torch.tensor([0.5, 0.02])
+    results = {}
+    for backend in ("packed", "reference"):
+        mixed = attend(q, k, v, batch, window, slopes=slopes, backend=backend)
+        results[backend] = (mixed, *torch.autograd.grad(mixed.square().sum(), (q, k, v)))
+        with torch.inference_mode():  # its own path: slices instead of whole tensors
+            torch.testing.assert_close(attend(q, k, v, batch, window, slopes=slopes, backend=backend), mixed.detach(), atol=1e-10, rtol=0)
+    for packed, reference in zip(results["packed"], results["reference"], strict=True):
+        torch.testing.assert_close(packed, reference, atol=1e-6, rtol=0)  # the penalty is float32
+
+
+@pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.02])], ids=["plain", "alibi"])
+def test_long_batches_in_slices_are_the_definition(slopes: torch.Tensor | None) -> None:
+    batch = batch_of((2500, 1, 700, 64, 2100))  # several slices of local blocks, borders inside and between them
+    q, k, v = inputs(batch)
+    with torch.inference_mode():
+        mixed = attend(q, k, v, batch, 128, slopes=slopes, backend="packed")
+        expected = attend(q, k, v, batch, 128, slopes=slopes, backend="reference")
+    torch.testing.assert_close(mixed, expected, atol=1e-6, rtol=0)

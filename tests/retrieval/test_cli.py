@@ -191,7 +191,7 @@ DATA_MISTAKES = {
     "bad grade": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td2\tgood\n"), "test.tsv:4: "),
 }
 MODEL_MISTAKES = {
-    "unknown architecture": (unknown_architecture, "model_type must be one of bert, modernbert, got 't5'"),
+    "unknown architecture": (unknown_architecture, "got 't5'"),
     "corrupt checkpoint": (cut_weights, "corrupt checkpoint"),
     "no config": (lambda model: (model / "config.json").unlink(), "config.json: the file is missing"),
 }

@@ -1,0 +1,107 @@
+"""Linear's ways to multiply give one result; hidden states pick their dtype; the lean path spares memory, not meaning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from encoder import Encoder, EncoderConfig, init_weights, pack_ids
+from encoder import linear as linear_module
+from encoder.linear import PACK_TOKENS, Linear, compute_dtype, lean, native_on_cpu
+
+CONFIG = EncoderConfig.modernbert(
+    vocab_size=300,
+    hidden_size=64,
+    num_heads=2,
+    intermediate_size=96,
+    layer_types=["global", "local", "local"],
+    max_positions=1500,
+    window=32,
+)
+
+
+@pytest.mark.parametrize("tokens", [1, PACK_TOKENS - 1, PACK_TOKENS, 3 * PACK_TOKENS + 5])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_packed_products_are_the_plain_product(tokens: int, bias: bool, parts: int) -> None:
+    torch.manual_seed(0)
+    layer = Linear(48, 36, bias=bias, parts=parts)
+    x = torch.randn(tokens, 48)
+    expected = F.linear(x, layer.weight, layer.bias)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat([product(x) for product in layer.products(x)], 1), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(layer(x), expected, atol=0, rtol=0)
+
+
+def test_a_changed_weight_is_never_stale() -> None:
+    layer = Linear(32, 32, bias=False)
+    x = torch.randn(PACK_TOKENS, 32)
+    with torch.no_grad():
+        before = layer(x)
+        layer.weight.mul_(2)
+        torch.testing.assert_close(layer(x), 2 * before, atol=1e-5, rtol=0)
+
+
+def test_emulated_half_precision_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert compute_dtype(cuda, torch.bfloat16) == torch.bfloat16
+    assert compute_dtype(cpu, torch.float32) == torch.float32
+    for native in (True, False):
+        monkeypatch.setattr(linear_module, "native_on_cpu", lambda dtype, native=native: native)
+        assert compute_dtype(cpu, torch.bfloat16) == (torch.bfloat16 if native else torch.float32)
+    monkeypatch.undo()
+    assert native_on_cpu(torch.float32)
+    assert native_on_cpu(torch.float64)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_half_precision_weights_run_either_way(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    """On a processor with bfloat16 instructions hidden states are bfloat16 and attention float32; on others all is float32."""
+    encoder = init_weights(Encoder(CONFIG), seed=0).eval()
+    batch = pack_ids([[5] * 70, list(range(200)), [7]])
+    with torch.inference_mode():
+        expected = encoder(batch)
+        encoder.to(torch.bfloat16)
+        exact = init_weights(Encoder(CONFIG), seed=0).eval()
+        exact.load_state_dict({name: weight.float() for name, weight in encoder.state_dict().items()})
+        rounded = exact(batch)
+        monkeypatch.setattr("encoder.model.compute_dtype", lambda device, dtype: torch.bfloat16 if native else torch.float32)
+        monkeypatch.setattr(linear_module, "has_onednn", lambda: False)
+        states = encoder(batch)
+    assert states.dtype == torch.bfloat16
+    assert (states.float() - expected).abs().mean() < 0.02
+    if not native:  # only the last rounding is left
+        torch.testing.assert_close(states, rounded.to(torch.bfloat16), atol=0.02, rtol=0)
+
+
+def test_lean_is_for_inference_on_a_cpu_alone() -> None:
+    x = torch.zeros(1)
+    assert not lean(x)
+    with torch.no_grad():
+        assert lean(x)
+        assert not lean(torch.zeros(1, device="meta"))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not lean(x)
+
+
+def test_the_lean_path_gives_the_states_of_the_differentiable_one() -> None:
+    encoder = init_weights(Encoder(CONFIG), seed=3).eval()
+    batch = pack_ids([[1] * 1400, list(range(300)), [4] * 65, [9]])
+    expected = encoder(batch)
+    assert expected.requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder(batch), expected.detach(), atol=2e-6, rtol=0)
+
+
+def test_states_handed_out_are_not_overwritten() -> None:
+    encoder = init_weights(Encoder(CONFIG), seed=3).eval()
+    with torch.inference_mode():
+        first = encoder(pack_ids([[1, 2, 3]]))
+        kept = first.clone()
+        encoder(pack_ids([[4, 5, 6]]))
+        assert torch.equal(first, kept)
+        weights = {name: weight.clone() for name, weight in encoder.state_dict().items()}
+        encoder(pack_ids([[1] * 50]))
+    assert all(torch.equal(weight, weights[name]) for name, weight in encoder.state_dict().items())
