@@ -176,8 +176,10 @@ def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
         prefix: Put the family's prefix (such as ``model.`` or ``bert.``) before every key, as checkpoints with a head have it.
 
     Raises:
-        InputError: The family's checkpoints have no place for a tensor.
+        InputError: The family's checkpoints have no place for a tensor, or the weights are quantised.
     """
+    if encoder.frozen == "int8":
+        raise InputError("this encoder is quantised to int8, for inference alone; save the one it was made from")
     start = KEY_MAPS[encoder.config.family].prefix if prefix else ""
     wanted = their_keys(encoder)
     state = {}
@@ -202,12 +204,12 @@ def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "
     Raises:
         InputError: The family's format cannot express the architecture; the message names the field, and nothing is written.
     """
-    config = config_to_hf(encoder.config, style=style)
+    config, state = config_to_hf(encoder.config, style=style), to_hf_state(encoder, prefix=prefix)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
     with replacing(path / "model.safetensors") as temporary:
-        save_file(to_hf_state(encoder, prefix=prefix), temporary, metadata={"format": "pt"})
+        save_file(state, temporary, metadata={"format": "pt"})
     # Shards of an earlier checkpoint would be read before the new file.
     (path / "model.safetensors.index.json").unlink(missing_ok=True)
     for shard in path.glob("model-*-of-*.safetensors"):

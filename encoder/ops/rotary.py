@@ -7,8 +7,11 @@ turned with dimension i + R/2.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from encoder.ops.choice import fused
 
@@ -22,7 +25,7 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
     The arithmetic is float32 whatever the input: at position 8,191 a bfloat16 angle is off by whole turns.
 
     Args:
-        qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: a Triton kernel turns them where they lie.
+        qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: they may be turned where they lie.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
 
@@ -33,6 +36,14 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
         from encoder.ops import triton_rotary
 
         return triton_rotary.rotate(qkv, cos, sin)
+    if qkv.device.type == "cpu" and qkv.dtype == torch.float32 and not torch.compiler.is_compiling():
+        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)
+        return turned
+    return rotate_reference(qkv, cos, sin)
+
+
+def rotate_reference(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotate` as torch's own operators, in any dtype on any device; ``qkv`` stays as it is."""
     qk, v = qkv[:, :2], qkv[:, 2]
     width = 2 * cos.shape[-1]
     first, second = qk[..., :width].float().chunk(2, dim=-1)  # (N, 2, H, R/2) each
@@ -40,6 +51,29 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
     q, k = (turned if width == qkv.shape[-1] else torch.cat((turned, qk[..., width:]), dim=-1)).unbind(1)
     return q, k, v
+
+
+class _RotateInPlace(torch.autograd.Function):
+    """`rotate_` with its derivative, the turn by the negative angle, written into the gradient of the packed product.
+
+    Autograd does not hear of the change in place: ``qkv`` comes fresh from a product, whose backward pass does not look
+    at it, and is used here only.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        q, k, v = qkv.unbind(1)
+        return rotate_(q, cos, sin), rotate_(k, cos, sin), v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        gradient = torch.stack((grad_q, grad_k, grad_v), dim=1)
+        for turned in gradient.unbind(1)[:2]:
+            rotate_(turned, cos, -sin)
+        return gradient, None, None
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

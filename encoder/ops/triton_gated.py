@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder.ops.triton_launch import blocks, on_device_of
+from encoder.ops.triton_blocks import blocks
 
 # A program's part of (N, I). I is mostly a multiple of 128, and 128 numbers of a row are whole sectors of memory.
 ROWS, COLUMNS = 8, 128
@@ -30,10 +30,11 @@ def _activate(x, activation: tl.constexpr):
         share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))  # the normal distribution's, 1 / sqrt(2)
         return x * share, share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)  # 1 / sqrt(2 pi)
     elif activation == "gelu_tanh":
-        # 0.5 (1 + tanh(u)) is sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
-        share = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        # 0.5 (1 + tanh(u)) is sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3); 1 - sigmoid(2 u) would cancel.
+        twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        share = tl.sigmoid(twice)
         slope = 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-        return x * share, share + x * share * (1.0 - share) * slope
+        return x * share, share + x * share * tl.sigmoid(-twice) * slope
     elif activation == "silu":
         share = tl.sigmoid(x)
         return x * share, share + x * share * (1.0 - share)
@@ -76,7 +77,7 @@ def _grid(tokens: int, width: int) -> tuple[int, int]:
 def _forward(up: Tensor, activation: str) -> Tensor:
     tokens, width = up.shape[0], up.shape[1] // 2
     output = up.new_empty(tokens, width)
-    with on_device_of(up):
+    with torch.cuda.device_of(up):
         _gated_kernel[_grid(tokens, width)](up, output, tokens, width=width, activation=activation, block_rows=ROWS, block_columns=COLUMNS)
     return output
 
@@ -94,7 +95,7 @@ class _Gated(torch.autograd.Function):
         (up,) = ctx.saved_tensors
         tokens, width = incoming.shape
         gradient = torch.empty_like(up)
-        with on_device_of(up):
+        with torch.cuda.device_of(up):
             _gated_backward_kernel[_grid(tokens, width)](
                 up,
                 incoming.contiguous(),

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from encoder.ops.triton_launch import blocks, on_device_of, power_of_two
+from encoder.ops.triton_blocks import blocks, power_of_two
 
 # Programs of the backward pass. A constant, not the device's number of multiprocessors, so that the order of the sums is
 # the same everywhere; enough to fill the largest device, few enough that their (P, D) partial sums are a trifle.
@@ -145,7 +145,7 @@ def _forward(
     normed = torch.empty_like(total)
     means = hidden.new_empty(tokens, dtype=torch.float32) if keep and norm.centred else None
     scales = hidden.new_empty(tokens, dtype=torch.float32) if keep else None
-    with on_device_of(hidden):
+    with torch.cuda.device_of(hidden):
         _norm_kernel[(tokens,)](
             hidden,
             update,
@@ -176,7 +176,7 @@ def _backward(
     gradient = torch.empty_like(total)
     weight_sums = total.new_empty(programs, width, dtype=torch.float32)
     bias_sums = None if norm.bias is None else torch.empty_like(weight_sums)
-    with on_device_of(total):
+    with torch.cuda.device_of(total):
         _norm_backward_kernel[(programs,)](
             total,
             norm.weight,

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder.ops.triton_launch import blocks, on_device_of, power_of_two
+from encoder.ops.triton_blocks import blocks, power_of_two
 
 # Pairs of numbers that one program turns: with four warps eight a thread, 16-byte loads in half precision.
 PAIRS = 1024
@@ -74,7 +74,7 @@ def _turn(source: Tensor, target: Tensor, cos: Tensor, sin: Tensor, direction: f
     rest = 0 if source is target else width - 2 * half
     block_half = power_of_two(half)
     block_rows = max(1, PAIRS // block_half)
-    with on_device_of(source):
+    with torch.cuda.device_of(source):
         _turn_kernel[(blocks(tokens * heads, block_rows),)](
             source,
             target,

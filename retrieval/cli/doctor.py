@@ -10,7 +10,9 @@ import faiss
 import torch
 
 from encoder import EncoderConfig, pack_ids
-from encoder.attention import choose_backend
+from encoder.attention import AttentionCall, choose_backend
+from encoder.attention.dispatch import VARIABLE
+from encoder.attention.flash import installed
 from encoder.init import init_weights
 from encoder.model import Encoder
 from retrieval.cli.output import JsonOption, print_json, print_table, quiver_version, say
@@ -61,9 +63,18 @@ def _devices() -> dict[str, Any]:
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    devices["attention (cpu, fp32)"] = choose_backend("cpu", torch.float32)
+    devices["attention (cpu, fp32)"] = choose_backend(AttentionCall("cpu", torch.float32))
     if torch.cuda.is_available():
-        devices["attention (cuda, bf16)"] = choose_backend("cuda", torch.bfloat16)
+        for purpose, gradients in (("inference", False), ("training", True)):
+            call = AttentionCall(
+                "cuda",
+                torch.bfloat16,
+                capability=torch.cuda.get_device_capability(),
+                gradients=gradients,
+                local=True,
+                installed=installed(),
+            )
+            devices[f"attention (cuda, bf16, {purpose})"] = choose_backend(call, os.environ.get(VARIABLE))
     return devices
 
 

@@ -1,34 +1,29 @@
-"""``quiver quickstart | evaluate | report | bench``: the one file of retrieval that may import eval."""
+"""``quiver quickstart | evaluate | report``: like bench.py beside it, a file of retrieval that may import eval."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from encoder import InputError
-from eval import efficiency
 from eval.evaluation import evaluate as run_evaluation
 from eval.quickstart import QuickstartResult
 from eval.quickstart import quickstart as run_quickstart
 from eval.report.markdown import LABELS, write_report
 from eval.results import Results
 from retrieval.cli.output import (
+    Int8Option,
     JsonOption,
     OverwriteOption,
     ProgressOption,
     command_line,
-    help_alone,
     print_json,
     print_table,
     say,
     show_progress,
 )
-from retrieval.corpus import read_documents
-
-bench = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed, against peers in the same run.")
+from retrieval.models import load_model
 
 # On a terminal of 80 columns there is no room for "Recall".
 SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}
@@ -104,6 +99,7 @@ def evaluate(
     data: Annotated[list[str], typer.Option("--data", "-d", help="A BEIR folder; may be repeated.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.json, runs and scores by query.")],
     split: Annotated[str, typer.Option(help="Which judgements: qrels/SPLIT.tsv.")] = "test",
+    int8: Annotated[bool, Int8Option] = False,
     k: Annotated[int, typer.Option("-k", min=1, help="Documents kept a query.")] = 1000,
     bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Score BM25 beside the model.")] = True,
     overwrite: Annotated[bool, OverwriteOption] = False,
@@ -115,7 +111,7 @@ def evaluate(
     Example: quiver evaluate --model MODEL --data data/scifact --split test --out results/scifact
     """
     results = run_evaluation(
-        model,
+        load_model(model, precision="int8") if int8 and model != "bm25" else model,
         data,
         split=split,
         out=out,
@@ -149,37 +145,3 @@ def report(
     """
     write_report(folders, out)
     say(f"report: {out}")
-
-
-@bench.command("encoder", epilog="Example: quiver bench encoder --model MODEL --data data/scifact --docs 500")
-def bench_encoder(
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder.")],
-    data: Annotated[Path, typer.Option("--data", "-d", help="Documents: a BEIR folder or a .jsonl[.gz] file.")],
-    docs: Annotated[int, typer.Option(min=1, help="Documents to encode, spread evenly over the corpus.")] = 500,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 5,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time sentence-transformers in the same run.")] = True,
-    as_json: Annotated[bool, JsonOption] = False,
-) -> None:
-    """Time the encoding of documents, round by round in turn with sentence-transformers."""
-    contents = [document.content() for document in read_documents(data)]
-    if not contents:
-        raise InputError(f"{data}: no documents")
-    count = min(docs, len(contents))
-    texts = [contents[place * len(contents) // count] for place in range(count)]
-    timings = efficiency.bench_encoding(model, texts, peers=tuple(efficiency.PEERS) if peers else (), rounds=rounds)
-    if as_json:
-        print_json([dataclasses.asdict(timing) for timing in timings])
-        return
-    rows = [
-        (
-            timing.name,
-            f"{timing.texts_per_second:.1f}",
-            f"{timing.tokens_per_second:,.0f}",
-            f"{timing.ratio:.2f}",
-            f"{min(timing.ratios):.2f} to {max(timing.ratios):.2f}",
-            f"{timing.max_difference:.1e}",
-        )
-        for timing in timings
-    ]
-    header = ("", "texts/s", "tokens/s", "time / Quiver's", "over the rounds", "max difference")
-    print_table(f"{count} documents, {timings[0].tokens:,} tokens, {rounds} rounds, medians", header, rows)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
-from retrieval.cli import doctor, evaluation, index, training
+from retrieval.cli import bench, doctor, evaluation, index, training
 from retrieval.cli.output import help_alone, quiver_version, say_error
 
 # Typer exports one of Click's usage errors, whose parent is what all of them are: it is found here whether Click is a dependency of
@@ -33,7 +33,7 @@ app.add_typer(index.app, name="index")
 app.command("search")(index.search)
 app.command("evaluate")(evaluation.evaluate)
 app.command("report")(evaluation.report)
-app.add_typer(evaluation.bench, name="bench")
+app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 
-from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, pack_ids
+from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
 from encoder.frozen import Int8Linear, PackedLinear
 from encoder.linear import Linear
 
@@ -79,6 +80,16 @@ def test_the_state_dict_stays_the_plain_one(dtype: torch.dtype) -> None:
     assert list(plain) == list(packed)
     for name, weight in plain.items():
         assert torch.equal(weight, packed[name]), name
+
+
+def test_a_frozen_encoder_is_saved_whole_and_an_int8_one_refused(tmp_path: Path) -> None:
+    encoder = make(BERT)
+    save_encoder(freeze(copy.deepcopy(encoder)), tmp_path / "float")
+    again = load_encoder(tmp_path / "float").state_dict()
+    assert all(torch.equal(weight, again[name]) for name, weight in encoder.state_dict().items())
+    with pytest.raises(InputError, match="quantised to int8"):
+        save_encoder(freeze(encoder, precision="int8"), tmp_path / "int8")
+    assert not (tmp_path / "int8").exists()
 
 
 def test_a_copy_of_a_frozen_encoder_is_one() -> None:

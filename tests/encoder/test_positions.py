@@ -9,6 +9,7 @@ import torch
 
 from encoder.config import RopeScaling
 from encoder.ops import rotate, rotate_
+from encoder.ops.rotary import rotate_reference
 from encoder.positions import RotaryTable, alibi_slopes, rope_frequencies
 
 
@@ -62,7 +63,25 @@ def test_rotation_by_hand(rotary_width: int) -> None:
     expected = qkv[:, :2].clone()
     pairs = torch.complex(qkv[:, :2, :, :half], qkv[:, :2, :, half:rotary_width]) * torch.complex(cos, sin)[:, None, None]
     expected[..., :half], expected[..., half:rotary_width] = pairs.real, pairs.imag
-    q, k, v = rotate(qkv, cos, sin)
-    torch.testing.assert_close(torch.stack((q, k), 1), expected)
-    assert torch.equal(v, qkv[:, 2])
+    for form in (rotate_reference, rotate):
+        source = qkv.clone()
+        q, k, v = form(source, cos, sin)
+        torch.testing.assert_close(torch.stack((q, k), 1), expected)
+        assert torch.equal(v, qkv[:, 2])
+        if form is rotate_reference:
+            assert torch.equal(source, qkv)
     torch.testing.assert_close(rotate_(qkv[:, 0].contiguous(), cos, sin), expected[:, 0])
+
+
+@pytest.mark.parametrize("rotary_width", [16, 12])
+def test_the_gradient_in_place_is_that_of_the_reference(rotary_width: int) -> None:
+    torch.manual_seed(0)
+    table = RotaryTable(theta=100.0, rotary_width=rotary_width, max_positions=1100)
+    cos, sin = table(torch.arange(1100))
+    leaf = torch.randn(1100, 3, 2, 16, requires_grad=True)
+    weights = torch.randn(3, 1100, 2, 16)
+    gradients = []
+    for form in (rotate_reference, rotate):
+        product = leaf * 2  # as in a layer: not a leaf, and nobody else's
+        gradients += torch.autograd.grad((torch.stack(form(product, cos, sin)).square() * weights).sum(), leaf)
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -1,16 +1,6 @@
-"""What the Triton kernels share: the device they are launched on and the sizes of their blocks."""
+"""The sizes of the Triton kernels' blocks."""
 
 from __future__ import annotations
-
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
-from torch import Tensor
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """Make the device of ``x`` the current one: Triton launches there, wherever the tensors lie."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def power_of_two(number: int) -> int:

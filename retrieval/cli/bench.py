@@ -1,0 +1,215 @@
+"""``quiver bench``: speed and memory, against peers in the same run. With evaluation.py, what in retrieval may import eval."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from encoder import InputError
+from eval.efficiency import (
+    BATCH_TOKENS,
+    CPU_TABLE,
+    PAPER_DOCUMENTS,
+    PAPER_SETS,
+    EncoderBenchmark,
+    Settings,
+    Workload,
+    bench_sets,
+    bench_texts,
+    default_documents,
+    paper_workload,
+    parse_lengths,
+    to_json,
+    write_benchmark,
+)
+from eval.efficiency.libraries import PEERS
+from eval.efficiency.results import LibraryTimes, SetTimes
+from eval.efficiency.text_libraries import TEXT_PEERS
+from eval.published import ENCODER_EFFICIENCY
+from eval.report.efficiency import MEBIBYTE, has_paper_sets, largest_table, paper_table, set_title, write_efficiency_report
+from eval.report.efficiency_plot import check_plotting, write_efficiency_plot
+from retrieval.cli.output import (
+    JsonOption,
+    OverwriteOption,
+    ProgressOption,
+    command_line,
+    help_alone,
+    print_json,
+    print_table,
+    say,
+    show_progress,
+)
+from retrieval.corpus import read_documents
+from retrieval.models import default_device
+
+app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed and memory, against peers in the same run.")
+
+RESULTS = "results.json"
+PEERS_HELP = f"Time beside ours: {', '.join(PEERS)}; with --data {', '.join(TEXT_PEERS)}."
+TEXTS = 500
+"""Documents of --data that are encoded where --docs does not say."""
+
+
+@app.command("encoder")
+def encoder(
+    model: Annotated[str, typer.Option("--model", "-m", help="A preset (modernbert-base, ...; random weights), a folder or a hub id.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", "-d", help="Encode texts with a bi-encoder instead of token ids: a BEIR folder or a .jsonl[.gz] file."),
+    ] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help=f"One of {', '.join(PAPER_SETS)}; may be repeated.")] = None,
+    lengths: Annotated[
+        list[str] | None, typer.Option("--lengths", help="Lengths, as in 512x8, 512x2+32x14, 4096+2500; may be repeated.")
+    ] = None,
+    table: Annotated[
+        str, typer.Option(help="Where no set and no lengths are given: paper (the four sets) or cpu (six small ones).")
+    ] = "paper",
+    docs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Documents of each --set (the paper has {PAPER_DOCUMENTS:,}; by default one batch) or of --data ({TEXTS})."
+        ),
+    ] = None,
+    peers: Annotated[list[str] | None, typer.Option("--peers", help=f"{PEERS_HELP} May be repeated; by default all that can run.")] = None,
+    alone: Annotated[bool, typer.Option("--no-peers", help="Time Quiver alone.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Forward and backward instead of inference.")] = False,
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU; by default torch's.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of random weights and token ids.")] = 42,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Documents of a batch, the same for every library.")] = None,
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Or tokens of an average batch; by default {BATCH_TOKENS['cpu']:,}, on a GPU {BATCH_TOKENS['cuda']:,}."),
+    ] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory too, in a fresh process for each library and set.")] = False,
+    largest_batch: Annotated[
+        bool, typer.Option("--largest-batch", help="Search for the largest batch that fits, for fixed lengths.")
+    ] = False,
+    memory_gib: Annotated[float | None, typer.Option(min=0.001, help="What the largest batch has to fit into; on a GPU all of it.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help=f"Folder for {RESULTS}, report.md, plot.png and plot.svg.")] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Time the encoder in turn with other libraries that run the same weights: tokens a second, memory, largest batch.
+
+    Examples: quiver bench encoder --model modernbert-base --table cpu --threads 2 --memory --out bench;
+    quiver bench encoder --model MODEL --data data/scifact --docs 500
+    """
+    settings = Settings(
+        device=device or default_device(),
+        dtype=dtype,
+        threads=threads,
+        rounds=rounds,
+        seed=seed,
+        train=train,
+        batch_size=batch_size,
+        batch_tokens=batch_tokens,
+        memory=memory,
+        largest_batch=largest_batch,
+        memory_gib=memory_gib,
+    )
+    if out is not None:
+        _check_out(out, overwrite=overwrite)
+    chosen = [] if alone else peers
+    if data is not None:
+        if sets or lengths:
+            raise InputError("--data is for texts, --set and --lengths are for token ids; give one of them")
+        result = bench_texts(
+            model,
+            _texts(data, docs or TEXTS),
+            settings,
+            name=data.name,
+            peers=chosen,
+            command=command_line(),
+            progress=show_progress(progress),
+        )
+    else:
+        workloads = _workloads(sets or [], lengths or [], table, docs, settings)
+        result = bench_sets(model, workloads, settings, peers=chosen, command=command_line(), progress=show_progress(progress))
+    if out is not None:
+        _write(result, out)
+    if as_json:
+        print_json(to_json(result))
+    else:
+        _print(result)
+        if out is not None:
+            say(f"results: {out / RESULTS}\nreport: {out / 'report.md'}\nplot: {out / 'plot.png'}")
+
+
+def _texts(data: Path, docs: int) -> list[str]:
+    """Documents spread evenly over the corpus."""
+    contents = [document.content() for document in read_documents(data)]
+    if not contents:
+        raise InputError(f"{data}: no documents")
+    count = min(docs, len(contents))
+    return [contents[place * len(contents) // count] for place in range(count)]
+
+
+def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None, settings: Settings) -> list[Workload]:
+    if table not in ("paper", "cpu"):
+        raise InputError(f"--table must be paper or cpu, got {table!r}")
+    if not sets and not lengths:
+        if table == "cpu":
+            lengths = list(CPU_TABLE)
+        else:
+            sets = list(PAPER_SETS)
+    if docs is not None and not sets:
+        raise InputError("--docs is for the paper's sets and for --data; lengths name their documents themselves, as in 512x8")
+    named = [paper_workload(name, documents=docs or default_documents(name, settings)) for name in sets]
+    return [*named, *map(parse_lengths, lengths)]
+
+
+def _check_out(out: Path, *, overwrite: bool) -> None:
+    """Refuse before an hour of work what cannot be written after it."""
+    check_plotting()
+    if (out / RESULTS).exists() and not overwrite:
+        raise InputError(f"{out / RESULTS}: there is a result already; give another --out, or --overwrite")
+    # Made only when there is something to put into it: a run that fails leaves no folder.
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"{out}: {there} is a file, not a folder; give another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{out}: cannot be made (no permission in the folder {there})")
+
+
+def _write(result: EncoderBenchmark, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    write_efficiency_report(result, out / "report.md")
+    write_efficiency_plot(result, out)
+    write_benchmark(result, out / RESULTS)
+
+
+def _print(result: EncoderBenchmark) -> None:
+    for times in result.sets:
+        rows = [_row(each, times) for each in times.libraries]
+        print_table(f"{set_title(times)}", list(rows[0]), [list(row.values()) for row in rows])
+    if result.largest_batches:
+        print_table("Largest batch", *largest_table(result))
+    if has_paper_sets(result):
+        ours = [each for each in ENCODER_EFFICIENCY if each.model == "ModernBERT"]
+        _, table = paper_table(result, ours)
+        header = ("", "BS 512", "512", "~256", "BS 8k", "8,192", "~4,096")
+        print_table("Thousand tokens/s (means) and largest batch (BS); the paper's are an RTX 4090's", header, table)
+    if result.not_run:
+        print_table("Not run", ("", "why"), [(each.what, each.reason) for each in result.not_run])
+
+
+def _row(library: LibraryTimes, times: SetTimes) -> dict[str, str]:
+    """Columns of a terminal of 80 characters, medians of the rounds; "x time" is seconds divided by Quiver's."""
+    speed, ratio = library.tokens_per_second, library.ratio
+    row = {"": library.name, "tokens/s": f"{speed.median:,.0f}"}
+    if times.batch_documents is None:
+        row["texts/s"] = f"{speed.median * times.documents / times.tokens:,.1f}"
+    row |= {"x time": f"{ratio.median:.2f}", "low": f"{ratio.lowest:.2f}", "high": f"{ratio.highest:.2f}"}
+    row["max diff"] = f"{library.max_difference:.1e}"
+    if library.gradient_difference is not None:
+        row["grad diff"] = f"{library.gradient_difference:.1e}"
+    if any(each.memory for each in times.libraries):
+        row["MiB"] = "-" if library.memory is None else f"{library.memory.above / MEBIBYTE:,.0f}"
+    return row

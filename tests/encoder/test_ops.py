@@ -1,0 +1,130 @@
+"""Token-wise arithmetic in torch: by hand and by its laws; and who decides between torch and Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from encoder import InputError
+from encoder.ops import add_norm, gated, normalize, rotate, rotate_
+from encoder.ops.choice import choose_ops, fused
+
+
+def angles(tokens: int, pairs: int) -> torch.Tensor:
+    return torch.rand(tokens, pairs, generator=torch.Generator().manual_seed(1)) * 50
+
+
+def test_rotation_by_hand() -> None:
+    quarter = torch.tensor([[math.pi / 2]])
+    qkv = torch.tensor([[[[1.0, 2.0, 7.0]], [[3.0, 4.0, 8.0]], [[5.0, 6.0, 9.0]]]])  # one token, one head of width 3, R = 2
+    q, k, v = rotate(qkv, quarter.cos(), quarter.sin())
+    torch.testing.assert_close(q, torch.tensor([[[-2.0, 1.0, 7.0]]]))
+    torch.testing.assert_close(k, torch.tensor([[[-4.0, 3.0, 8.0]]]))
+    torch.testing.assert_close(v, torch.tensor([[[5.0, 6.0, 9.0]]]))
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_rotation_keeps_lengths_and_can_be_undone(width: int) -> None:
+    qkv = torch.randn(9, 3, 2, 16)
+    angle = angles(9, width // 2)
+    q, k, v = rotate(qkv, angle.cos(), angle.sin())
+    torch.testing.assert_close(q.norm(dim=-1), qkv[:, 0].norm(dim=-1))
+    back = rotate(torch.stack((q, k, v), 1), angle.cos(), -angle.sin())
+    torch.testing.assert_close(torch.stack(back, 1), qkv)
+
+
+@pytest.mark.parametrize("tokens", [3, 1500])
+def test_rotation_in_place_is_rotation(tokens: int) -> None:
+    qkv = torch.randn(tokens, 3, 2, 16)
+    angle = angles(tokens, 4)
+    q, k, _ = rotate(qkv.clone(), angle.cos(), angle.sin())
+    for part, expected in enumerate((q, k)):
+        heads = qkv[:, part].contiguous()
+        assert rotate_(heads, angle.cos(), angle.sin()) is heads
+        torch.testing.assert_close(heads, expected)
+
+
+def test_a_half_precision_rotation_rounds_once() -> None:
+    """At position 8,191 an angle in bfloat16 would be off by whole turns."""
+    angle = torch.tensor([[8191.0, 81.91]])
+    qkv = torch.randn(1, 3, 1, 4).bfloat16()
+    q, _, _ = rotate(qkv, angle.cos(), angle.sin())
+    exact, _, _ = rotate(qkv.double(), angle.double().cos(), angle.double().sin())
+    torch.testing.assert_close(q.double(), exact, atol=0, rtol=2**-8)
+
+
+def test_gates_by_hand() -> None:
+    up = torch.tensor([[1.0, -2.0, 3.0, 5.0]])
+    torch.testing.assert_close(gated(up, "relu"), torch.tensor([[3.0, 0.0]]))
+    torch.testing.assert_close(gated(up, "silu"), torch.tensor([[3 / (1 + math.exp(-1)), -10 / (1 + math.exp(2))]]))
+    cdf = [0.5 * (1 + math.erf(x / math.sqrt(2))) for x in (1.0, -2.0)]
+    torch.testing.assert_close(gated(up, "gelu"), torch.tensor([[3 * cdf[0], -10 * cdf[1]]]))
+    assert 0 < (gated(up, "gelu_tanh") - gated(up, "gelu")).abs().max() < 2e-3  # an approximation, but another function
+
+
+def test_sum_and_norm() -> None:
+    norm = nn.LayerNorm(6, bias=True)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    hidden, update = torch.randn(4, 6), torch.randn(4, 6)
+    before = hidden.clone()
+    total, normed = add_norm(hidden, update, norm)
+    torch.testing.assert_close(total, hidden + update)
+    torch.testing.assert_close(normed, norm(hidden + update))
+    torch.testing.assert_close(hidden, before)  # with gradients the stream stays
+    assert add_norm(hidden, None, nn.Identity()) == (hidden, hidden)
+    with torch.no_grad():
+        total, _ = add_norm(hidden, update, norm)
+    assert total.data_ptr() == hidden.data_ptr()
+
+
+def test_rms_norm_by_hand() -> None:
+    norm = nn.RMSNorm(2, eps=1e-6)
+    nn.init.constant_(norm.weight, 2.0)
+    torch.testing.assert_close(normalize(torch.tensor([[3.0, 4.0]]), norm), torch.tensor([[6.0, 8.0]]) / math.sqrt(12.5))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "override", "name"),
+    [
+        ("cpu", torch.float32, None, "torch"),
+        ("mps", torch.float16, None, "torch"),
+        ("cuda", torch.bfloat16, None, "triton"),
+        ("cuda", torch.float16, None, "triton"),
+        ("cuda", torch.float32, None, "triton"),
+        ("cuda", torch.float64, None, "torch"),
+        ("cuda", torch.bfloat16, "torch", "torch"),
+        ("cuda", torch.bfloat16, "triton", "triton"),
+    ],
+)
+def test_who_does_the_work(
+    device: str, dtype: torch.dtype, override: str | None, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
+    choose_ops.cache_clear()
+    with caplog.at_level(logging.INFO, logger="encoder.ops.choice"):
+        assert [choose_ops(device, dtype, override) for _ in range(3)] == [name] * 3
+    choose_ops.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"token-wise arithmetic on {device} in {str(dtype).removeprefix('torch.')}: {name}"
+    ]
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    choose_ops.cache_clear()
+    assert choose_ops("cuda", torch.bfloat16) == "torch"
+    with pytest.raises(InputError, match="QUIVER_OPS is triton, which is not installed"):
+        choose_ops("cuda", torch.bfloat16, "triton")
+    choose_ops.cache_clear()
+
+
+def test_a_wrong_override_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIVER_OPS", "cuda")
+    with pytest.raises(InputError, match="QUIVER_OPS must be torch or triton, got 'cuda'"):
+        fused(torch.ones(2))

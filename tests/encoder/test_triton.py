@@ -1,0 +1,56 @@
+"""The Triton kernels: right, on a GPU or in Triton's interpreter, and compiling for GPUs that are not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def test_kernels_do_what_torchs_code_does() -> None:
+    """In a process of its own: the interpreter must be switched on before Triton is imported."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name("triton_kernels.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "76 passed" in done.stdout
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("element", ["*bf16", "*fp32"])
+def test_kernels_compile_for_a_gpu_that_is_not_there(element: str, capability: int) -> None:
+    """Down to machine code, for an A100 and an H100; widths that are no powers of two."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from encoder.ops import triton_gated, triton_norms, triton_rotary
+
+    norm = {"width": 768, "block": 1024, "has_bias": True}
+    tile = {"width": 1152, "block_rows": 8, "block_columns": 128}
+    cases = [
+        (triton_rotary._turn_kernel, {"heads": 24, "half": 24, "rest": 16, "block_rows": 32, "block_half": 32, "block_rest": 16}),
+        (triton_norms._norm_kernel, norm | {"centred": True, "has_update": True, "keep_statistics": True}),
+        (triton_norms._norm_backward_kernel, norm | {"centred": True, "has_grad_total": True}),
+        (triton_norms._norm_kernel, norm | {"centred": False, "has_update": False, "keep_statistics": False}),
+        (triton_norms._norm_backward_kernel, norm | {"centred": False, "has_grad_total": False}),
+    ]
+    for activation in ("gelu", "gelu_tanh", "silu", "relu"):
+        cases += [
+            (kernel, tile | {"activation": activation}) for kernel in (triton_gated._gated_kernel, triton_gated._gated_backward_kernel)
+        ]
+    kinds = dict.fromkeys(("rows", "tokens", "each", "source_token", "source_head", "target_token", "target_head"), "i32")
+    kinds |= dict.fromkeys(("direction", "epsilon"), "fp32")
+    kinds |= dict.fromkeys(("cos", "sin", "means", "scales", "weight_sums", "bias_sums"), "*fp32")
+    for kernel, constants in cases:
+        signature = {name: "constexpr" if name in constants else kinds.get(name, element) for name in kernel.arg_names}
+        places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        compiled = triton.compile(ASTSource(kernel, signature, places), target=GPUTarget("cuda", capability, 32))
+        assert compiled.asm["cubin"]
