@@ -8,6 +8,7 @@ Shapes: B documents, N their tokens, S the longest of them, D model width.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids
+from encoder import Encoder, EncoderConfig, freeze, init_weights, load_encoder, pack_ids
 from encoder.checkpoint import to_hf_state
+from encoder.compiling import compile_encoder
+from encoder.config import Precision
 from encoder.errors import InputError
 from encoder.hf_config import config_to_hf
 from encoder.hub import local_folder
@@ -166,8 +169,28 @@ def _flash_obstacle(config: EncoderConfig, settings: Settings) -> str | None:
     return _transformers_obstacle(config, settings)
 
 
+def _load_frozen(encoder: Encoder, precision: Precision) -> Loaded:
+    # A copy: every other library takes its weights from the encoder itself.
+    frozen = freeze(copy.deepcopy(encoder), precision=precision)
+    return replace(_load_quiver(frozen), embedding=encoder.embeddings.tokens.weight)
+
+
+def _frozen_obstacle(config: EncoderConfig, settings: Settings) -> str | None:
+    del config
+    if settings.train:
+        return "a frozen encoder has no gradients"
+    return None if settings.device == "cpu" else "needs a CPU"
+
+
+def _load_compiled(encoder: Encoder) -> Loaded:
+    return replace(_load_quiver(compile_encoder(copy.deepcopy(encoder))), embedding=encoder.embeddings.tokens.weight)
+
+
 VARIANTS: Mapping[str, Library] = {
     "quiver": Library(_load_quiver, lambda config, settings: None),
+    "quiver-frozen": Library(lambda encoder: _load_frozen(encoder, "float"), _frozen_obstacle),
+    "quiver-int8": Library(lambda encoder: _load_frozen(encoder, "int8"), _frozen_obstacle),
+    "quiver-compiled": Library(_load_compiled, lambda config, settings: None),
 }
 """Our own encoder and ways to run it; the first is what all others are compared with."""
 

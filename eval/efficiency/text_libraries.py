@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from encoder.config import Precision
 from encoder.errors import InputError
 from eval.efficiency.libraries import DTYPES
 from eval.efficiency.results import Settings
@@ -46,13 +47,13 @@ class TextLibrary:
     obstacle: Callable[[Settings], str | None]
 
 
-def open_biencoder(model: str, settings: Settings) -> BiEncoder:
+def open_biencoder(model: str, settings: Settings, *, precision: Precision = "float") -> BiEncoder:
     """Load Quiver's side.
 
     Raises:
         InputError: It is no model, or not a bi-encoder.
     """
-    own = load_model(model, dtype=DTYPES[settings.dtype], device=settings.device)
+    own = load_model(model, dtype=DTYPES[settings.dtype], device=settings.device, precision=precision)
     if not isinstance(own, BiEncoder):
         raise InputError(f"{model}: not a bi-encoder; only one vector a text can be compared")
     return own
@@ -66,6 +67,11 @@ def own_encode(own: BiEncoder) -> Encode:
 def _quiver(model: str, settings: Settings, texts: Sequence[str]) -> Encode:
     del texts
     return own_encode(open_biencoder(model, settings))
+
+
+def _quiver_int8(model: str, settings: Settings, texts: Sequence[str]) -> Encode:
+    del texts
+    return own_encode(open_biencoder(model, settings, precision="int8"))
 
 
 # Who talks while models are loaded and exported.
@@ -200,6 +206,7 @@ _OPENVINO_PACKAGE = "sentence-transformers[openvino]"
 
 TEXT_VARIANTS: Mapping[str, TextLibrary] = {
     "quiver": TextLibrary(_quiver, lambda settings: None),
+    "quiver-int8": TextLibrary(_quiver_int8, lambda settings: None if settings.device == "cpu" else "needs a CPU"),
 }
 """Our own encoder and ways to run it; the first is what all others are compared with."""
 

@@ -1,0 +1,337 @@
+"""What stands on an encoder for a task: masked language modelling, classification of sequences, answers as spans.
+
+A head differs between families by values, not by class: the layer before its last matrix is one `TransformConfig`.
+
+Shapes: B sequences, N packed tokens, D model width, V vocabulary, C labels, M tokens whose word is asked for.
+Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 3; BERT, arXiv:1810.04805, sections 3.1 and 4; RoBERTa, arXiv:1907.11692;
+the modules of the same tasks in transformers 5.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from encoder.config import EncoderConfig
+from encoder.cross_entropy import linear_cross_entropy
+from encoder.head_transform import (
+    SHARED_TRANSFORM,
+    Transform,
+    TransformConfig,
+    classifier_transform,
+    decoder_has_bias,
+    head_dropout,
+    masked_lm_transform,
+)
+from encoder.init import CUTOFF
+from encoder.model import Encoder
+from encoder.packing import PackedBatch
+from encoder.spans import position_loss
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+ClassifierPooling = Literal["cls", "mean"]
+
+# The label of a token whose word is not asked for; the field's convention.
+NOT_ASKED = -100
+
+
+class Decoder(nn.Module):
+    """The matrix from hidden states to words: its own, or the token embedding.
+
+    Attributes:
+        weight: (V, D) when it is the decoder's own; None when the embedding serves.
+        bias: (V,), or None.
+    """
+
+    def __init__(self, config: EncoderConfig, *, bias: bool, tied: bool) -> None:
+        super().__init__()
+        size, width = config.vocab_size, config.hidden_size
+        self.weight = None if tied else nn.Parameter(torch.empty(size, width).normal_(std=width**-0.5))
+        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+
+
+class MaskedLMLoss(NamedTuple):
+    """The loss of a masked batch."""
+
+    loss: Tensor
+    """Mean cross entropy over the asked tokens, a float32 scalar."""
+    asked: int
+    """Tokens whose word was asked for, M; the weight of this loss in a mean over batches."""
+
+
+class MaskedLM(nn.Module):
+    """An encoder that guesses masked words. Logits exist for the asked tokens only, and of those a chunk at a time.
+
+    Args:
+        encoder: Gives the hidden states.
+        transform: The layer before the decoder; the family's by default.
+        decoder_bias: The decoder has a bias; the family's by default.
+        tied: The decoder's matrix is the token embedding.
+
+    Example:
+        >>> from encoder.packing import pack_ids
+        >>> config = EncoderConfig.modernbert(
+        ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
+        >>> model, batch = MaskedLM(Encoder(config)), pack_ids([[1, 2, 3], [4, 5]])
+        >>> model(batch, torch.tensor([-100, 7, -100, -100, 9])).asked
+        2
+        >>> model.logits(batch, torch.tensor([1, 4])).shape
+        torch.Size([2, 64])
+    """
+
+    def __init__(
+        self, encoder: Encoder, *, transform: TransformConfig | None = None, decoder_bias: bool | None = None, tied: bool = True
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.transform = Transform(encoder.config, transform or masked_lm_transform(encoder.config))
+        self.decoder = Decoder(encoder.config, bias=decoder_has_bias(encoder.config) if decoder_bias is None else decoder_bias, tied=tied)
+
+    @property
+    def decoder_weight(self) -> Tensor:
+        """The matrix from hidden states to words, (V, D)."""
+        weight = self.encoder.embeddings.tokens.weight if self.decoder.weight is None else self.decoder.weight
+        return weight
+
+    def forward(self, batch: PackedBatch, labels: Tensor) -> MaskedLMLoss:
+        """The loss of a batch whose words were masked.
+
+        Args:
+            batch: B sequences, N tokens, masked.
+            labels: For each token the word it was, or -100 where it is not asked for, (N,) int64. On the host they cost no
+                wait for the device, and words outside the vocabulary are found.
+
+        Returns:
+            Loss and number of asked tokens. When nothing is asked the loss is zero and has a gradient, of zeros.
+
+        Raises:
+            ValueError: The labels have another shape than the batch, or one is neither -100 nor a word.
+        """
+        if labels.shape != batch.ids.shape:
+            raise ValueError(f"labels must be (N,) like the batch's ids, {tuple(batch.ids.shape)}, got {tuple(labels.shape)}")
+        positions = (labels != NOT_ASKED).nonzero().squeeze(1)
+        words = labels[positions]
+        vocabulary = self.encoder.config.vocab_size
+        if words.device.type == "cpu" and len(words) and not 0 <= words.min() <= words.max() < vocabulary:
+            raise ValueError(f"a label must be {NOT_ASKED} or 0..{vocabulary - 1}, got {words.min()}..{words.max()}")
+        states = self._states(batch, positions)
+        loss = linear_cross_entropy(states, self.decoder_weight, self.decoder.bias, words.to(states.device, non_blocking=True))
+        return MaskedLMLoss(loss, len(words))
+
+    def logits(self, batch: PackedBatch, positions: Tensor) -> Tensor:
+        """Logits of some tokens.
+
+        Args:
+            batch: B sequences, N tokens.
+            positions: Places in the packed batch, (M,) int64.
+
+        Returns:
+            (M, V) in the weights' dtype.
+        """
+        return F.linear(self._states(batch, positions), self.decoder_weight, self.decoder.bias)
+
+    def _states(self, batch: PackedBatch, positions: Tensor) -> Tensor:
+        hidden = self.encoder(batch)
+        states: Tensor = self.transform(hidden.index_select(0, positions.to(hidden.device, non_blocking=True)))  # (M, D)
+        return states
+
+
+def _first_token(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    return hidden[batch.cu_seqlens[:-1].to(hidden.device).long()]
+
+
+def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    lengths = batch.cu_seqlens.to(hidden.device).diff().long()
+    # float32: in half precision a sum over thousands of tokens stops growing long before its end.
+    exact = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    sums = torch.segment_reduce(exact, "sum", lengths=lengths, axis=0)
+    return (sums / lengths[:, None]).to(hidden.dtype)
+
+
+CLASSIFIER_POOLINGS: dict[ClassifierPooling, Callable[[Tensor, PackedBatch], Tensor]] = {"cls": _first_token, "mean": _mean}
+"""Hidden states (N, D) and their batch to one vector a sequence, (B, D)."""
+
+
+class SequenceClassifier(nn.Module):
+    """An encoder that gives each sequence C scores.
+
+    Args:
+        encoder: Gives the hidden states.
+        num_labels: C; 1 for one number a sequence.
+        pooling: What stands for a sequence: its first token or the mean of its tokens.
+        problem_type: How labels are read; by default regression when C is 1, else by the labels' dtype: integers name one
+            label, floating-point numbers are yes or no for each.
+        dropout: Before the matrix of labels; the family's by default.
+        transform: The layer before that; the family's by default.
+        label_names: One name a label, written to config.json.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        num_labels: int,
+        *,
+        pooling: ClassifierPooling = "cls",
+        problem_type: ProblemType | None = None,
+        dropout: float | None = None,
+        transform: TransformConfig | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if num_labels < 1:
+            raise ValueError(f"num_labels must be >= 1, got {num_labels}")
+        if pooling not in CLASSIFIER_POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(CLASSIFIER_POOLINGS)}, got {pooling!r}")
+        if problem_type is not None and problem_type not in get_args(ProblemType):
+            raise ValueError(f"problem_type must be one of {', '.join(get_args(ProblemType))}, got {problem_type!r}")
+        if label_names is not None and len(label_names) != num_labels:
+            raise ValueError(f"label_names must hold {num_labels} names, got {len(label_names)}")
+        self.encoder = encoder
+        self.num_labels = num_labels
+        self.pooling: ClassifierPooling = pooling
+        self.problem_type = problem_type
+        self.label_names = None if label_names is None else tuple(label_names)
+        self.transform = Transform(encoder.config, transform or classifier_transform(encoder.config))
+        self.dropout = nn.Dropout(head_dropout(encoder.config) if dropout is None else dropout)
+        self.out = nn.Linear(encoder.config.hidden_size, num_labels)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """(B, C) scores in the weights' dtype."""
+        pooled = CLASSIFIER_POOLINGS[self.pooling](self.encoder(batch), batch)
+        if self.transform.config.input_dropout:
+            pooled = self.dropout(pooled)
+        scores: Tensor = self.out(self.dropout(self.transform(pooled)))
+        return scores
+
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Mean loss of a batch, in float32: cross entropy, binary cross entropy of each label, or squared error.
+
+        Args:
+            scores: What `forward` gave, (B, C).
+            labels: (B,) int64 for a single label; (B, C) floating-point 0 or 1 for several; (B, C), or (B,) when C is 1,
+                for regression.
+
+        Raises:
+            ValueError: The labels' shape does not fit the problem.
+        """
+        problem: ProblemType = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        if self.num_labels == 1:
+            problem = "regression"
+        problem = self.problem_type or problem
+        expected = scores.shape[:1] if problem == "single_label_classification" else scores.shape
+        if problem == "regression" and self.num_labels == 1:
+            labels = labels.reshape(-1, 1)
+        if labels.shape != expected:
+            raise ValueError(f"labels of {problem} must be {tuple(expected)}, got {tuple(labels.shape)}")
+        exact = torch.promote_types(scores.dtype, torch.float32)
+        # Outside autocast, which would take some of these losses back to half precision.
+        with torch.autocast(scores.device.type, enabled=False):
+            return PROBLEMS[problem](scores.to(exact), labels.to(scores.device))
+
+
+PROBLEMS: dict[ProblemType, Callable[[Tensor, Tensor], Tensor]] = {
+    "single_label_classification": lambda scores, labels: F.cross_entropy(scores, labels.long()),
+    "multi_label_classification": lambda scores, labels: F.binary_cross_entropy_with_logits(scores, labels.to(scores.dtype)),
+    "regression": lambda scores, labels: F.mse_loss(scores, labels.to(scores.dtype)),
+}
+"""Scores (B, C) and labels to a mean loss."""
+
+
+class SpanLogits(NamedTuple):
+    """For each packed token, how much it looks like the end points of the answer."""
+
+    start: Tensor
+    """(N,)."""
+    end: Tensor
+    """(N,)."""
+
+
+class SpanQA(nn.Module):
+    """An encoder that finds the span of a text that answers a question; question and text are one sequence.
+
+    `encoder.spans.best_spans` makes spans of its logits.
+
+    Args:
+        encoder: Gives the hidden states.
+        dropout: Between transform and last matrix, where there is a transform; the family's by default.
+        transform: The layer before the last matrix; by default ModernBERT's, and none where the family has none.
+    """
+
+    def __init__(self, encoder: Encoder, *, dropout: float | None = None, transform: TransformConfig | None = None) -> None:
+        super().__init__()
+        config = encoder.config
+        self.encoder = encoder
+        if transform is None and config.family in SHARED_TRANSFORM:
+            transform = masked_lm_transform(config)
+        self.transform: Transform | None = None if transform is None else Transform(config, transform)
+        self.dropout = nn.Dropout(head_dropout(config) if dropout is None else dropout)
+        self.out = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, batch: PackedBatch) -> SpanLogits:
+        """Start and end logits of N tokens, in the weights' dtype."""
+        hidden = self.encoder(batch)
+        if self.transform is not None:
+            hidden = self.dropout(self.transform(hidden))
+        start, end = self.out(hidden).unbind(-1)
+        return SpanLogits(start, end)
+
+    def loss(self, logits: SpanLogits, batch: PackedBatch, starts: Tensor, ends: Tensor) -> Tensor:
+        """Mean of the cross entropies of start and end, each under a softmax over the tokens of its own sequence.
+
+        transformers' softmax runs over a batch's padding too; for a batch without padding the losses are the same.
+
+        Args:
+            logits: What `forward` gave.
+            batch: The same batch.
+            starts: First token of each answer, counted from the beginning of its sequence, (B,) int64. A place outside the
+                sequence (an answer that was cut off) is left out of the mean.
+            ends: Last token of each answer, as ``starts``.
+
+        Returns:
+            A float32 scalar; zero, with a gradient, if no place counts.
+
+        Raises:
+            ValueError: There is not one place a sequence.
+        """
+        if starts.shape != (len(batch),) or ends.shape != (len(batch),):
+            raise ValueError(f"starts and ends must be ({len(batch)},), got {tuple(starts.shape)} and {tuple(ends.shape)}")
+        return (position_loss(logits.start, batch, starts) + position_loss(logits.end, batch, ends)) / 2
+
+
+Head: TypeAlias = MaskedLM | SequenceClassifier | SpanQA
+
+
+def init_head(head: Head, *, seed: int) -> None:
+    """Draw a head's weights anew, in place; its encoder is not touched.
+
+    ModernBERT's are truncated normals whose width depends on what follows: the encoder's initial width before a tied
+    decoder, that divided by sqrt(2 L) before a matrix of labels, and D ** -0.5 for a last matrix. The other families take the
+    encoder's initial width everywhere.
+
+    Args:
+        head: Its encoder's configuration gives the width and the number of layers L.
+        seed: Of torch's generator on the CPU; equal seeds give equal weights.
+
+    Source: ModernBERT's training code (full_megatron): prediction head "in", pooling head "out", last matrices "final_out".
+    """
+    config = head.encoder.config
+    generator = torch.Generator().manual_seed(seed)
+    inner = last = config.initializer_range
+    if config.family in SHARED_TRANSFORM:
+        last = config.hidden_size**-0.5
+        inner /= 1 if isinstance(head, MaskedLM) else math.sqrt(2 * config.num_layers)
+    for name, weight in head.named_parameters():
+        if name.startswith("encoder."):
+            continue
+        if weight.ndim == 2:
+            std = inner if name.startswith("transform.") else last
+            nn.init.trunc_normal_(weight, std=std, a=-CUTOFF * std, b=CUTOFF * std, generator=generator)
+        elif name.endswith("norm.weight"):
+            nn.init.ones_(weight)
+        else:
+            nn.init.zeros_(weight)

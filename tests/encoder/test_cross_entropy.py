@@ -1,0 +1,143 @@
+"""Cross entropy over a vocabulary in chunks: torch's result and gradients, and never a matrix of all logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from encoder.cross_entropy import MIN_ROWS, linear_cross_entropy
+
+WIDTH, VOCABULARY = 16, 96
+
+
+def problem(rows: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in ((rows, WIDTH), (VOCABULARY, WIDTH), (VOCABULARY,))
+    )
+    return hidden, weight, bias, torch.randint(VOCABULARY, (rows,), generator=generator)
+
+
+def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight, bias), labels)
+
+
+@pytest.mark.parametrize("rows", [1, MIN_ROWS - 1, MIN_ROWS, MIN_ROWS + 1, 3 * MIN_ROWS])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_loss_and_gradients_are_torchs(rows: int, with_bias: bool) -> None:
+    *inputs, labels = problem(rows)
+    inputs[2] = inputs[2] if with_bias else None  # type: ignore[call-overload]
+    wanted = [x for x in inputs if x is not None]
+    found, expected = linear_cross_entropy(*inputs, labels), plain(*inputs, labels)
+    torch.testing.assert_close(found, expected)
+    # Scaled, as gradient accumulation and loss scaling do it.
+    torch.testing.assert_close(torch.autograd.grad(found * 7, wanted), torch.autograd.grad(expected * 7, wanted))
+
+
+@pytest.mark.parametrize("needs", [0, 1, 2])
+def test_what_is_frozen_gets_no_gradient(needs: int) -> None:
+    *inputs, labels = problem(200)
+    frozen = [x.detach().requires_grad_(place == needs) for place, x in enumerate(inputs)]
+    linear_cross_entropy(*frozen, labels).backward()
+    plain(*inputs, labels).backward()
+    for place, (found, expected) in enumerate(zip(frozen, inputs, strict=True)):
+        if place == needs:
+            torch.testing.assert_close(found.grad, expected.grad)
+        else:
+            assert found.grad is None
+
+
+@pytest.fixture(params=[True, False], ids=["native half", "emulated half"])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of processor, whichever this one is."""
+    monkeypatch.setattr("encoder.cross_entropy.compute_dtype", lambda device, dtype: dtype if request.param else torch.float32)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_loses_no_more_than_torch(dtype: torch.dtype) -> None:
+    exact = problem(400)
+    plain(*exact).backward()
+    errors = {}
+    for name, function in {"ours": linear_cross_entropy, "torch": plain}.items():
+        *inputs, labels = problem(400, dtype)
+        loss = function(*inputs, labels)
+        loss.backward()
+        errors[name] = [(x.grad.double() - y.grad).norm().item() for x, y in zip(inputs, exact[:3], strict=True)]
+        if name == "ours":
+            assert loss.dtype == torch.float32
+            assert [x.grad.dtype for x in inputs] == [dtype] * 3
+    for ours, torchs in zip(errors["ours"], errors["torch"], strict=True):
+        assert ours <= 1.25 * torchs
+
+
+@pytest.mark.usefixtures("native")
+def test_small_gradients_survive_float16_with_a_loss_scale() -> None:
+    rows, scale = 20_000, 2.0**12
+    *inputs, labels = problem(rows, torch.float16)
+    (linear_cross_entropy(*inputs, labels) * scale).backward()
+    *exact, labels = problem(rows)
+    plain(*exact, labels).backward()
+    assert exact[0].grad.abs().median() < torch.finfo(torch.float16).tiny
+    for found, expected in zip(inputs, exact, strict=True):
+        assert (found.grad.double() / scale - expected.grad).norm() < 2e-3 * expected.grad.norm()
+
+
+def test_without_gradients_only_the_loss_is_computed() -> None:
+    *inputs, labels = problem(300)
+    with torch.no_grad():
+        loss = linear_cross_entropy(*inputs, labels)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, plain(*inputs, labels).detach())
+
+
+def test_no_rows_give_a_zero_with_zero_gradients() -> None:
+    *inputs, labels = problem(0)
+    loss = linear_cross_entropy(*inputs, labels)
+    assert loss.item() == 0
+    loss.backward()
+    for x in inputs:
+        assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    *inputs, labels = problem(20)
+    loss = linear_cross_entropy(*inputs, labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(one, Tensor):
+                self.elements = max(self.elements, one.numel())
+        return result
+
+
+def largest(function: Callable[..., Tensor], rows: int) -> int:
+    inputs = problem(rows)
+    with LargestTensor() as mode:
+        function(*inputs).backward()
+    return mode.elements
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    assert largest(plain, 10 * MIN_ROWS) == 10 * MIN_ROWS * VOCABULARY  # the measure sees what it should
+    assert largest(linear_cross_entropy, 2 * MIN_ROWS) == MIN_ROWS * VOCABULARY
+    # At this number of rows the inputs' own gradient, M x D, is the largest.
+    assert largest(linear_cross_entropy, 10 * MIN_ROWS) == max(MIN_ROWS * VOCABULARY, 10 * MIN_ROWS * WIDTH)

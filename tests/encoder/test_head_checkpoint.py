@@ -1,0 +1,329 @@
+"""Heads on disk: every family and task there and back, strict reading, what is refused, new heads on old encoders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
+from encoder.head_checkpoint import load_classifier, load_masked_lm, load_span_qa, save_classifier, save_masked_lm, save_span_qa
+from encoder.head_layouts import LAYOUTS, Task
+from encoder.head_transform import TransformConfig
+from encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
+from encoder.hf_config import config_from_hf
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 66,
+}
+NOMIC = {
+    "model_type": "nomic_bert",
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_inner": 256,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "activation_function": "swiglu",
+    "rotary_emb_fraction": 1.0,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "qkv_proj_bias": False,
+}
+MODERNBERT = EncoderConfig.modernbert(
+    vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
+)
+CONFIGS = {
+    "modernbert": MODERNBERT,
+    "bert": config_from_hf({"model_type": "bert", **SIZES}),
+    "roberta": config_from_hf({"model_type": "roberta", "pad_token_id": 1, **SIZES}),
+    "mosaicbert": config_from_hf({"model_type": "bert", "alibi_starting_size": 64, **SIZES}),
+    "nomicbert": config_from_hf(NOMIC),
+    "gte": config_from_hf({"model_type": "new", **SIZES}),
+    "quiver": replace(MODERNBERT, family="quiver", norm="rmsnorm", norm_position="parallel"),
+}
+BATCH = pack_ids([[5, 6, 7, 8], [9]])
+SAVE: dict[Task, Callable[..., None]] = {"masked_lm": save_masked_lm, "classifier": save_classifier, "span_qa": save_span_qa}
+LOAD: dict[Task, Callable[..., Any]] = {"masked_lm": load_masked_lm, "classifier": load_classifier, "span_qa": load_span_qa}
+EVERY = [(task, family) for task, families in LAYOUTS.items() for family in families]
+
+
+def head(task: Task, family: str, **settings: Any) -> Any:
+    encoder = init_weights(Encoder(CONFIGS[family]), seed=5)
+    made = {
+        "masked_lm": MaskedLM,
+        "classifier": lambda encoder, **settings: SequenceClassifier(encoder, settings.pop("num_labels", 3), **settings),
+        "span_qa": SpanQA,
+    }[task](encoder, **settings)
+    init_head(made, seed=6)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in made.parameters():  # biases and norms of their own, so that none can be lost unseen
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return made.eval()
+
+
+def outputs(model: nn.Module) -> Tensor:
+    if isinstance(model, MaskedLM):
+        return model.logits(BATCH, torch.arange(5))
+    found = model(BATCH)
+    return torch.stack(found) if isinstance(found, tuple) else found
+
+
+def edit(folder: Path, **settings: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+
+
+def test_every_family_has_words_for_its_masked_lm_and_classifier() -> None:
+    assert set(LAYOUTS["masked_lm"]) == set(LAYOUTS["classifier"]) == set(CONFIGS)
+
+
+@pytest.mark.parametrize(("task", "family"), EVERY)
+def test_round_trip_is_bit_exact(tmp_path: Path, task: Task, family: str) -> None:
+    model = head(task, family)
+    SAVE[task](model, tmp_path)
+    again = LOAD[task](tmp_path)
+    assert not again.training
+    assert again.encoder.config == model.encoder.config
+    state = again.state_dict()
+    assert set(state) == set(model.state_dict())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(outputs(again), outputs(model))
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [LAYOUTS[task][family].architecture]
+
+
+@pytest.mark.parametrize(("task", "family"), [pair for pair in EVERY if pair[1] != "quiver"])
+def test_the_encoder_alone_opens_too(tmp_path: Path, task: Task, family: str) -> None:
+    model = head(task, family)
+    SAVE[task](model, tmp_path)
+    assert torch.equal(load_encoder(tmp_path)(BATCH), model.encoder(BATCH))
+
+
+@pytest.mark.parametrize("family", ["modernbert", "bert", "quiver"])
+def test_an_untied_decoder_comes_back(tmp_path: Path, family: str) -> None:
+    model = head("masked_lm", family, tied=False)
+    save_masked_lm(model, tmp_path)
+    again = load_masked_lm(tmp_path)
+    assert again.decoder.weight is not None
+    assert torch.equal(outputs(again), outputs(model))
+
+
+def test_settings_of_modernberts_head_come_back(tmp_path: Path) -> None:
+    transform = TransformConfig(bias=True, activation="gelu_tanh", norm=True)
+    words = head("masked_lm", "modernbert", transform=transform, decoder_bias=False)
+    save_masked_lm(words, tmp_path)
+    assert torch.equal(outputs(load_masked_lm(tmp_path)), outputs(words))
+    settings = {"pooling": "mean", "dropout": 0.25, "problem_type": "multi_label_classification", "label_names": ["x", "y", "z"]}
+    model = head("classifier", "modernbert", transform=transform, **settings)
+    save_classifier(model, tmp_path)
+    again = load_classifier(tmp_path)
+    assert (again.pooling, again.dropout.p, again.problem_type, again.label_names) == (
+        "mean",
+        0.25,
+        "multi_label_classification",
+        ("x", "y", "z"),
+    )
+    assert again.transform.config == transform
+    assert torch.equal(outputs(again), outputs(model))
+    changed = load_classifier(tmp_path, pooling="cls", problem_type="regression")
+    assert (changed.pooling, changed.problem_type, changed.label_names) == ("cls", "regression", ("x", "y", "z"))
+
+
+def test_the_dtype_is_the_one_asked_for(tmp_path: Path) -> None:
+    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
+    half = load_masked_lm(tmp_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    save_masked_lm(half, tmp_path / "half")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert outputs(half).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("task", "family"), EVERY)
+def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
+    tmp_path: Path, task: Task, family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = init_weights(Encoder(CONFIGS[family]), seed=5).eval()
+    save_encoder(encoder, tmp_path)
+    with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is not complete: missing .*; pass new_head_seed"):
+        LOAD[task](tmp_path)
+    with caplog.at_level("WARNING", logger="encoder"):
+        model = LOAD[task](tmp_path, new_head_seed=1)
+    assert "drew new weights with seed 1, to be trained" in caplog.text
+    assert torch.equal(model.encoder(BATCH), encoder(BATCH))
+    assert torch.equal(outputs(model), outputs(LOAD[task](tmp_path, new_head_seed=1)))
+    assert not torch.equal(outputs(model), outputs(LOAD[task](tmp_path, new_head_seed=2)))
+
+
+def test_another_number_of_labels_needs_a_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = head("classifier", "modernbert", label_names=["a", "b", "c"])
+    save_classifier(model, tmp_path)
+    with pytest.raises(InputError, match=r"classifier\.weight has shape \(3, 32\), \(2, 32\) was asked for"):
+        load_classifier(tmp_path, num_labels=2)
+    again = load_classifier(tmp_path, num_labels=2, new_head_seed=0)
+    assert "classifier.bias, classifier.weight" in caplog.text
+    assert "head.dense" not in caplog.text
+    assert (again.out.weight.shape, again.label_names) == ((2, 32), None)
+    assert torch.equal(again.transform.dense.weight, model.transform.dense.weight)
+    same = load_classifier(tmp_path, num_labels=3, new_head_seed=0)
+    assert torch.equal(same.out.weight, model.out.weight)
+
+
+def test_a_last_matrix_of_another_task_is_not_taken(tmp_path: Path) -> None:
+    classes = head("classifier", "modernbert", num_labels=2)
+    save_classifier(classes, tmp_path)
+    with pytest.raises(InputError, match=r"ModernBertForQuestionAnswering is not complete: missing classifier\.bias, classifier\.weight;"):
+        load_span_qa(tmp_path)
+    spans = load_span_qa(tmp_path, new_head_seed=1)
+    assert torch.equal(spans.transform.dense.weight, classes.transform.dense.weight)
+    assert not torch.equal(spans.out.weight, classes.out.weight)
+
+
+def test_names_of_xlm_r_and_of_tensorflow_are_read(tmp_path: Path) -> None:
+    classes = head("classifier", "roberta")
+    save_classifier(classes, tmp_path / "xlm")
+    edit(tmp_path / "xlm", model_type="xlm-roberta", architectures=["XLMRobertaForSequenceClassification"])
+    assert torch.equal(outputs(load_classifier(tmp_path / "xlm")), outputs(classes))
+    words = head("masked_lm", "bert")
+    save_masked_lm(words, tmp_path / "bert")
+
+    def rename(state: dict[str, Tensor]) -> None:
+        for key in [key for key in state if "LayerNorm" in key]:
+            state[key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = state.pop(key)
+        state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
+        state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"].clone()
+        state["cls.seq_relationship.weight"] = torch.zeros(2, 32)
+
+    edit_tensors(tmp_path / "bert", rename)
+    again = load_masked_lm(tmp_path / "bert")
+    assert again.decoder.weight is None  # it is the embedding's
+    assert torch.equal(outputs(again), outputs(words))
+
+
+def test_a_decoder_that_differs_from_the_embedding_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
+    matrix = torch.randn(64, 32)
+    edit_tensors(tmp_path, lambda state: state.update({"decoder.weight": matrix}))
+    assert torch.equal(load_masked_lm(tmp_path).decoder_weight, matrix)
+    assert "config.json ties the decoder to the embedding, but the file has two matrices" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "family", "settings", "message"),
+    [
+        ("masked_lm", "modernbert", {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
+        ("masked_lm", "modernbert", {"tie_word_embeddings": False}, r"missing decoder\.weight"),
+        ("masked_lm", "modernbert", {"decoder_bias": False}, r"config.json gives the head no decoder\.bias, but the file has it"),
+        ("masked_lm", "modernbert", {"classifier_activation": "mish"}, "classifier_activation must be one of"),
+        ("masked_lm", "modernbert", {"sparse_pred_ignore_index": 0}, "sparse_pred_ignore_index must be -100, got 0"),
+        ("masked_lm", "bert", {"decoder_bias": False}, "decoder_bias must be True, got False"),
+        ("masked_lm", "quiver", {"head": 3}, "head must be an object, got 3"),
+        ("masked_lm", "quiver", {"head": {"decoder_bias": 1}}, r"head\.decoder_bias must be true or false, got"),
+        ("classifier", "modernbert", {"classifier_pooling": "max"}, "classifier_pooling must be one of cls, mean, got 'max'"),
+        ("classifier", "bert", {"classifier_pooling": "mean"}, "classifier_pooling must be 'cls', got 'mean'"),
+        ("classifier", "modernbert", {"classifier_dropout": 1.5}, "classifier_dropout must be >= 0 and < 1, got 1.5"),
+        ("classifier", "modernbert", {"classifier_bias": True}, r"missing head\.dense\.bias"),
+        ("classifier", "modernbert", {"problem_type": "ranking"}, "problem_type must be one of single_label_classification, "),
+        ("classifier", "modernbert", {"id2label": {"0": "a", "2": "b"}}, 'id2label must name the labels "0", "1"'),
+        ("classifier", "modernbert", {"id2label": {"0": 7}}, "id2label must name"),
+        ("classifier", "modernbert", {"id2label": {}}, "id2label must name"),
+        ("classifier", "modernbert", {"num_labels": 9}, "num_labels must be 3, the number of labels in id2label, got 9"),
+        ("classifier", "modernbert", {"id2label": None, "num_labels": 0}, "num_labels must be >= 1, got 0"),
+        ("classifier", "modernbert", {"id2label": None}, r"classifier\.\w+ has shape \(3.*\), \(2.*\) was asked for"),
+    ],
+)
+def test_what_config_json_may_not_say(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
+    SAVE[task](head(task, family), tmp_path)
+    edit(tmp_path, **settings)
+    with pytest.raises(InputError, match=f"{tmp_path}: .*{message}"):
+        LOAD[task](tmp_path)
+
+
+def test_mosaicbert_has_no_span_head(tmp_path: Path) -> None:
+    save_encoder(init_weights(Encoder(CONFIGS["mosaicbert"]), seed=5), tmp_path)
+    with pytest.raises(InputError, match="mosaicbert has no head of this kind; it is known for modernbert, "):
+        load_span_qa(tmp_path, new_head_seed=1)
+    with pytest.raises(InputError, match="mosaicbert has no head of this kind"):
+        save_span_qa(head("span_qa", "mosaicbert"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "family", "settings", "message"),
+    [
+        ("masked_lm", "bert", {"decoder_bias": False}, "decoder_bias: a bert config.json cannot say false"),
+        ("masked_lm", "gte", {"transform": TransformConfig(bias=False, activation="gelu", norm=True)}, "transform: a gte config.json"),
+        ("masked_lm", "modernbert", {"transform": TransformConfig(bias=True, activation="gelu", norm=False)}, "transform: a modernbert"),
+        ("classifier", "bert", {"pooling": "mean"}, "pooling: a bert config.json cannot say mean"),
+        ("classifier", "quiver", {"transform": TransformConfig(bias=True, activation="tanh", norm=True)}, "transform: a quiver"),
+        ("span_qa", "bert", {"transform": TransformConfig(bias=True, activation="gelu", norm=True)}, "transform: a bert"),
+    ],
+)
+def test_what_a_folder_cannot_hold_is_refused(tmp_path: Path, task: Task, family: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SAVE[task](head(task, family, **settings), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.zeros(32, 31), r"head\.dense\.weight has shape \(32, 31\), \(32, 32\) was asked for"),
+        (torch.zeros(32, 32, dtype=torch.int8), r"head\.dense\.weight holds torch\.int8, not floating-point numbers"),
+    ],
+)
+def test_damaged_tensors_are_named(tmp_path: Path, tensor: Tensor, message: str) -> None:
+    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
+    edit_tensors(tmp_path, lambda state: state.update({"head.dense.weight": tensor}))
+    for seed in (None, 1):
+        with pytest.raises(InputError, match=message):
+            load_masked_lm(tmp_path, new_head_seed=seed)
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    save_masked_lm(head("masked_lm", "modernbert"), tmp_path)
+    edit_tensors(tmp_path, lambda state: state.update({"extra.weight": torch.zeros(1)}))
+    with pytest.raises(InputError, match=r"unknown extra\.weight"):
+        load_masked_lm(tmp_path)
+
+
+def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_classifier(head("classifier", "bert"), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("encoder.head_checkpoint.save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_classifier(head("classifier", "bert", num_labels=7), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_head_saved_over_shards_is_what_is_read(tmp_path: Path) -> None:
+    save_encoder(init_weights(Encoder(MODERNBERT), seed=1), tmp_path)
+    shard = tmp_path / "model-00001-of-00001.safetensors"
+    (tmp_path / "model.safetensors").rename(shard)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(load_file(shard), shard.name)}))
+    model = head("masked_lm", "modernbert")
+    save_masked_lm(model, tmp_path)
+    assert torch.equal(outputs(load_masked_lm(tmp_path)), outputs(model))
+    assert not shard.exists()
