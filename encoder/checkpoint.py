@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -205,13 +206,22 @@ def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "
         InputError: The family's format cannot express the architecture; the message names the field, and nothing is written.
     """
     config, state = config_to_hf(encoder.config, style=style), to_hf_state(encoder, prefix=prefix)
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
-    dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
-    with replacing(path / "model.safetensors") as temporary:
-        save_file(state, temporary, metadata={"format": "pt"})
+    write_checkpoint(Path(folder), state, config | {"torch_dtype": str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")})
+
+
+def write_checkpoint(folder: Path, state: Mapping[str, Tensor], hf: Mapping[str, Any]) -> None:
+    """Write tensors and config.json, each file whole or not at all.
+
+    Args:
+        folder: Made if it is not there.
+        state: Contiguous tensors on the CPU, under the names of the file.
+        hf: The config.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as temporary:
+        save_file(dict(state), temporary, metadata={"format": "pt"})
     # Shards of an earlier checkpoint would be read before the new file.
-    (path / "model.safetensors.index.json").unlink(missing_ok=True)
-    for shard in path.glob("model-*-of-*.safetensors"):
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    for shard in folder.glob("model-*-of-*.safetensors"):
         shard.unlink()
-    write_json(path / "config.json", config | {"torch_dtype": dtype})
+    write_json(folder / "config.json", hf)

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from encoder.checkpoint import from_hf_state, read_safetensors, to_hf_state
+from encoder.checkpoint import from_hf_state, read_safetensors, to_hf_state, write_checkpoint
 from encoder.errors import InputError
-from encoder.files import read_json, replacing, write_json
+from encoder.files import read_json
 from encoder.head_layouts import AUTO_CLASSES, LAYOUTS, HeadLayout, Task
 from encoder.head_settings import one_of, read_dropout, read_labels, read_transform, transform_settings
 from encoder.head_transform import SHARED_TRANSFORM, classifier_transform, decoder_has_bias, masked_lm_transform
@@ -376,11 +375,4 @@ def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style
         for theirs in _their_names(name, layout, prefix)[: None if both else 1]:
             state[theirs] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     hf["torch_dtype"] = str(model.encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as temporary:
-        save_file(state, temporary, metadata={"format": "pt"})
-    # Shards of an earlier checkpoint would be read before the new file.
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    for shard in folder.glob("model-*-of-*.safetensors"):
-        shard.unlink()
-    write_json(folder / "config.json", hf)
+    write_checkpoint(folder, state, hf)

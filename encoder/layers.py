@@ -11,18 +11,14 @@ from torch import Tensor, nn
 
 from encoder.attention import attend
 from encoder.config import EncoderConfig
-from encoder.linear import Linear, lean
-from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, rotate_
+from encoder.linear import Linear
+from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate
 from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
 from encoder.positions import alibi_slopes
 
 RotaryRows = tuple[Tensor, Tensor]
 """Cosines and sines of a batch's tokens, (N, R/2) each."""
-
-# Tokens of one step through the MLP on a CPU: its inner states stay in the cache, and below the size from which
-# the allocator asks the system for fresh, zeroed pages every time (32 MiB with glibc).
-MLP_CHUNK = 1024
 
 
 def make_norm(config: EncoderConfig) -> Norm:
@@ -74,10 +70,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None) -> Tensor:
         """(N, D) to (N, D)."""
-        q, k, v = self._heads_in_place(hidden, rope) if lean(hidden) else self._heads(hidden, rope)
+        q, k, v = self._heads(hidden, rope)
         dropout = self.probability_dropout if self.training else 0.0
         mixed = attend(q, k, v, batch, self.window, slopes=self.slopes, dropout=dropout)
-        output: Tensor = self.dropout(self.out(mixed.flatten(1).to(hidden.dtype)))
+        output: Tensor = self.dropout(self.out(mixed.flatten(1)))
         return output
 
     def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,17 +82,6 @@ class SelfAttention(nn.Module):
         if rope is not None:
             return rotate(qkv, *rope)
         q, k, v = qkv.unbind(1)
-        return q, k, v
-
-    def _heads_in_place(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The same on a CPU without gradients: three contiguous products in float32, turned where they lie.
-
-        Attention is float32 there: processors without matrix instructions for half precision gain nothing from it.
-        """
-        q, k, v = (product(hidden).view(len(hidden), self.heads, -1).float() for product in self.qkv.products(hidden))
-        if rope is not None:
-            rotate_(q, *rope)
-            rotate_(k, *rope)
         return q, k, v
 
 
@@ -114,22 +99,12 @@ class MLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
-        if lean(hidden) and not self.training:
-            return self._chunked(hidden)
-        output: Tensor = self.output_dropout(self.down(self.inner_dropout(self._activate(self.up(hidden)))))
+        output: Tensor = self.output_dropout(self.down(self.inner_dropout(self.activate(self.up(hidden)))))
         return output
 
-    def _activate(self, inner: Tensor) -> Tensor:
+    def activate(self, inner: Tensor) -> Tensor:
         """(N, I) or, gated, (N, 2 I) to (N, I)."""
         return gated(inner, self.activation) if self.gated else ACTIVATION_FUNCTIONS[self.activation](inner)
-
-    def _chunked(self, hidden: Tensor) -> Tensor:
-        (up,), (down,) = self.up.products(hidden), self.down.products(hidden)
-        output = torch.empty_like(hidden)
-        for start in range(0, len(hidden), MLP_CHUNK):
-            chunk = slice(start, start + MLP_CHUNK)
-            output[chunk] = down(self._activate(up(hidden[chunk])))
-        return output
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""A matrix product that, without gradients on a CPU, takes oneDNN's packed kernels.
+"""A matrix product that takes oneDNN's packed kernels on a CPU.
 
 Weights keep their plain layout; they are packed for the length of one call, once for all tokens of it. That costs a few
 thousandths of the product where it is worth it, needs no second copy of the model in memory, and can never be stale.
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 Product = Callable[[Tensor], Tensor]
@@ -93,7 +95,38 @@ class Linear(nn.Linear):
         """(N, D) to (N, O)."""
         if lean(x) and self.parts == 1:
             return self.products(x)[0](x)
+        if _trains_packed(x, self.weight):
+            output: Tensor = _PackedLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return output
         return F.linear(x, self.weight, self.bias)
+
+
+def _trains_packed(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product that will be differentiated is worth oneDNN's layout."""
+    on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    return on_cpu and len(x) >= PACK_TOKENS and has_onednn() and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+
+
+class _PackedLinear(torch.autograd.Function):
+    """A float32 product whose forward pass and whose gradient of the input take oneDNN's packed kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), len(x))
+        return packed_product(packed, None if bias is None else bias.detach())(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_input = None
+        if ctx.needs_input_grad[0]:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.t().contiguous(), len(x))
+            of_input = packed_product(packed, None)(gradient)
+        of_weight = gradient.t() @ x if ctx.needs_input_grad[1] else None
+        return of_input, of_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def packed_product(weight: Tensor, bias: Tensor | None) -> Product:

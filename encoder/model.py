@@ -6,6 +6,8 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from encoder.config import EncoderConfig, Precision
 from encoder.errors import InputError
 from encoder.layers import Block, Embeddings, make_norm
-from encoder.linear import compute_dtype
+from encoder.lean import advance_, heads_buffer
+from encoder.linear import compute_dtype, lean
 from encoder.ops import add_norm
 from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
@@ -82,14 +85,18 @@ class Encoder(nn.Module):
                 return self.forward(batch)
         batch = batch.to(self.device)
         rows = [table(batch.positions) for table in self.rotary]
+        ropes = [rows[place] for place in self._table_of] if rows else [None] * len(self.layers)
         dtype = self.embeddings.tokens.weight.dtype
         hidden: Tensor = self.embeddings(batch, dtype if torch.is_grad_enabled() else compute_dtype(self.device, dtype))
         update: Tensor | None = None
-        for place, layer in enumerate(self.layers):
-            rope = rows[self._table_of[place]] if rows else None
-            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+        if lean(hidden) and not self.training:
+            buffer = heads_buffer(hidden, self.config.num_heads)
+            for layer, rope in zip(self.layers, ropes, strict=True):
+                advance_(cast("Block", layer), hidden, batch, rope, buffer)
+        elif self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            for layer, rope in zip(self.layers, ropes, strict=True):
                 hidden, update = checkpoint(layer, hidden, update, batch, rope, use_reentrant=False)
-            else:
+        else:
+            for layer, rope in zip(self.layers, ropes, strict=True):
                 hidden, update = layer(hidden, update, batch, rope)
-        _, output = add_norm(hidden, update, self.final_norm)
-        return output.to(dtype)
+        return add_norm(hidden, update, self.final_norm)[1].to(dtype)

@@ -11,9 +11,12 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention, unpa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from encoder.packing import PackedBatch
@@ -52,7 +55,9 @@ def length_groups(batch: PackedBatch) -> LengthGroups:
     flat = [place for places in members.values() for place in places]
     if flat == sorted(flat):
         return LengthGroups(shapes, None, None)
-    order = torch.cat([torch.arange(batch.offsets[place], batch.offsets[place + 1]) for place in flat]).to(batch.ids.device)
+    order = torch.cat([torch.arange(batch.offsets[place], batch.offsets[place + 1]) for place in flat]).to(
+        batch.ids.device, non_blocking=True
+    )
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
     return LengthGroups(shapes, order, inverse)
@@ -111,7 +116,7 @@ def local_mask(batch: PackedBatch, window: int, dtype: torch.dtype) -> LocalMask
     )
     key_sequence = sequence
     if batch.key_lengths is not None:
-        limit = torch.tensor(batch.key_lengths, device=device)[sequence]
+        limit = torch.tensor(batch.key_lengths).to(device, non_blocking=True)[sequence]
         key_sequence = torch.where(batch.positions < limit, sequence, -1)
     # Beyond either end of the batch there is nothing to see: queries get -2, keys -1, and these never match.
     queries = F.pad(sequence, (0, blocks * BLOCK - batch.num_tokens), value=-2).view(blocks, BLOCK, 1)
@@ -125,30 +130,118 @@ def local_mask(batch: PackedBatch, window: int, dtype: torch.dtype) -> LocalMask
     return LocalMask(bias[:, None], sees)
 
 
+@dataclass(frozen=True)
+class LocalBlocks:
+    """Some neighbouring blocks of a local layer.
+
+    Attributes:
+        first: The first of them.
+        last: One behind the last.
+        half: Tokens of the halo on either side.
+    """
+
+    first: int
+    last: int
+    half: int
+
+    @property
+    def queries(self) -> tuple[int, int]:
+        """Tokens of the blocks, start and end; the end may lie beyond the batch."""
+        return self.first * BLOCK, self.last * BLOCK
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        """Tokens of the blocks and their halo, which may lie beyond the batch on either side."""
+        return self.first * BLOCK - self.half, self.last * BLOCK + self.half
+
+    def views(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (W, H, BLOCK, K), keys and values (W, H, BLOCK + window, K), the last two as overlapping views."""
+        query = _rows(q, *self.queries).view(self.last - self.first, BLOCK, *q.shape[1:]).transpose(1, 2)
+        key, value = (_rows(x, *self.keys).unfold(0, BLOCK + 2 * self.half, BLOCK).transpose(2, 3) for x in (k, v))
+        return query, key, value
+
+    def add_keys(self, gradient: Tensor, blocks: Tensor) -> None:
+        """Add what the blocks' keys were given, (W, H, BLOCK + window, K), to a gradient (N, H, K)."""
+        count, heads, span, width = blocks.shape
+        total = blocks.new_zeros((count + -(-span // BLOCK)) * BLOCK, heads, width)
+        for start in range(0, span, BLOCK):
+            piece = blocks[:, :, start : start + BLOCK].transpose(1, 2)  # (W, <= BLOCK, H, K)
+            total[start : start + count * BLOCK].view(count, BLOCK, heads, width)[:, : piece.shape[1]] += piece
+        start, end = self.keys
+        inside = slice(max(start, 0), min(end, len(gradient)))
+        gradient[inside] += total[inside.start - start : inside.stop - start]
+
+
+def _steps(blocks: int, half: int, step: int) -> list[LocalBlocks]:
+    return [LocalBlocks(first, min(first + step, blocks), half) for first in range(0, blocks, step)]
+
+
 def _attend_local(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, window: int, slopes: Tensor | None, dropout: float) -> Tensor:
-    tokens = len(q)
-    half = window // 2
-    blocks = mask.bias.shape[0]
-    tail = blocks * BLOCK - tokens
-    differentiable = torch.is_grad_enabled()
-    # Slices save copies, but each would be a whole tensor of zeros in the backward pass.
-    step = blocks if differentiable else LOCAL_BLOCKS
-    outputs = []
-    for first in range(0, blocks, step):
-        last = min(first + step, blocks)
-        query = _rows(q, first * BLOCK, last * BLOCK).view(last - first, BLOCK, *q.shape[1:]).transpose(1, 2)  # (W, H, BLOCK, K)
-        # Overlapping views of the block and its halo: (W, H, BLOCK + window, K).
-        key, value = (
-            _rows(x, first * BLOCK - half, last * BLOCK + half).unfold(0, BLOCK + 2 * half, BLOCK).transpose(2, 3) for x in (k, v)
-        )
-        bias = mask.bias[first:last]
-        if slopes is not None:
-            bias = (bias - _slope_penalty(slopes, half)).clamp(min=torch.finfo(q.dtype).min).to(q.dtype)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-        outputs.append(mixed.transpose(1, 2).flatten(0, 1))  # (W * BLOCK, H, K)
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    output = output[:tokens] if tail else output
+    blocks, half = mask.bias.shape[0], window // 2
+    if not torch.is_grad_enabled():
+        outputs = [_attend_blocks(q, k, v, mask, some, slopes, dropout) for some in _steps(blocks, half, LOCAL_BLOCKS)]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    elif q.device.type == "cpu" and slopes is None and not dropout and _has_cpu_kernel():
+        output = _LocalAttention.apply(q, k, v, mask.bias, half)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    else:
+        # In one piece: each slice would be a whole tensor of zeros in the backward pass.
+        output = _attend_blocks(q, k, v, mask, LocalBlocks(0, blocks, half), slopes, dropout)
+    output = output[: len(q)]
     return output if mask.sees is None else output * mask.sees
+
+
+def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, some: LocalBlocks, slopes: Tensor | None, dropout: float) -> Tensor:
+    """Some blocks' queries over their keys, (W * BLOCK, H, K)."""
+    bias = mask.bias[some.first : some.last]
+    if slopes is not None:
+        bias = (bias - _slope_penalty(slopes, some.half)).clamp(min=torch.finfo(q.dtype).min).to(q.dtype)
+    query, key, value = some.views(q, k, v)
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    return mixed.transpose(1, 2).flatten(0, 1)
+
+
+@cache
+def _has_cpu_kernel() -> bool:
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    return hasattr(torch.ops.aten, name) and hasattr(torch.ops.aten, f"{name}_backward")
+
+
+class _LocalAttention(torch.autograd.Function):
+    """Local attention on a CPU a few blocks at a time, forward and backward.
+
+    Autograd's own way keeps padded copies of keys and values and gives every block's keys a gradient of their own at once:
+    five times the memory of the keys, fresh and zeroed in every layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, half: int) -> Tensor:
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        ctx.half = half
+        outputs, sums = [], []
+        for some in _steps(len(bias), half, LOCAL_BLOCKS):
+            mixed, logsumexp = attention(*some.views(q, k, v), attn_mask=bias[some.first : some.last])
+            outputs.append(mixed.transpose(1, 2).flatten(0, 1))
+            sums.append(logsumexp)
+        output = torch.cat(outputs)
+        ctx.save_for_backward(q, k, v, bias, output, *sums)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, bias, output, *sums = ctx.saved_tensors
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        of_q, of_k, of_v = (torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v))
+        for some, logsumexp in zip(_steps(len(bias), ctx.half, LOCAL_BLOCKS), sums, strict=True):
+            start, end = some.queries
+            upstream, mixed = (x[start:end].view(some.last - some.first, BLOCK, *x.shape[1:]).transpose(1, 2) for x in (gradient, output))
+            of_query, of_key, of_value = backward(
+                upstream, *some.views(q, k, v), mixed, logsumexp, 0.0, False, attn_mask=bias[some.first : some.last]
+            )
+            of_q[start:end] = of_query.transpose(1, 2).flatten(0, 1)[: len(q) - start]
+            some.add_keys(of_k, of_key)
+            some.add_keys(of_v, of_value)
+        return of_q, of_k, of_v, None, None
 
 
 def _rows(x: Tensor, start: int, end: int) -> Tensor:

@@ -12,7 +12,7 @@ from encoder.errors import InputError
 from encoder.hf_config.keys import ConfigStyle, Keys
 
 # What a config.json holds beside the fields.
-ABOUT = frozenset({"model_type", "architectures", "torch_dtype", "dtype"})
+ABOUT = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "head"})
 
 Record = TypeVar("Record", EncoderConfig, RopeScaling)
 

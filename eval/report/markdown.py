@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import TypeAlias
 
 from encoder.errors import InputError
+from eval.report.tables import escape, table
 from eval.results import HEADLINE, CollectionResult, Results, System
 from eval.results_folder import read_results
 from retrieval.files import atomic_file
@@ -99,23 +100,23 @@ def _headline(rows: Sequence[Row], keys: Sequence[str]) -> Iterator[str]:
         lines.append([row.label, *map(_points, scores), _points(average), f"{len(known)} of {len(keys)}"])
     yield f"## {LABELS[HEADLINE]}"
     yield "In points. The average is over all collections of the table, and blank where one is missing."
-    yield _table(["System", *keys, "Average", "Collections"], lines)
+    yield table(["System", *keys, "Average", "Collections"], lines)
 
 
 def _collection(rows: Sequence[Row], scored: Sequence[tuple[str, CollectionResult]], key: str) -> Iterator[str]:
     first = scored[0][1]
-    yield f"## {_escape(first.name)}, split {_escape(first.split)}"
+    yield f"## {escape(first.name)}, split {escape(first.split)}"
     texts = f"{first.documents:,} documents ({first.empty_texts:,} without text)"
     yield f"{texts}, {first.queries:,} judged queries, {first.judgements:,} judgements. Checksum of the data: `{first.data_sha256[:16]}`."
     lines = [[row.label, *(_points(row.cells[key].get(measure)) for measure in LABELS)] for row in rows if key in row.cells]
-    yield _table(["System", *LABELS.values()], lines)
-    yield _table(
+    yield table(["System", *LABELS.values()], lines)
+    yield table(
         ["System", "k", "Titles", "Self excluded", "Queries without result", "Documents cut", "Queries cut", "Seconds"],
         [[label, *_conditions(collection)] for label, collection in scored],
     )
     for label, collection in scored:
-        yield f"### Worst queries of {_escape(label)} on {_escape(key)}"
-        yield _table(
+        yield f"### Worst queries of {escape(label)} on {escape(key)}"
+        yield table(
             ["Query", "Text", LABELS[HEADLINE], "Found first", "Wanted"],
             [[w.query, _short(w.text), _points(w.score), w.first or "nothing", _wanted(w.wanted)] for w in collection.worst],
         )
@@ -155,7 +156,7 @@ def _protocol(results: Sequence[Results]) -> str:
         f"The baseline {name} has the settings {', '.join(f'{key} {value}' for key, value in parameters.items())}."
         for name, parameters in sorted(baselines.items())
     ]
-    return _escape(" ".join(sentences))
+    return escape(" ".join(sentences))
 
 
 def _system(label: str, result: Results) -> Iterator[str]:
@@ -177,8 +178,8 @@ def _system(label: str, result: Results) -> Iterator[str]:
         "Platform": origin.platform,
         "Threads": origin.threads,
     }
-    yield f"### {_escape(label)}"
-    yield _table(["", ""], [[name, str(fact)] for name, fact in facts.items() if fact not in (None, "")])
+    yield f"### {escape(label)}"
+    yield table(["", ""], [[name, str(fact)] for name, fact in facts.items() if fact not in (None, "")])
     if origin.command is None:
         yield "Made by a call of the library, without a command line."
     else:
@@ -227,18 +228,6 @@ def _named(results: Sequence[Results]) -> Named:
     ]
     form = next((form for form in forms if len(set(map(form, systems))) == len(systems)), forms[-1])
     return [(form(result.system), result) for result in results]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(_escape, line)) + " |" for line in lines)
-
-
-def _escape(text: str) -> str:
-    """Keep a text inside its cell and out of the markup."""
-    for character in "\\|`*_<[":
-        text = text.replace(character, f"\\{character}")
-    return " ".join(text.split())
 
 
 def _points(fraction: float | None) -> str:
