@@ -32,7 +32,7 @@ def test_rotation_by_hand() -> None:
 def test_rotation_keeps_lengths_and_can_be_undone(width: int) -> None:
     qkv = torch.randn(9, 3, 2, 16)
     angle = angles(9, width // 2)
-    q, k, v = rotate(qkv, angle.cos(), angle.sin())
+    q, k, v = rotate(qkv.clone(), angle.cos(), angle.sin())
     torch.testing.assert_close(q.norm(dim=-1), qkv[:, 0].norm(dim=-1))
     back = rotate(torch.stack((q, k, v), 1), angle.cos(), -angle.sin())
     torch.testing.assert_close(torch.stack(back, 1), qkv)
