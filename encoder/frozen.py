@@ -28,7 +28,9 @@ from encoder.model import Encoder
 # Tokens the packed layout is chosen for; it serves every number of them.
 TYPICAL_TOKENS = 1024
 # FBGEMM adds pairs of 8-bit products in 16 bits; without VNNI two of 8 bits each overflow, so activations have 7.
-LEVELS, LEVELS_VNNI = 63, 127
+LEVELS, LEVELS_VNNI = 127, 255
+# torch's checks for it; where one is gone the answer is the safe one.
+VNNI = ("_is_avx512_supported", "_is_vnni_supported")
 
 
 def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
@@ -132,24 +134,29 @@ class Int8Linear(FrozenLinear):
     def __init__(self, linear: Linear) -> None:
         super().__init__(linear)
         self.packed = [_quantized(part) for part in linear.weight.detach().float().chunk(self.parts)]
+        # What an input of ones would give: the part of the product that a token's smallest number makes.
+        self.ones = [torch.ops.quantized.linear_unpack(packed)[0].dequantize().sum(1) for packed in self.packed]
         self.bias = None if linear.bias is None else linear.bias.detach().float()
-        self.levels = LEVELS_VNNI if torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported() else LEVELS
+        self.levels = LEVELS_VNNI if all(getattr(torch.cpu, name, bool)() for name in VNNI) else LEVELS
 
     def products(self, x: Tensor) -> list[Product]:
         """The parts as products; see `encoder.linear.Linear.products`."""
         biases = [None] * self.parts if self.bias is None else self.bias.chunk(self.parts)
-        return [partial(self._product, packed, bias) for packed, bias in zip(self.packed, biases, strict=True)]
+        return [partial(self._product, packed, ones, bias) for packed, ones, bias in zip(self.packed, self.ones, biases, strict=True)]
 
-    def _product(self, packed: Any, bias: Tensor | None, x: Tensor) -> Tensor:
-        """One part of the product: every token is scaled to [-1, 1], so that one fixed grid serves them all."""
+    def _product(self, packed: Any, ones: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+        """One part of the product.
+
+        Every token is shifted and scaled to [0, 1], so that one fixed grid serves them all, those of a GELU too, which
+        hardly go below zero.
+        """
         rows = x.float()
-        largest = torch.maximum(rows.amax(dim=1, keepdim=True), rows.amin(dim=1, keepdim=True).neg_())
-        largest.clamp_(min=torch.finfo(torch.float32).tiny)
-        output: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            rows / largest, 1 / self.levels, self.levels + 1, packed
-        )
-        output = output.mul_(largest) if bias is None else torch.addcmul(bias, output, largest, out=output)
-        return output.to(x.dtype)
+        least = rows.amin(dim=1, keepdim=True)
+        span = (rows.amax(dim=1, keepdim=True) - least).clamp_(min=torch.finfo(torch.float32).tiny)
+        unit = torch.sub(rows, least).div_(span)
+        output: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(unit, 1 / self.levels, 0, packed)
+        output = output.mul_(span) if bias is None else torch.addcmul(bias, output, span, out=output)
+        return output.addr_(least[:, 0], ones).to(x.dtype)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """The quantised weights: they are what the vectors depend on, so they are what is hashed."""

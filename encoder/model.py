@@ -6,7 +6,7 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from encoder.ops import add_norm
 from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
 from encoder.positions import RotaryTable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Encoder(nn.Module):
@@ -65,6 +68,16 @@ class Encoder(nn.Module):
     def num_parameters(self) -> int:
         """Number of weights."""
         return sum(weight.numel() for weight in self.state_dict().values())
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, or evaluation mode.
+
+        Raises:
+            ValueError: It is frozen, and training would change nothing.
+        """
+        if mode and self.frozen:
+            raise ValueError("a frozen encoder has no gradients; to train, load the checkpoint with load_encoder")
+        return super().train(mode)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Encode a batch.

@@ -37,6 +37,8 @@ class NativeTransformer(InputModule):  # type: ignore[misc]  # the library is un
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, *, max_seq_length: int, do_lower_case: bool = False) -> None:
         super().__init__()
+        if encoder.frozen:
+            raise ValueError("a frozen encoder has no gradients; take the one of retrieval.model_folder.load_parts")
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length

@@ -156,6 +156,9 @@ def test_a_frozen_encoder_refuses_to_move_or_freeze_again() -> None:
     assert frozen.to("cpu") is frozen
     with pytest.raises(InputError, match="keeps its device and dtype"):
         frozen.to(torch.float64)
+    assert frozen.eval() is frozen
+    with pytest.raises(ValueError, match="to train, load the checkpoint"):
+        frozen.train()
     with pytest.raises(ValueError, match="frozen already"):
         freeze(frozen)
     with pytest.raises(ValueError, match="precision must be one of float, int8, got 'int4'"):

@@ -182,7 +182,10 @@ def test_no_gpu_here(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_names(tiny: str) -> None:
-    with pytest.raises(InputError, match="unknown peer 'fast'; there are transformers-sdpa, transformers-flash"):
+    with pytest.raises(
+        InputError,
+        match="unknown peer 'fast'; there are quiver-frozen, quiver-int8, quiver-compiled, transformers-sdpa, transformers-flash",
+    ):
         run(tiny, "8", peers=["fast"])
     with pytest.raises(InputError, match="no-such-preset"):
         run("no-such-preset", "8")

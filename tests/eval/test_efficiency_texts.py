@@ -121,7 +121,7 @@ def test_settings_for_token_ids(minilm: Path, settings: dict[str, object], optio
 def test_bad_input_is_named(minilm: Path) -> None:
     with pytest.raises(InputError, match="nothing to encode"):
         bench_texts(str(minilm), [], SETTINGS)
-    with pytest.raises(InputError, match="unknown peer 'fast'; there are sentence-transformers, "):
+    with pytest.raises(InputError, match="unknown peer 'fast'; there are quiver-int8, sentence-transformers, "):
         bench_texts(str(minilm), ["text"], SETTINGS, peers=["fast"])
     with pytest.raises(ValueError, match="rounds must be >= 1"):
         bench_texts(str(minilm), ["text"], Settings(rounds=0))

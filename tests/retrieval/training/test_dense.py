@@ -15,6 +15,7 @@ import torch
 
 from encoder import InputError
 from retrieval.biencoder import BiEncoder
+from retrieval.model_folder import load_parts
 from retrieval.training import dense
 from retrieval.training.dense import build_model, total_steps, train_dense
 from retrieval.training.recipe import Recipe, load_recipe
@@ -106,7 +107,10 @@ def test_the_native_module_is_the_librarys_transformer(minilm: Path) -> None:
 
     from retrieval.training.trainer import sentence_transformer
 
-    ours = sentence_transformer(BiEncoder.from_pretrained(minilm)).eval()
+    with pytest.raises(ValueError, match="frozen"):
+        sentence_transformer(BiEncoder.from_pretrained(minilm))
+    parts = load_parts(minilm)
+    ours = sentence_transformer(BiEncoder(parts.encoder, parts.tokenizer, parts.settings)).eval()
     theirs = sentence_transformers.SentenceTransformer(str(minilm), device="cpu").eval()
     names = {
         True: ("embeddings.tokens.weight", "layers.5.mlp.down.weight"),
