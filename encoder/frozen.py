@@ -3,8 +3,8 @@
 A frozen matrix replaces the plain one instead of standing beside it, so nothing is held twice. Small batches gain most: a
 lone query no longer waits for weights to be laid out, or to be widened from half precision.
 
-int8: weights have one scale an output row, activations one scale a token. A scale a batch, as dynamic quantisation usually
-has it, would make a text's vector depend on its neighbours.
+int8: weights have one scale an output row, activations a shift and a scale a token. One for a whole batch, as dynamic
+quantisation usually has it, would make a text's vector depend on its neighbours.
 
 Shapes: N packed tokens, D and O widths of the input and the output.
 Source: dynamic quantisation as in arXiv:2110.02861 (row-wise) with FBGEMM's 8-bit kernels, arXiv:2101.05615.

@@ -24,12 +24,12 @@ CHUNK = 1024
 
 
 def heads_buffer(hidden: Tensor, heads: int) -> Tensor:
-    """Room for the queries, keys and values of one layer after the other, (3, N, H, K) float32.
+    """Room for the queries, keys and values of one layer after the other, (3, N, H, K).
 
-    Attention is float32 here: processors without matrix instructions for half precision gain nothing from it.
+    Attention is at least float32 here: processors without matrix instructions for half precision gain nothing from it.
     """
     tokens, width = hidden.shape
-    return torch.empty(3, tokens, heads, width // heads, dtype=torch.float32)
+    return torch.empty(3, tokens, heads, width // heads, dtype=torch.promote_types(hidden.dtype, torch.float32))
 
 
 def advance_(block: Block, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None, buffer: Tensor) -> None:

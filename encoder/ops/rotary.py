@@ -77,10 +77,10 @@ class _RotateInPlace(torch.autograd.Function):
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn float32 queries or keys in place, without gradients.
+    """Turn queries or keys in place, without gradients.
 
     Args:
-        heads: Queries or keys, (N, H, K) float32; overwritten.
+        heads: Queries or keys, (N, H, K), float32 or wider; overwritten.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
 

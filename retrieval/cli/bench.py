@@ -25,9 +25,9 @@ from eval.efficiency import (
     to_json,
     write_benchmark,
 )
-from eval.efficiency.libraries import PEERS
+from eval.efficiency.libraries import LIBRARIES
 from eval.efficiency.results import LibraryTimes, SetTimes
-from eval.efficiency.text_libraries import TEXT_PEERS
+from eval.efficiency.text_libraries import TEXT_LIBRARIES
 from eval.published import ENCODER_EFFICIENCY
 from eval.report.efficiency import MEBIBYTE, has_paper_sets, largest_table, paper_table, set_title, write_efficiency_report
 from eval.report.efficiency_plot import check_plotting, write_efficiency_plot
@@ -48,7 +48,8 @@ from retrieval.models import default_device
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed and memory, against peers in the same run.")
 
 RESULTS = "results.json"
-PEERS_HELP = f"Time beside ours: {', '.join(PEERS)}; with --data {', '.join(TEXT_PEERS)}."
+# The first library of each kind is our encoder as it is.
+PEERS_HELP = f"Time beside ours: {', '.join(list(LIBRARIES)[1:])}; with --data {', '.join(list(TEXT_LIBRARIES)[1:])}."
 TEXTS = 500
 """Documents of --data that are encoded where --docs does not say."""
 
@@ -73,7 +74,9 @@ def encoder(
             min=1, help=f"Documents of each --set (the paper has {PAPER_DOCUMENTS:,}; by default one batch) or of --data ({TEXTS})."
         ),
     ] = None,
-    peers: Annotated[list[str] | None, typer.Option("--peers", help=f"{PEERS_HELP} May be repeated; by default all that can run.")] = None,
+    peers: Annotated[
+        list[str] | None, typer.Option("--peers", help=f"{PEERS_HELP} May be repeated; by default all other projects' that can run.")
+    ] = None,
     alone: Annotated[bool, typer.Option("--no-peers", help="Time Quiver alone.")] = False,
     train: Annotated[bool, typer.Option("--train", help="Forward and backward instead of inference.")] = False,
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",

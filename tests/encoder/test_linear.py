@@ -99,6 +99,14 @@ def test_the_lean_path_gives_the_states_of_the_differentiable_one() -> None:
         torch.testing.assert_close(encoder(batch), expected.detach(), atol=2e-6, rtol=0)
 
 
+def test_double_precision_stays_double() -> None:
+    encoder = init_weights(Encoder(CONFIG), seed=3).double().eval()
+    batch = pack_ids([list(range(300)), [9]])
+    expected = encoder(batch).detach()
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder(batch), expected, atol=1e-7, rtol=0)  # the rotary tables are float32
+
+
 def test_states_handed_out_are_not_overwritten() -> None:
     encoder = init_weights(Encoder(CONFIG), seed=3).eval()
     with torch.inference_mode():
