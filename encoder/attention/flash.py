@@ -98,9 +98,10 @@ def attend_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: i
     del slopes, dropout  # `choose_backend` sees to it that there are none
     from torch.nn.attention.varlen import varlen_attn
 
+    attention: Callable[..., Any] = varlen_attn  # its signature differs between torch's releases; `installed` knows them
     keys = readable(k, v, batch)
     borders = (batch.cu_seqlens, keys.cu_seqlens, batch.max_seqlen, keys.max_seqlen)
-    return _first(varlen_attn(q, keys.k, keys.v, *borders, window_size=_sides(window)))
+    return _first(attention(q, keys.k, keys.v, *borders, window_size=_sides(window)))
 
 
 def attend_aten_flash(
