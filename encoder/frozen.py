@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from encoder.config import Precision
 from encoder.errors import InputError
-from encoder.linear import Linear, Product, has_onednn, native_on_cpu, packed_product
+from encoder.linear import Linear, Product, native_on_cpu, packable, packed_product
 from encoder.model import Encoder
 
 # Tokens the packed layout is chosen for; it serves every number of them.
@@ -102,7 +102,9 @@ class PackedLinear(FrozenLinear):
         super().__init__(linear)
         compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
         weights = linear.weight.detach().to(compute).chunk(self.parts)
-        self.weights = [torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS) if has_onednn() else weight for weight in weights]
+        self.weights = [
+            torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS) if packable(compute) else weight for weight in weights
+        ]
         self.bias = None if linear.bias is None else linear.bias.detach().to(compute)
 
     def products(self, x: Tensor) -> list[Product]:

@@ -60,6 +60,11 @@ def has_onednn() -> bool:
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def packable(dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype can and should be laid out for oneDNN here."""
+    return has_onednn() and native_on_cpu(dtype) and dtype != torch.float64
+
+
 class Linear(nn.Linear):
     """nn.Linear whose weights follow the dtype of what they are multiplied with.
 
@@ -86,7 +91,7 @@ class Linear(nn.Linear):
         """
         weights = self.weight.to(x.dtype).chunk(self.parts)
         biases = [None] * self.parts if self.bias is None else self.bias.to(x.dtype).chunk(self.parts)
-        if len(x) < PACK_TOKENS or not native_on_cpu(x.dtype) or not has_onednn():
+        if len(x) < PACK_TOKENS or not packable(x.dtype):
             return [partial(F.linear, weight=weight, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
         packed = (torch.ops.mkldnn._reorder_linear_weight(weight, len(x)) for weight in weights)
         return [packed_product(weight, bias) for weight, bias in zip(packed, biases, strict=True)]
@@ -98,7 +103,8 @@ class Linear(nn.Linear):
         if _trains_packed(x, self.weight):
             output: Tensor = _PackedLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return output
-        return F.linear(x, self.weight, self.bias)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 def _trains_packed(x: Tensor, weight: Tensor) -> bool:

@@ -82,6 +82,9 @@ class Encoder(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Encode a batch.
 
+        In evaluation without gradients on a CPU the blocks run by `encoder.lean.advance_`: hooks on modules inside of them
+        do not fire there, and dropout that was switched on in single modules has no effect.
+
         Args:
             batch: B sequences, N tokens in all; it is moved to the weights' device if it lies elsewhere.
 
@@ -93,8 +96,9 @@ class Encoder(nn.Module):
         """
         if batch.max_seqlen > self.config.max_positions:
             raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
-        if self.frozen and torch.is_grad_enabled():
-            with torch.no_grad():
+        if self.frozen and (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")):
+            # Packed matrices have no gradients and one dtype.
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 return self.forward(batch)
         batch = batch.to(self.device)
         rows = [table(batch.positions) for table in self.rotary]

@@ -81,7 +81,8 @@ def best_spans(
         end. Where ``allowed`` is empty there is none.
 
     Raises:
-        ValueError: A length or number is below 1, a range lies outside its sequence, or there is not one range a sequence.
+        ValueError: A length or number is below 1, a range lies outside its sequence, or there is not one range a sequence,
+            or a logit is NaN.
 
     Example:
         >>> from encoder.packing import pack_ids
@@ -97,6 +98,8 @@ def best_spans(
     if len(ranges) != len(batch):
         raise ValueError(f"allowed must hold one range a sequence, {len(batch)}, got {len(ranges)}")
     starts, ends = (logits.detach().to("cpu", torch.float64).numpy() for logits in (start, end))
+    if np.isnan(starts).any() or np.isnan(ends).any():
+        raise ValueError("start and end must not hold NaN: it has no place in a ranking")
     found = []
     for row, ((first, stop), offset, length) in enumerate(zip(ranges, batch.offsets, batch.lengths, strict=False)):
         if not 0 <= first <= stop <= length:

@@ -54,6 +54,8 @@ class BiEncoder:
         # The positions bound what any setting may ask for.
         limits = (settings.max_length, tokenizer.max_length, encoder.config.max_positions)
         self.max_length = settings.max_length or min(limit for limit in limits if limit is not None)
+        if settings.max_length is not None and settings.max_length < 1:
+            raise InputError(f"{source}: max_seq_length must be >= 1, got {settings.max_length}")
         if self.max_length > encoder.config.max_positions:
             raise InputError(f"{source}: max_seq_length {self.max_length} exceeds the encoder's {encoder.config.max_positions} positions")
 

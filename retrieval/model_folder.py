@@ -202,6 +202,12 @@ def _typed(values: Mapping[str, Any], key: str, kind: type[Value], default: Valu
     return value
 
 
+# sentence-transformers reads the first that is there.
+TRANSFORMER_SETTINGS = tuple(
+    f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+
 def _read_modules(folder: Path, kind: Kind) -> ModelFolder:
     path = folder / "modules.json"
     try:
@@ -209,7 +215,7 @@ def _read_modules(folder: Path, kind: Kind) -> ModelFolder:
         entries = [(str(module["type"]), folder / module["path"]) for module in sorted(modules, key=lambda module: module["idx"])]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not a list of modules: {error}") from error
-    kinds = [MODULE_KINDS.get(name.rpartition(".")[2], "") for name, _ in entries]
+    kinds = [MODULE_KINDS.get(name.rpartition(".")[2], "?") for name, _ in entries]
     if not STACKS[kind].fullmatch("".join(kinds)):
         names = ", ".join(name for name, _ in entries) or "none"
         raise InputError(f"{path}: a {kind} model is made of {STACK_NAMES[kind]}, in that order; this one of {names}")
@@ -220,7 +226,7 @@ def _read_modules(folder: Path, kind: Kind) -> ModelFolder:
 
 
 def _with_transformer(result: ModelFolder, where: Path) -> ModelFolder:
-    path = where / "sentence_bert_config.json"
+    path = next((where / name for name in TRANSFORMER_SETTINGS if (where / name).is_file()), where / TRANSFORMER_SETTINGS[0])
     bert = read_json(path) if path.is_file() else {}
     max_length = None if bert.get("max_seq_length") is None else _typed(bert, "max_seq_length", int, 0, path)
     return replace(result, encoder_folder=where, max_length=max_length, lower_case=_typed(bert, "do_lower_case", bool, False, path))
@@ -252,7 +258,7 @@ def _pooling(config: Mapping[str, Any], folder: Path) -> str:
         "pooling_mode_weightedmean_tokens": "weightedmean",
     }
     modes = [config["pooling_mode"]] if "pooling_mode" in config else [mode for key, mode in old.items() if config.get(key)]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
+    if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in POOLINGS:
         raise InputError(
             f"{folder / 'config.json'}: the pooling must be one of {', '.join(POOLINGS)}, got {' + '.join(map(str, modes)) or 'none'}"
         )

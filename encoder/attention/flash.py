@@ -80,10 +80,11 @@ def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
     if batch.key_lengths is None:
         return Keys(k, v, batch.cu_seqlens, batch.max_seqlen)
     if "keys" not in batch.memo:
-        starts = batch.offsets[:-1]
-        places = torch.cat([torch.arange(start, start + keys) for start, keys in zip(starts, batch.key_lengths, strict=True)])
-        borders = torch.tensor((0, *batch.key_lengths)).cumsum(0).to(torch.int32)
-        batch.memo["keys"] = tuple(x.to(k.device, non_blocking=True) for x in (places, borders))
+        with torch.inference_mode(False):  # what inference makes and keeps, training could not use
+            starts = batch.offsets[:-1]
+            places = torch.cat([torch.arange(start, start + keys) for start, keys in zip(starts, batch.key_lengths, strict=True)])
+            borders = torch.tensor((0, *batch.key_lengths)).cumsum(0).to(torch.int32)
+            batch.memo["keys"] = tuple(x.to(k.device, non_blocking=True) for x in (places, borders))
     places, borders = batch.memo["keys"]
     return Keys(k[places], v[places], borders, max(batch.key_lengths))
 

@@ -45,6 +45,7 @@ class LengthGroups:
     inverse: Tensor | None
 
 
+@torch.inference_mode(False)  # what inference makes and keeps, training could not use
 def length_groups(batch: PackedBatch) -> LengthGroups:
     """Group a batch's sequences by (length, key length), in order of first appearance."""
     members: dict[tuple[int, int], list[int]] = {}
@@ -106,6 +107,7 @@ class LocalMask:
     sees: Tensor | None
 
 
+@torch.inference_mode(False)  # likewise
 def local_mask(batch: PackedBatch, window: int, dtype: torch.dtype) -> LocalMask:
     """The mask of a batch's local layers for one window."""
     half = window // 2

@@ -109,7 +109,7 @@ def _ids(library: str, model: str, settings: Settings) -> tuple[Make, int]:
         return lambda: prepared.encode(train=settings.train)
 
     make({"batches": [[min(8, config.max_positions)]]})()
-    return make, sum(weight.nbytes for weight in loaded.module.parameters())
+    return make, sum(weight.nbytes for weight in loaded.module.state_dict().values())
 
 
 def _texts(library: str, model: str, settings: Settings, texts: list[str]) -> Make:

@@ -171,8 +171,7 @@ def _flash_obstacle(config: EncoderConfig, settings: Settings) -> str | None:
 
 def _load_frozen(encoder: Encoder, precision: Precision) -> Loaded:
     # A copy: every other library takes its weights from the encoder itself.
-    frozen = freeze(copy.deepcopy(encoder), precision=precision)
-    return replace(_load_quiver(frozen), embedding=encoder.embeddings.tokens.weight)
+    return _load_quiver(freeze(copy.deepcopy(encoder), precision=precision))
 
 
 def _frozen_obstacle(config: EncoderConfig, settings: Settings) -> str | None:
@@ -183,7 +182,7 @@ def _frozen_obstacle(config: EncoderConfig, settings: Settings) -> str | None:
 
 
 def _load_compiled(encoder: Encoder) -> Loaded:
-    return replace(_load_quiver(compile_encoder(copy.deepcopy(encoder))), embedding=encoder.embeddings.tokens.weight)
+    return _load_quiver(compile_encoder(copy.deepcopy(encoder)))
 
 
 VARIANTS: Mapping[str, Library] = {

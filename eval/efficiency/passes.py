@@ -97,7 +97,10 @@ def state_differences(libraries: Mapping[str, Prepared], where: str) -> dict[str
 def _states(library: str, prepared: Prepared, place: int, where: str) -> Tensor:
     batch = prepared.batches[place]
     with naming_who_ran_out(library, where):
-        return batch.real(batch.forward()).float()
+        states = batch.real(batch.forward()).float()
+    if not states.isfinite().all():  # no difference could be told, and a maximum would swallow it
+        raise RuntimeError(f"{library}: hidden states that are not finite on {where}")
+    return states
 
 
 def gradient_differences(libraries: Mapping[str, Prepared], where: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
+from encoder.config import Precision
 from encoder.frozen import Int8Linear, PackedLinear
 from encoder.linear import Linear
 
@@ -163,3 +164,19 @@ def test_a_frozen_encoder_refuses_to_move_or_freeze_again() -> None:
         freeze(frozen)
     with pytest.raises(ValueError, match="precision must be one of float, int8, got 'int4'"):
         freeze(make(CONFIG), precision="int4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_autocast_leaves_a_frozen_encoder_alone(precision: Precision) -> None:
+    frozen = freeze(make(CONFIG), precision=precision)
+    batch = pack_ids(texts(*LENGTHS))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        states = frozen(batch)
+    assert torch.equal(states, frozen(batch))
+
+
+def test_double_precision_is_frozen_plainly() -> None:
+    encoder = make(CONFIG, torch.float64)
+    batch = pack_ids(texts(*LENGTHS))
+    expected = encoder(batch).detach()
+    torch.testing.assert_close(freeze(encoder)(batch), expected, atol=1e-7, rtol=0)

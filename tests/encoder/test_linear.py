@@ -117,3 +117,32 @@ def test_states_handed_out_are_not_overwritten() -> None:
         weights = {name: weight.clone() for name, weight in encoder.state_dict().items()}
         encoder(pack_ids([[1] * 50]))
     assert all(torch.equal(weight, weights[name]) for name, weight in encoder.state_dict().items())
+
+
+def test_long_batches_in_double_precision() -> None:
+    """oneDNN has no kernels for them: they are multiplied plainly."""
+    encoder = init_weights(Encoder(CONFIG), seed=3).double().eval()
+    batch = pack_ids([[1] * 1400])
+    expected = encoder(batch).detach()
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder(batch), expected, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_in_training_mode_without_gradients(dtype: torch.dtype) -> None:
+    """A first pass of GradCache: dropout as in training, no graph."""
+    encoder = init_weights(Encoder(CONFIG), seed=3).to(dtype)
+    batch = pack_ids([[1] * 70, [2, 3]])
+    with torch.no_grad():
+        states = encoder.train()(batch)
+        expected = encoder.eval()(batch)
+    torch.testing.assert_close(states, expected, atol=0.02, rtol=0)
+
+
+def test_a_batch_that_was_used_in_inference_can_be_trained_on() -> None:
+    encoder = init_weights(Encoder(CONFIG), seed=3).train()
+    batch = pack_ids([[1] * 70, [2, 3, 4], [5] * 70, [6, 7, 8]])
+    with torch.inference_mode():
+        encoder(batch)
+    encoder(batch).square().sum().backward()
+    assert all(weight.grad is not None for weight in encoder.parameters())

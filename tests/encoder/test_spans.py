@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,3 +99,9 @@ def test_wrong_arguments_are_named(wrong: dict[str, object], message: str) -> No
     arguments: dict[str, object] = {"max_answer_length": 4, **wrong}
     with pytest.raises(ValueError, match=message):
         best_spans(torch.zeros(5), torch.zeros(5), batch_of([3, 2]), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_logit_that_is_no_number_is_refused() -> None:
+    start, end = torch.tensor([0.0, math.nan, 1.0]), torch.tensor([0.0, 1.0, 2.0])
+    with pytest.raises(ValueError, match="must not hold NaN"):
+        best_spans(start, end, pack_ids([[1, 2, 3]]), max_answer_length=2)

@@ -278,3 +278,10 @@ def test_a_peer_does_not_keep_our_weights(tiny: str) -> None:
     gc.collect()
     assert gone() is None
     assert isinstance(loaded.module, nn.Module)
+
+
+def test_our_own_variants_run(tiny: str) -> None:
+    result = run(tiny, "40+3", peers=["quiver-frozen", "quiver-int8"])
+    times = {each.name: each for each in result.sets[0].libraries}
+    assert times["quiver-frozen"].max_difference < 1e-5
+    assert 1e-5 < times["quiver-int8"].max_difference < 0.3

@@ -57,6 +57,23 @@ def test_stacks_in_another_order_are_refused(dense: Path, order: list[int]) -> N
         load_model(dense)
 
 
+def test_an_unknown_module_is_refused(dense: Path) -> None:
+    modules = json.loads((dense / "modules.json").read_text())
+    modules.insert(2, {**modules[1], "type": "sentence_transformers.models.LayerNorm"})
+    (dense / "modules.json").write_text(json.dumps([{**module, "idx": idx} for idx, module in enumerate(modules)]))
+    with pytest.raises(InputError, match=r"this one of .*LayerNorm"):
+        load_model(dense)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+def test_settings_under_an_older_name_are_read(dense: Path, kind: str) -> None:
+    path = dense / "sentence_bert_config.json"
+    path.write_text(json.dumps({"max_seq_length": 17, "do_lower_case": True}))
+    path.rename(dense / f"sentence_{kind}_config.json")
+    settings = read_model_folder(dense)
+    assert (settings.max_length, settings.lower_case) == (17, True)
+
+
 @pytest.mark.parametrize("order", [[], [0], [1, 0]], ids=str)
 def test_a_colbert_needs_its_projection(colbert: Path, order: list[int]) -> None:
     assert isinstance(load_model(colbert), ColBERT)
@@ -71,6 +88,8 @@ def test_a_colbert_needs_its_projection(colbert: Path, order: list[int]) -> None
         ("sentence_bert_config.json", "max_seq_length", "64", "max_seq_length must be of type int, got '64'"),
         ("sentence_bert_config.json", "do_lower_case", 1, "do_lower_case must be of type bool, got 1"),
         ("sentence_bert_config.json", "max_seq_length", 9999, "exceeds the encoder's 64 positions"),
+        ("sentence_bert_config.json", "max_seq_length", 0, "max_seq_length must be >= 1, got 0"),
+        ("1_Pooling/config.json", "pooling_mode", ["mean"], "the pooling must be one of"),
         ("config_sentence_transformers.json", "prompts", ["x"], "prompts must be of type dict"),
         ("config_sentence_transformers.json", "prompts", {"document": 5}, "document must be of type str, got 5"),
         ("config_sentence_transformers.json", "similarity_fn_name", "manhattan", "must be cosine or dot, got 'manhattan'"),
