@@ -7,15 +7,13 @@ int8: weights have one scale an output row, activations a shift and a scale a to
 quantisation usually has it, would make a text's vector depend on its neighbours.
 
 Shapes: N packed tokens, D and O widths of the input and the output.
-Source: dynamic quantisation as in arXiv:2110.02861 (row-wise) with FBGEMM's 8-bit kernels, arXiv:2101.05615.
+Source: vector-wise quantisation of LLM.int8(), arXiv:2208.07339, section 3.1; FBGEMM's 8-bit kernels, arXiv:2101.05615.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +39,7 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
 
     Args:
         encoder: On the CPU.
-        precision: ``float`` for the weights' own values, ``int8`` for a quarter of the memory and about twice the speed.
+        precision: ``float`` for the weights' own values, ``int8`` for a quarter of their memory and products at about twice the speed.
 
     Returns:
         The same encoder, in evaluation mode.
@@ -62,92 +60,73 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
     for module in list(encoder.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear):
-                setattr(module, name, FROZEN[precision](child))
+                setattr(module, name, FrozenLinear(child, precision))
     encoder.frozen = precision
     return encoder
 
 
-class FrozenLinear(nn.Module):
-    """A matrix packed for inference, in the equal parts its layer takes it in.
+class FrozenMatrix(Protocol):
+    """One matrix, ready to be multiplied with; copies with ``copy.deepcopy``."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O) in the dtype of ``x``."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What it goes by in a state dict: tensors with a row for each of its O outputs."""
+
+
+class PackedMatrix:
+    """A weight in oneDNN's layout, in a dtype the processor multiplies in; half precision is widened once.
 
     Args:
-        linear: The plain matrix, on the CPU.
+        weight: (O, D).
+        bias: (O,), or None.
     """
 
-    def __init__(self, linear: Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features, self.parts = linear.in_features, linear.out_features, linear.parts
-        self.dtype = linear.weight.dtype
-
-    def products(self, x: Tensor) -> list[Product]:
-        """The parts as products; see `encoder.linear.Linear.products`."""
-        raise NotImplementedError
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, D) to (N, O)."""
-        outputs = [product(x) for product in self.products(x)]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenLinear:
-        moved = fn(torch.empty(0, dtype=self.dtype))
-        if moved.device.type != "cpu" or moved.dtype != self.dtype:
-            raise InputError("a frozen encoder keeps its device and dtype; load it anew where it shall run")
-        return self
-
-
-class PackedLinear(FrozenLinear):
-    """Weights in oneDNN's layout, in a dtype the processor multiplies in; half precision is widened once."""
-
-    def __init__(self, linear: Linear) -> None:
-        super().__init__(linear)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.dtype = weight.dtype
         compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
-        weights = linear.weight.detach().to(compute).chunk(self.parts)
-        self.weights = [
-            torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS) if packable(compute) else weight for weight in weights
-        ]
-        self.bias = None if linear.bias is None else linear.bias.detach().to(compute)
+        wide = weight.to(compute)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(wide, TYPICAL_TOKENS) if packable(compute) else wide
+        self.bias = None if bias is None else bias.to(compute)
+        self.product = packed_product(self.weight, self.bias)
 
-    def products(self, x: Tensor) -> list[Product]:
-        """The parts as products; see `encoder.linear.Linear.products`."""
-        biases = [None] * self.parts if self.bias is None else self.bias.chunk(self.parts)
-        return [packed_product(weight, bias) for weight, bias in zip(self.weights, biases, strict=True)]
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O)."""
+        return self.product(x)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def state(self) -> dict[str, Tensor]:
         """The plain weights under their plain names: a frozen encoder is saved and hashed like any other."""
-        del keep_vars
-        destination[f"{prefix}weight"] = torch.cat([weight.to_dense() if weight.is_mkldnn else weight for weight in self.weights]).to(
-            self.dtype
-        )
-        if self.bias is not None:
-            destination[f"{prefix}bias"] = self.bias.to(self.dtype)
+        weight = self.weight.to_dense() if self.weight.is_mkldnn else self.weight
+        plain = {"weight": weight.to(self.dtype)}
+        return plain if self.bias is None else plain | {"bias": self.bias.to(self.dtype)}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedMatrix:
         """Packed tensors cannot be copied, what they were packed from can."""
-        state: dict[str, Any] = {}
-        self._save_to_state_dict(state, "", keep_vars=False)
-        plain = Linear(self.in_features, self.out_features, bias=self.bias is not None, dtype=self.dtype, parts=self.parts)
-        plain.load_state_dict(copy.deepcopy(state, memo))
-        return PackedLinear(plain)
+        state = self.state()
+        return PackedMatrix(state["weight"], state.get("bias"))
 
 
-class Int8Linear(FrozenLinear):
-    """Weights in 8 bits with a scale a row; tokens are quantised as they come, with a scale each."""
+class Int8Matrix:
+    """A weight in 8 bits with a scale a row; tokens are quantised as they come, with a shift and a scale each.
 
-    def __init__(self, linear: Linear) -> None:
-        super().__init__(linear)
-        self.packed = [_quantized(part) for part in linear.weight.detach().float().chunk(self.parts)]
+    Args:
+        weight: (O, D).
+        bias: (O,), or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        scales = (weight.float().abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        zeros = torch.zeros(len(weight), dtype=torch.int64)
+        rows = torch.quantize_per_channel(weight.float(), scales.double(), zeros, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(rows, None)
         # What an input of ones would give: the part of the product that a token's smallest number makes.
-        self.ones = [torch.ops.quantized.linear_unpack(packed)[0].dequantize().sum(1) for packed in self.packed]
-        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.ones = rows.dequantize().sum(1)
+        self.bias = None if bias is None else bias.float()
         self.levels = LEVELS_VNNI if all(getattr(torch.cpu, name, bool)() for name in VNNI) else LEVELS
 
-    def products(self, x: Tensor) -> list[Product]:
-        """The parts as products; see `encoder.linear.Linear.products`."""
-        biases = [None] * self.parts if self.bias is None else self.bias.chunk(self.parts)
-        return [partial(self._product, packed, ones, bias) for packed, ones, bias in zip(self.packed, self.ones, biases, strict=True)]
-
-    def _product(self, packed: Any, ones: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-        """One part of the product.
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O) in the dtype of ``x``.
 
         Every token is shifted and scaled to [0, 1], so that one fixed grid serves them all, those of a GELU too, which
         hardly go below zero.
@@ -156,25 +135,51 @@ class Int8Linear(FrozenLinear):
         least = rows.amin(dim=1, keepdim=True)
         span = (rows.amax(dim=1, keepdim=True) - least).clamp_(min=torch.finfo(torch.float32).tiny)
         unit = torch.sub(rows, least).div_(span)
-        output: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(unit, 1 / self.levels, 0, packed)
-        output = output.mul_(span) if bias is None else torch.addcmul(bias, output, span, out=output)
-        return output.addr_(least[:, 0], ones).to(x.dtype)
+        output: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(unit, 1 / self.levels, 0, self.packed)
+        output = output.mul_(span) if self.bias is None else torch.addcmul(self.bias, output, span, out=output)
+        return output.addr_(least[:, 0], self.ones).to(x.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """The quantised weights: they are what the vectors depend on, so they are what is hashed."""
+        rows = torch.ops.quantized.linear_unpack(self.packed)[0]
+        quantised = {"weight_int8": rows.int_repr(), "weight_scales": rows.q_per_channel_scales().float()}
+        return quantised if self.bias is None else quantised | {"bias": self.bias}
+
+
+FROZEN: dict[str, Callable[[Tensor, Tensor | None], FrozenMatrix]] = {"float": PackedMatrix, "int8": Int8Matrix}
+
+
+class FrozenLinear(nn.Module):
+    """`encoder.linear.Linear` for inference, in the equal parts its layer takes it in.
+
+    Args:
+        linear: The plain matrix, on the CPU.
+        precision: A key of `FROZEN`.
+    """
+
+    def __init__(self, linear: Linear, precision: Precision) -> None:
+        super().__init__()
+        self.dtype = linear.weight.dtype
+        weights = linear.weight.detach().chunk(linear.parts)
+        biases = [None] * linear.parts if linear.bias is None else linear.bias.detach().chunk(linear.parts)
+        self.matrices = [FROZEN[precision](weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+    def products(self, x: Tensor) -> Sequence[Product]:
+        """The parts as products; see `encoder.linear.Linear.products`."""
+        del x  # they are packed already
+        return self.matrices
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O)."""
+        return torch.cat([matrix(x) for matrix in self.matrices], dim=-1)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """The quantised weights: they are what the vectors depend on, so they are what is hashed."""
         del keep_vars
-        parts = [torch.ops.quantized.linear_unpack(packed)[0] for packed in self.packed]
-        destination[f"{prefix}weight_int8"] = torch.cat([part.int_repr() for part in parts])
-        destination[f"{prefix}weight_scales"] = torch.cat([part.q_per_channel_scales().float() for part in parts])
-        if self.bias is not None:
-            destination[f"{prefix}bias"] = self.bias
+        states = [matrix.state() for matrix in self.matrices]
+        destination.update({f"{prefix}{name}": torch.cat([state[name] for state in states]) for name in states[0]})
 
-
-def _quantized(weight: Tensor) -> Any:
-    """A matrix in 8 bits, one scale a row, in the kernels' layout."""
-    scales = (weight.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    rows = torch.quantize_per_channel(weight, scales.double(), torch.zeros(len(weight), dtype=torch.int64), 0, torch.qint8)
-    return torch.ops.quantized.linear_prepack(rows, None)
-
-
-FROZEN: dict[str, Callable[[Linear], FrozenLinear]] = {"float": PackedLinear, "int8": Int8Linear}
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenLinear:
+        moved = fn(torch.empty(0, dtype=self.dtype))
+        if moved.device.type != "cpu" or moved.dtype != self.dtype:
+            raise InputError("a frozen encoder keeps its device and dtype; load it anew where it shall run")
+        return self

@@ -9,7 +9,7 @@ Shapes: N packed tokens, D and O widths of the input and the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -80,7 +80,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=bias, dtype=dtype)
         self.parts = parts
 
-    def products(self, x: Tensor) -> list[Product]:
+    def products(self, x: Tensor) -> Sequence[Product]:
         """The matrix's parts, ready for ``x`` or pieces of it.
 
         Args:
@@ -98,17 +98,15 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
-        if lean(x) and self.parts == 1:
-            return self.products(x)[0](x)
-        if _trains_packed(x, self.weight):
+        if _multiplies_packed(x, self.weight):
             output: Tensor = _PackedLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             return output
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
-def _trains_packed(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product that will be differentiated is worth oneDNN's layout."""
+def _multiplies_packed(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product that may be differentiated is worth oneDNN's layout."""
     on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
     return on_cpu and len(x) >= PACK_TOKENS and has_onednn() and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
 

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 
 JsonOption = typer.Option("--json", help="Print JSON for machines.")
 OverwriteOption = typer.Option("--overwrite", help="Replace what is there.")
-Int8Option = typer.Option("--int8", help="Quantise the model's matrices: about half the time on a CPU.")
+Int8Option = typer.Option("--int8", help="Quantise the model's matrices: about three quarters of the time on a CPU.")
 ProgressOption = typer.Option("--progress/--no-progress", help="Show bars on standard error; by default on a terminal.")
 
 

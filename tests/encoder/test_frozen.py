@@ -10,7 +10,7 @@ import torch
 
 from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
 from encoder.config import Precision
-from encoder.frozen import Int8Linear, PackedLinear
+from encoder.frozen import FrozenLinear
 from encoder.linear import Linear
 
 CONFIG = EncoderConfig.modernbert(
@@ -93,12 +93,13 @@ def test_a_frozen_encoder_is_saved_whole_and_an_int8_one_refused(tmp_path: Path)
     assert not (tmp_path / "int8").exists()
 
 
-def test_a_copy_of_a_frozen_encoder_is_one() -> None:
-    frozen = freeze(make(CONFIG))
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_a_copy_of_a_frozen_encoder_is_one(precision: Precision) -> None:
+    frozen = freeze(make(CONFIG), precision=precision)
     batch = pack_ids(texts(*LENGTHS))
     twin = copy.deepcopy(frozen)
     assert torch.equal(twin(batch), frozen(batch))
-    assert {type(module) for module in twin.modules()} >= {PackedLinear}
+    assert [type(module) for module in twin.modules()].count(FrozenLinear) == 4 * CONFIG.num_layers
 
 
 def test_nothing_of_the_plain_matrices_is_kept() -> None:
@@ -112,7 +113,7 @@ def test_nothing_of_the_plain_matrices_is_kept() -> None:
 def test_int8_products_are_close_and_know_no_neighbours() -> None:
     torch.manual_seed(0)
     plain = Linear(384, 96, bias=True, parts=3)
-    quantised = Int8Linear(plain)
+    quantised = FrozenLinear(plain, "int8")
     x = torch.randn(50, 384)
     x[3] *= 1000  # one loud token must not cost the others their precision
     x[4] = 0

@@ -285,3 +285,11 @@ def test_our_own_variants_run(tiny: str) -> None:
     times = {each.name: each for each in result.sets[0].libraries}
     assert times["quiver-frozen"].max_difference < 1e-5
     assert 1e-5 < times["quiver-int8"].max_difference < 0.3
+
+
+def test_a_compiled_variant_trains(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.efficiency.libraries.compile_encoder", lambda encoder: encoder)  # tests/encoder/test_compiling.py compiles
+    result = run(tiny, "40+3", peers=["quiver-compiled"], train=True)
+    (_, compiled) = result.sets[0].libraries
+    assert compiled.gradient_difference is not None
+    assert compiled.gradient_difference < 1e-6
