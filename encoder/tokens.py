@@ -54,11 +54,11 @@ class TokenizedTexts:
 
     Attributes:
         ids: For each text its ids, special tokens included.
-        truncated: Number of texts that lost tokens.
+        truncated: For each text whether it lost tokens.
     """
 
     ids: list[list[int]]
-    truncated: int
+    truncated: list[bool]
 
 
 class Tokenizer:
@@ -163,7 +163,7 @@ class Tokenizer:
         Example:
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
             >>> tokenizer.encode(["a bird", ""], max_length=3).truncated
-            1
+            [True, False]
         """
         special: int = self._backend.num_special_tokens_to_add(is_pair=False)
         if max_length < special:
@@ -174,7 +174,7 @@ class Tokenizer:
             backend.enable_truncation(max_length, direction=self.truncation_side)
             self._truncating[max_length] = backend
         encodings = self._truncating[max_length].encode_batch_fast(list(texts))
-        return TokenizedTexts([encoding.ids for encoding in encodings], sum(bool(encoding.overflowing) for encoding in encodings))
+        return TokenizedTexts([encoding.ids for encoding in encodings], [bool(encoding.overflowing) for encoding in encodings])
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int, max_length: int = 8192, split: str = "words") -> Tokenizer:

@@ -7,14 +7,20 @@ from the caller's run score it differently the second time.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from encoder.errors import InputError
+from eval.collections.cache import Cache, CachedCollection, is_offline
+from eval.collections.entry import Entry
+from eval.collections.facts import Facts
+from eval.collections.registry import find, held, missing, near, registry, shortest
 from retrieval.corpus import Collection, load_collection
 from retrieval.records import Run
 from retrieval.run import ranked
+
+__all__ = ["Benchmark", "Facts", "LocalFolder", "Policy", "Source", "cut", "depth", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -30,14 +36,37 @@ class Policy:
     use_title: bool = True
 
 
-POLICIES: Mapping[str, Policy] = {
-    # A query of ArguAna is an argument of the corpus and the answer is its counter-argument; a query of Quora is a question
-    # of the corpus and the answers are its duplicates. Each would find itself first. Nowhere else in BEIR is the query a
-    # document: where the ids merely coincide, dropping would lose an unrelated document.
-    "arguana": Policy(exclude_self=True),
-    "quora": Policy(exclude_self=True),
-}
-"""Policies by the collection's name in BEIR; every other collection has the default policy."""
+class Source(Protocol):
+    """Where a collection comes from."""
+
+    def load(self) -> Collection:
+        """Read and check it.
+
+        Raises:
+            InputError: It is not there, or malformed; names file and line.
+        """
+
+    def __str__(self) -> str:
+        """The folder it lies in, for messages."""
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A BEIR folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``."""
+
+    folder: Path
+    split: str
+
+    def load(self) -> Collection:
+        """Read and check it.
+
+        Raises:
+            InputError: A file is missing or malformed; names file and line.
+        """
+        return load_collection(self.folder, self.split)
+
+    def __str__(self) -> str:
+        return str(self.folder)
 
 
 @dataclass(frozen=True)
@@ -46,43 +75,97 @@ class Benchmark:
 
     Attributes:
         name: What tables and files call it.
-        folder: BEIR folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``.
         split: Which judgements.
         policy: How its runs are made and scored.
+        facts: What is known of it.
+        source: Reads it.
     """
 
     name: str
-    folder: Path
     split: str
-    policy: Policy = Policy()
+    policy: Policy
+    facts: Facts
+    source: Source
+
+    @classmethod
+    def of_folder(cls, folder: Path, split: str = "test", *, name: str | None = None, policy: Policy | None = None) -> Benchmark:
+        """The benchmark of a local BEIR folder, of which nothing is known but what it holds.
+
+        Args:
+            folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``; its name as given (a link keeps its own)
+                is what the benchmark is called, and in lower case decides the policy where it is a collection's name in BEIR.
+            split: Which judgements.
+            name: Another name.
+            policy: Another policy.
+        """
+        # Of the path as it was given: a link called arguana may lead to a folder of any name, and the policy goes with the collection.
+        own = Path(os.path.abspath(folder)).name  # noqa: PTH100 - Path.resolve would follow the link
+        return cls(name or own, split, policy or _policy_of(f"beir/{own.lower()}"), Facts(), LocalFolder(folder, split))
 
     def load(self) -> Collection:
         """Read and check the collection.
 
         Raises:
-            InputError: A file is missing or malformed; names file and line.
+            InputError: It is not there, or a file is missing or malformed; names file and line.
         """
-        return load_collection(self.folder, self.split)
+        return self.source.load()
 
 
-def resolve(data: str | Path, split: str) -> Benchmark:
-    """The benchmark of a local BEIR folder, with the policy known for a folder of that name.
+def resolve(
+    data: str | Path, split: str | None = None, *, offline: bool = False, cache: Path | None = None, progress: bool = False
+) -> list[Benchmark]:
+    """The benchmarks that a folder or a name stands for; a named one that is not in the cache is fetched first.
 
     Args:
-        data: The folder; its name as given (a link keeps its own), in lower case, decides the policy.
-        split: Which judgements, as in ``qrels/<split>.tsv``.
+        data: A local BEIR folder, or a name of the registry: one collection (``beir/scifact``), a group (``beir/cqadupstack``) or a
+            family (``beir``). A folder of such a name is taken if it holds a corpus.
+        split: Which judgements; None means the published ones of each, which for a folder is ``test``.
+        offline: Fetch nothing.
+        cache: Folder of the fetched collections, if not ``$QUIVER_CACHE/collections`` or ``~/.cache/quiver/collections``.
+        progress: Show how far fetching is.
 
     Raises:
-        InputError: There is no such folder.
+        InputError: There is no such folder, name or split; or something is missing and must not or cannot be fetched (names all that is
+            missing, and the command that fetches it).
     """
-    folder = Path(data).expanduser()
-    if not folder.is_dir():
+    folder, entries = Path(data).expanduser(), find(str(data))
+    if folder.is_dir() and not (entries and not any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))):
+        return [Benchmark.of_folder(folder, split or "test")]
+    if not entries:
         raise InputError(
-            f"unknown collection {str(data)!r}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/{split}.tsv"
+            f"unknown collection {str(data)!r}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and "
+            f"qrels/{split or 'test'}.tsv, or a name ({near(str(data))})"
         )
-    # Of the path as it was given: a link called arguana may lead to a folder of any name, and the policy goes with the collection.
-    name = Path(os.path.abspath(folder)).name  # noqa: PTH100 - Path.resolve would follow the link
-    return Benchmark(name, folder, split, POLICIES.get(name.lower(), Policy()))
+    for entry in entries:
+        if split is not None and split not in entry.splits:
+            raise InputError(f"{entry.key}: no split '{split}'; the splits there are {', '.join(entry.splits)}")
+    here = Cache.usual() if cache is None else Cache(cache)
+    absent = missing(entries, here)
+    if absent and (offline or is_offline()):
+        raise InputError(
+            f"offline, and not in {here.root}: {', '.join(entry.key for entry in absent)}; fetch what is missing where there is a network: "
+            f"quiver collections fetch {' '.join(shortest(absent))}"
+        )
+    for entry in absent:
+        if held(entry, here) is None:  # an archive may hold several
+            here.fetch(entry.origin, progress=progress)
+    return [_published(entry, split or entry.split, here) for entry in entries]
+
+
+def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
+    found = held(entry, cache)
+    if found is None:
+        raise InputError(f"{entry.key}: was in {cache.root} a moment ago and is gone; fetch it again")
+    origin, record = found
+    queries = entry.facts.queries if split == entry.split else None
+    facts = replace(entry.facts, revision=record.revision, url=record.url, queries=queries)
+    return Benchmark(entry.name, split, _policy_of(entry.key), facts, CachedCollection(cache, origin, entry.name, split))
+
+
+def _policy_of(key: str) -> Policy:
+    """The policy of a published collection; where there is none of that key, the default."""
+    entry = registry().get(key)
+    return Policy() if entry is None else Policy(exclude_self=entry.exclude_self, use_title=entry.use_title)
 
 
 def depth(k: int, policy: Policy) -> int:

@@ -1,7 +1,7 @@
 """One system on one or more collections: collection -> index -> run -> scores -> results.
 
-The walk is the same for a model and for BM25; what differs is one function that ranks a collection. Everything the caller can
-get wrong is found before the first text is encoded.
+The walk is the same for a model and for BM25; what differs is how a collection is ranked (``eval.ranking``). Everything the caller
+can get wrong is found before the first text is encoded, and what is finished when a run is stopped is not done again.
 """
 
 from __future__ import annotations
@@ -10,80 +10,46 @@ import importlib.util
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from encoder.errors import InputError
 from encoder.files import write_json
-from eval.benchmark import Benchmark, Policy, cut, depth, resolve
-from eval.bm25 import PARAMETERS, bm25_run
-from eval.metrics import Scores, score
+from eval.benchmark import Benchmark, resolve
+from eval.metrics import MEASURES, Scores, judged_at, score
 from eval.provenance import data_sha256, provenance
+from eval.ranking import BASELINES, ModelRanker, Ranker, Ranking, rank_with_bm25
 from eval.results import (
     HEADLINE,
     Baseline,
     CollectionResult,
     FileReference,
-    IndexUsed,
+    Interval,
     Results,
     System,
-    Truncated,
-    WorstQuery,
+    TokenMatch,
 )
-from eval.results_folder import refuse_existing, results_folder, write_results
+from eval.results_folder import SCHEMA, Stage, refuse_existing, results_folder, write_results
+from eval.significance import bootstrap_interval
+from eval.worst import Explain, worst_queries
+from retrieval.colbert import ColBERT
 from retrieval.corpus import Collection
 from retrieval.files import file_sha256
-from retrieval.indexes.build import build_in_memory
+from retrieval.indexes.build import check_kind
 from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Run
-from retrieval.run import ranked, write_run
-from retrieval.search import search
+from retrieval.run import write_run
+from retrieval.token_matches import token_matches
+from retrieval.vectors import VectorStore
 
 logger = logging.getLogger(__name__)
-
-WORST = 10
-"""How many of the worst queries a result keeps."""
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """A collection's run, already cut by its policy, and how it came about; the fields are those of ``CollectionResult``."""
-
-    run: dict[str, dict[str, float]]
-    index: IndexUsed
-    truncated: Truncated
-    seconds: Mapping[str, float]
-
-
-Ranker = Callable[[Collection, Policy, int], Ranking]
-"""Collection, its policy and k to the first k documents of every query."""
-
-
-def _rank_with_model(model: DenseModel | TokenModel, progress: bool, collection: Collection, policy: Policy, k: int) -> Ranking:
-    started = time.perf_counter()
-    built = build_in_memory(model, collection.documents, use_title=policy.use_title, progress=progress)
-    encoded = time.perf_counter()
-    found = search(built.index, model, collection.queries, depth(k, policy), progress=progress)
-    return Ranking(
-        run=cut(found.run, k, policy),
-        index=IndexUsed("exact", {"similarity": model.card.similarity, "precision": "float32"}),
-        truncated=Truncated(documents=built.counts.truncated, queries=found.counts.truncated),
-        seconds={"encode_documents": encoded - started, "search": time.perf_counter() - encoded},
-    )
-
-
-def _rank_with_bm25(collection: Collection, policy: Policy, k: int) -> Ranking:
-    started = time.perf_counter()
-    run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self)
-    return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
-
-
-BASELINES: Mapping[str, Ranker] = {"bm25": _rank_with_bm25}
-"""Baseline name -> how it ranks; each is a system of its own as well, ``model="bm25"``."""
 
 MODULES: Mapping[str, str] = {"bm25": "bm25s"}
 """Baseline name -> the module of the extra ``eval`` that it imports."""
@@ -101,27 +67,49 @@ def require_baselines(names: Sequence[str]) -> None:
         raise InputError(f"{missing[0]} needs {MODULES[missing[0]]}: pip install 'quiver-retrieval[eval]', or score without it")
 
 
+@dataclass(frozen=True)
+class _Choices:
+    """How collections are scored, beyond what each one's own policy says; the fields are arguments of ``evaluate``."""
+
+    k: int
+    index: str
+    baselines: Sequence[str]
+    in_domain: Sequence[str]
+
+
 def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice that a report states
     model: str | Path | DenseModel | TokenModel,
     data: str | Path | Benchmark | Sequence[str | Path | Benchmark],
     *,
-    split: str = "test",
+    split: str | None = None,
     out: str | Path | None = None,
     k: int = 1000,
+    index: str = "exact",
     baselines: Sequence[str] = ("bm25",),
+    in_domain: Sequence[str] = (),
+    cache: str | Path | None = None,
+    offline: bool = False,
     progress: bool = False,
     command: str | None = None,
     overwrite: bool = False,
 ) -> Results:
-    """Score a system on collections, with exact search over every document.
+    """Score a system on collections, by default with exact search over every document.
+
+    Stopped half-way, the same call goes on: collections that were finished are taken over, and with ``cache`` no text is encoded twice.
 
     Args:
         model: A loaded model, the folder or hub id of one, or ``"bm25"`` (a folder of that name is ``"./bm25"``).
-        data: BEIR folders, one or several; a ``Benchmark`` where the policy or the split of one is not the usual.
-        split: Which judgements.
+        data: BEIR folders, or names of the registry such as ``"beir/scifact"`` or ``"beir"``; a ``Benchmark`` where the policy or the split
+            of one is not the usual.
+        split: Which judgements; None is each collection's own, ``test`` for a folder.
         out: Folder for ``results.json``, the TREC runs and the scores of every query; None writes nothing.
-        k: Documents kept for a query: MAP and recall@1000 need 1000, nDCG@10 needs 10.
-        baselines: Names in ``BASELINES`` to score beside the system.
+        k: Documents kept for a query; measures that look further down are left out, but for nDCG@10. MAP is over these documents.
+        index: ``exact``, or for one vector a text a FAISS factory string with its search settings, such as ``IVF1024,Flat?nprobe=16``;
+            its overlap with exact search is measured and reported beside the score.
+        baselines: Names in ``eval.ranking.BASELINES`` to score beside the system.
+        in_domain: Names of collections, or of their groups, whose training data the model has seen.
+        cache: Folder that keeps vectors by model and text; None keeps them for this call alone.
+        offline: Never fetch a collection; one that is not there is an error that says how to get it.
         progress: Show how far the encoding is.
         command: The command line to record.
         overwrite: Replace the results that ``out`` holds.
@@ -130,129 +118,201 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         The results, equal to what ``read_results(out)`` gives.
 
     Raises:
-        InputError: The data, a baseline, the model or the output folder cannot be used. Bad data is found before anything is encoded or
-            written; of several collections all are read once to see that they are sound.
+        InputError: The data, a baseline, the index, the model or the output folder cannot be used. Bad data is found before anything is
+            encoded or written; of several collections all are read once to see that they are sound.
     """
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
     require_baselines(["bm25", *baselines] if model == "bm25" else baselines)
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
-    benchmarks = _benchmarks(data, split)
-    collection = _check_data(benchmarks, written=out is not None)
-    system, rank = _system(model, progress)
-    against = {name: BASELINES[name] for name in baselines if name != system.kind}
-    with nullcontext() if out is None else results_folder(Path(out), overwrite=overwrite) as folder:
-        walk = _Walk(system, rank, against, k, folder)
-        scored = [walk.score(benchmarks[0], collection)]
-        scored += [walk.score(benchmark, benchmark.load()) for benchmark in benchmarks[1:]]
-        results = Results(system, tuple(scored), provenance(command))
-        if folder is not None:
-            write_results(results, folder)
+    benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
+    checksums = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
+    loaded: DenseModel | TokenModel | str | Path = load_model(str(model)) if isinstance(model, (str, Path)) and model != "bm25" else model
+    system = System(source="bm25", kind="bm25", library="bm25s") if isinstance(loaded, (str, Path)) else System.of(loaded.card)
+    if not isinstance(loaded, (str, Path)):
+        check_kind(index, loaded.card)
+    choices = _Choices(k, index, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
+    with _stage(out, system, choices, overwrite=overwrite) as stage, _ranker(loaded, index, cache, progress) as rank:
+        walk = _Walk(system, rank, _explanation(loaded), choices, stage)
+        scored = tuple(walk.score(benchmark, checksum) for benchmark, checksum in zip(benchmarks, checksums, strict=True))
+        results = Results(system, scored, provenance(command))
+        if stage is not None:
+            write_results(results, stage.folder)
     return results
 
 
 @dataclass(frozen=True)
 class _Walk:
-    """What stays the same from one collection to the next; ``folder`` is where its files go, if anywhere."""
+    """What stays the same from one collection to the next; ``stage`` is where its files go, if anywhere."""
 
     system: System
     rank: Ranker
-    baselines: Mapping[str, Ranker]
-    k: int
-    folder: Path | None
+    explain: Explain | None
+    choices: _Choices
+    stage: Stage | None
 
-    def score(self, benchmark: Benchmark, collection: Collection) -> CollectionResult:
-        key, policy = f"{benchmark.name}.{benchmark.split}", benchmark.policy
-        ranking = self.rank(collection, policy, self.k)
-        scores = score(collection.qrels, ranking.run)
-        logger.info("%s: %s %.4f over %d queries", key, HEADLINE, scores.means[HEADLINE], len(collection.qrels))
+    def score(self, benchmark: Benchmark, checksum: str) -> CollectionResult:
+        """One collection; taken over where an evaluation that was stopped has finished it."""
+        key = f"{benchmark.name}.{benchmark.split}"
+        done = self.stage.finished(key, checksum) if self.stage is not None else None
+        if done is None:
+            started = time.perf_counter()
+            result = self._score(benchmark, benchmark.load(), checksum)
+            known = sum(result.seconds.values())
+            done = replace(result, seconds={**result.seconds, "other": time.perf_counter() - started - known})
+            if self.stage is not None:
+                self.stage.keep(done)
+        logger.info("%s: %s %.4f over %d queries", key, HEADLINE, done.measures[HEADLINE], done.queries)
+        return done
+
+    def _score(self, benchmark: Benchmark, collection: Collection, checksum: str) -> CollectionResult:
+        key, policy, facts = f"{benchmark.name}.{benchmark.split}", benchmark.policy, benchmark.facts
+        ranking = self.rank(collection, policy, self.choices.k)
+        scores = self._scores(collection, ranking)
+        baselines = tuple(self._baseline(name, benchmark, collection) for name in self.choices.baselines)
+        # A baseline's time is nobody's overhead: it is a system that was ranked too.
+        seconds = {**ranking.seconds, **{name: taken for name, (_, taken) in zip(self.choices.baselines, baselines, strict=True)}}
         return CollectionResult(
             name=benchmark.name,
             split=benchmark.split,
+            group=facts.group,
+            group_size=facts.group_size,
+            in_domain=not {benchmark.name, facts.group}.isdisjoint(self.choices.in_domain),
+            licence=facts.licence,
+            revision=facts.revision,
             documents=len(collection.documents),
             queries=len(collection.qrels),
             judgements=sum(map(len, collection.qrels.values())),
             use_title=policy.use_title,
             exclude_self=policy.exclude_self,
-            k=self.k,
+            k=self.choices.k,
             measures=scores.means,
+            interval=_interval(scores),
+            judged=judged_at(collection.qrels, ranking.run),
             unanswered=sum(not ranking.run.get(query) for query in collection.qrels),
             truncated=ranking.truncated,
             empty_texts=collection.empty_texts,
             index=ranking.index,
-            seconds=ranking.seconds,
+            cached=ranking.cached,
+            seconds=seconds,
             run=self._write_run(ranking.run, key, self.system.source),
-            per_query=self._write_scores(scores, key),
-            data_sha256=data_sha256(collection),
-            worst=_worst(collection, ranking.run, scores),
-            baselines=tuple(self._baseline(name, collection, policy, key) for name in self.baselines),
+            per_query=self._write("per_query", key, scores.per_query),
+            query_texts=self._write("queries", key, {query.id: query.text for query in collection.queries}),
+            data_sha256=checksum,
+            worst=worst_queries(collection, policy, ranking.run, scores, explain=self.explain),
+            baselines=tuple(baseline for baseline, _ in baselines),
         )
 
-    def _baseline(self, name: str, collection: Collection, policy: Policy, key: str) -> Baseline:
-        ranking = self.baselines[name](collection, policy, self.k)
-        measures = score(collection.qrels, ranking.run).means
-        return Baseline(name, ranking.index.parameters, measures, self._write_run(ranking.run, f"{key}.{name}", name))
+    def _scores(self, collection: Collection, ranking: Ranking) -> Scores:
+        # Recall@1000 of the first 100 documents would be recall@100 under another name.
+        names = [name for name, measure in MEASURES.items() if name == HEADLINE or measure.cut is None or measure.cut <= self.choices.k]
+        return score(collection.qrels, ranking.run, names)
+
+    def _baseline(self, name: str, benchmark: Benchmark, collection: Collection) -> tuple[Baseline, float]:
+        """What a baseline scored, and the seconds it took."""
+        started = time.perf_counter()
+        ranking: Ranking = BASELINES[name](collection, benchmark.policy, self.choices.k)
+        scores = self._scores(collection, ranking)
+        key = f"{benchmark.name}.{benchmark.split}.{name}"
+        baseline = Baseline(
+            name=name,
+            parameters=ranking.index.parameters,
+            measures=scores.means,
+            interval=_interval(scores),
+            run=self._write_run(ranking.run, key, name),
+            per_query=self._write("per_query", key, scores.per_query),
+        )
+        return baseline, time.perf_counter() - started
 
     def _write_run(self, run: Run, key: str, source: str) -> FileReference | None:
-        if self.folder is None:
-            return None
-        path = self.folder / "runs" / f"{key}.trec"
-        path.parent.mkdir(exist_ok=True)
         # The tag is one word by the format: the last part of the model's folder or hub id.
-        write_run(run, path, tag="_".join(PurePath(source).name.split()) or "quiver")
-        return FileReference(path.relative_to(self.folder).as_posix(), file_sha256(path))
+        tag = "_".join(PurePath(source).name.split()) or "quiver"
+        return self._file(Path("runs") / f"{key}.trec", lambda path: write_run(run, path, tag=tag))
 
-    def _write_scores(self, scores: Scores, key: str) -> FileReference | None:
-        if self.folder is None:
+    def _write(self, kind: str, key: str, content: object) -> FileReference | None:
+        return self._file(Path(kind) / f"{key}.json", lambda path: write_json(path, content))
+
+    def _file(self, name: Path, write: Callable[[Path], None]) -> FileReference | None:
+        if self.stage is None:
             return None
-        path = self.folder / "per_query" / f"{key}.json"
+        path = self.stage.folder / name
         path.parent.mkdir(exist_ok=True)
-        write_json(path, scores.per_query)
-        return FileReference(path.relative_to(self.folder).as_posix(), file_sha256(path))
+        write(path)
+        return FileReference(name.as_posix(), file_sha256(path))
 
 
-def _system(model: str | Path | DenseModel | TokenModel, progress: bool) -> tuple[System, Ranker]:
-    if model == "bm25":
-        return System(source="bm25", kind="bm25"), _rank_with_bm25
-    loaded = load_model(str(model)) if isinstance(model, (str, Path)) else model
-    return System.of(loaded.card), partial(_rank_with_model, loaded, progress)
+def _interval(scores: Scores) -> Interval:
+    return bootstrap_interval(np.array([values[HEADLINE] for values in scores.per_query.values()]))
 
 
-def _benchmarks(data: str | Path | Benchmark | Sequence[str | Path | Benchmark], split: str) -> list[Benchmark]:
+def _explanation(model: object) -> Explain | None:
+    if not isinstance(model, ColBERT):
+        return None
+
+    def explain(colbert: ColBERT, query: str, document: str) -> list[TokenMatch]:
+        return [TokenMatch(*match) for match in token_matches(colbert, query, document)]
+
+    return partial(explain, model)
+
+
+@contextmanager
+def _ranker(model: str | Path | DenseModel | TokenModel, index: str, cache: str | Path | None, progress: bool) -> Iterator[Ranker]:
+    if isinstance(model, (str, Path)):
+        yield rank_with_bm25
+        return
+    with nullcontext(cache) if cache is not None else TemporaryDirectory(prefix="quiver-vectors-") as folder:
+        yield ModelRanker(model, VectorStore(Path(folder)), index, progress)
+
+
+@contextmanager
+def _stage(out: str | Path | None, system: System, choices: _Choices, *, overwrite: bool) -> Iterator[Stage | None]:
+    if out is None:
+        yield None
+        return
+    # Versions are part of the plan: numbers may differ from one to the next, and a folder of results states one.
+    plan = {"schema": SCHEMA, "system": asdict(system), "choices": asdict(choices), "versions": dict(provenance(None).versions)}
+    with results_folder(Path(out), plan, overwrite=overwrite) as stage:
+        yield stage
+
+
+def _benchmarks(
+    data: str | Path | Benchmark | Sequence[str | Path | Benchmark],
+    split: str | None,
+    in_domain: Sequence[str],
+    *,
+    offline: bool,
+    progress: bool,
+) -> list[Benchmark]:
     given = [data] if isinstance(data, (str, Path, Benchmark)) else data
-    benchmarks = [each if isinstance(each, Benchmark) else resolve(each, split) for each in given]
+    benchmarks: list[Benchmark] = []
+    for each in given:
+        benchmarks += [each] if isinstance(each, Benchmark) else resolve(each, split, offline=offline, progress=progress)
     if not benchmarks:
-        raise InputError("no collection was given; name at least one BEIR folder")
+        raise InputError("no collection was given; name at least one BEIR folder, or one of quiver collections list")
     keys = Counter(f"{benchmark.name}.{benchmark.split}" for benchmark in benchmarks)
     if twice := [key for key, count in keys.items() if count > 1]:
         raise InputError(f"two collections are called {twice[0]}, and their files would overwrite each other; rename a folder")
+    names = {name for benchmark in benchmarks for name in (benchmark.name, benchmark.facts.group)}
+    if unknown := [name for name in in_domain if name not in names]:
+        raise InputError(f"in domain: no collection or group is called {unknown[0]!r}; there are {', '.join(sorted(filter(None, names)))}")
     return benchmarks
 
 
-def _check_data(benchmarks: Sequence[Benchmark], *, written: bool) -> Collection:
-    """Read every collection once and return the first, the only one that stays in memory until its turn.
+def _check(benchmark: Benchmark, *, written: bool) -> str:
+    """Read a collection once, and give its checksum: that it is broken is known before hours of encoding, not after."""
+    collection = benchmark.load()
+    queries, shared = collection.qrels.keys(), 0
+    if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
+        raise _spaced(benchmark, spaced)
+    for document in collection.documents:
+        if written and document.id.split() != [document.id]:
+            raise _spaced(benchmark, document.id)
+        shared += document.id in queries
+    if shared and not benchmark.policy.exclude_self:
+        logger.warning("%s: %d query ids are document ids too; a query may find itself (exclude_self is off)", benchmark.name, shared)
+    return data_sha256(collection)
 
-    Finding out after hours of encoding that the next collection is broken is dearer than reading it twice.
-    """
-    for benchmark in reversed(benchmarks):
-        collection = benchmark.load()
-        documents = {document.id for document in collection.documents}
-        if written and (spaced := next((key for key in [*collection.qrels, *documents] if key.split() != [key]), None)):
-            raise InputError(f"{benchmark.folder}: the id {spaced!r} contains white space, which a TREC run cannot hold; rename it")
-        shared = sum(query in documents for query in collection.qrels)
-        if shared and not benchmark.policy.exclude_self:
-            logger.warning("%s: %d query ids are document ids too; a query may find itself (exclude_self is off)", benchmark.name, shared)
-    return collection
 
-
-def _worst(collection: Collection, run: Run, scores: Scores) -> tuple[WorstQuery, ...]:
-    texts = {query.id: query.text for query in collection.queries}
-    headline = {query: values[HEADLINE] for query, values in scores.per_query.items()}
-    worst = []
-    for query in sorted(headline, key=lambda query: (headline[query], query))[:WORST]:
-        grades = collection.qrels[query]
-        wanted = sorted((document for document in grades if grades[document] >= 1), key=lambda document: (-grades[document], document))
-        first = next(iter(ranked(run.get(query, {}))), None)
-        worst.append(WorstQuery(query, texts[query], headline[query], first, tuple(wanted)))
-    return tuple(worst)
+def _spaced(benchmark: Benchmark, key: str) -> InputError:
+    return InputError(f"{benchmark.name}: the id {key!r} contains white space, which a TREC run cannot hold; rename it")

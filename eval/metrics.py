@@ -15,6 +15,7 @@ Järvelin and Kekäläinen 2002, doi 10.1145/582415.582418.
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from bisect import bisect_right
@@ -71,8 +72,9 @@ def _recall(found: Found, cut: int | None) -> float:
 
 
 def _precision(found: Found, cut: int | None) -> float:
-    # trec_eval divides by the cut even where the run is shorter; a cut is always there, see parse_measure.
-    return found.within(cut) / cut if cut else 0.0
+    if cut is None:
+        raise ValueError("precision needs a cut: p@10")
+    return found.within(cut) / cut  # by the cut even where the run is shorter, as trec_eval has it
 
 
 FAMILIES: Mapping[str, Callable[[Found, int | None], float]] = {
@@ -165,8 +167,7 @@ def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
         >>> score(qrels, {"q1": {"b": 2.0, "a": 1.0}}, ["mrr@10", "p@10"]).means
         {'mrr@10': 0.25, 'p@10': 0.05}
     """
-    if not qrels:
-        raise InputError("no query is judged: the qrels are empty")
+    _check_judged(qrels)
     if not measures:
         raise InputError(f"no measure was asked for; the default is {', '.join(DEFAULT)}")
     parsed = [parse_measure(name) for name in measures]
@@ -179,25 +180,76 @@ def score(qrels: Qrels, run: Run, measures: Sequence[str] = DEFAULT) -> Scores:
     return Scores(per_query, means)
 
 
+def judged_at(qrels: Qrels, run: Run, k: int = 10) -> float:
+    """Share of the first k documents that were judged, whatever their grade: where it is low, a score says little.
+
+    Fewer than k documents found: the share of those. Nothing found: 0, as for every measure here.
+
+    Args:
+        qrels: Judgements.
+        run: Scores of the documents found; it is ranked here and not changed.
+        k: Documents looked at, at most.
+
+    Returns:
+        The mean over the judged queries.
+
+    Raises:
+        InputError: Nothing is judged, or a judged query's run holds NaN.
+        ValueError: k < 1.
+
+    Source: ``Judged@k`` of ir_measures, https://ir-measur.es, which has the same rules but orders equal scores by id, ascending.
+
+    Example:
+        >>> judged_at({"q": {"a": 1, "b": 0}}, {"q": {"a": 4.0, "x": 3.0, "b": 2.0, "y": 1.0}}, k=3)
+        0.6666666666666666
+    """
+    if k < 1:
+        raise ValueError(f"k must be >= 1, got {k}")
+    _check_judged(qrels)
+    return math.fsum(_judged_share(query, grades, run.get(query, {}), k) for query, grades in qrels.items()) / len(qrels)
+
+
+def _judged_share(query: str, grades: Mapping[str, int], scores: Mapping[str, float], k: int) -> float:
+    values = _values(query, scores)
+    if not values.size:
+        return 0.0
+    if len(values) <= k:
+        return sum(document in grades for document in scores) / len(values)
+    documents, threshold = list(scores), np.partition(values, len(values) - k)[len(values) - k]
+    # What is above the k-th score is among the first k; of what equals it, the greatest ids are.
+    first = [documents[place] for place in np.flatnonzero(values > threshold).tolist()]
+    first += heapq.nlargest(k - len(first), (documents[place] for place in np.flatnonzero(values == threshold).tolist()))
+    return sum(document in grades for document in first) / k
+
+
+def _check_judged(qrels: Qrels) -> None:
+    if not qrels:
+        raise InputError("no query is judged: the qrels are empty")
+
+
 def _found(query: str, grades: Mapping[str, int], scores: Mapping[str, float]) -> Found:
     """The ranks of the relevant documents, without sorting the ids: only theirs are looked up in the sorted scores."""
     relevant = {document: grade for document, grade in grades.items() if grade >= 1}
-    values = _as_float32(scores.values())
-    ascending = np.sort(values)
-    if values.size and np.isnan(ascending[-1]):  # np.sort puts NaN last
-        unranked = next(document for document, value in scores.items() if math.isnan(value))
-        raise InputError(f"the score of document {unranked!r} for query {query!r} is NaN: the run cannot be ranked")
+    values = _values(query, scores)
     hits = [document for document in relevant if document in scores]
     own = _as_float32([scores[document] for document in hits])
+    ascending = np.sort(values)
     first, last = np.searchsorted(ascending, own, side="left"), np.searchsorted(ascending, own, side="right")
-    placed = []
-    for document, value, below, upto in zip(hits, own, first.tolist(), last.tolist(), strict=True):
-        rank = len(values) - upto + 1
-        if upto - below > 1:
-            rank += _tied_before(document, scores, values == value)
-        placed.append((rank, relevant[document]))
-    placed.sort()
-    return Found([rank for rank, _ in placed], [gain for _, gain in placed], sorted(relevant.values(), reverse=True))
+    ranks = len(values) - last + 1
+    if np.any(last - first > 1):
+        ranks += _tied_before(hits, first.tolist(), last.tolist(), list(scores), np.argsort(values))
+    placed = sorted(zip(ranks.tolist(), hits, strict=True))
+    gains = [relevant[document] for _, document in placed]
+    return Found([rank for rank, _ in placed], gains, sorted(relevant.values(), reverse=True))
+
+
+def _values(query: str, scores: Mapping[str, float]) -> NDArray[np.float32]:
+    """The scores as they are compared, in the order of the mapping."""
+    values = _as_float32(scores.values())
+    if np.isnan(values).any():
+        unranked = next(document for document, value in scores.items() if math.isnan(value))
+        raise InputError(f"the score of document {unranked!r} for query {query!r} is NaN: the run cannot be ranked")
+    return values
 
 
 def _as_float32(values: Collection[float]) -> NDArray[np.float32]:
@@ -205,9 +257,25 @@ def _as_float32(values: Collection[float]) -> NDArray[np.float32]:
         return np.fromiter(values, np.float32, len(values))
 
 
-def _tied_before(document: str, scores: Mapping[str, float], tied: NDArray[np.bool_]) -> int:
-    """How many of the documents with this document's score come before it: those with the greater id.
+def _tied_before(
+    hits: Sequence[str], first: Sequence[int], last: Sequence[int], documents: Sequence[str], ascending: NDArray[np.int64]
+) -> list[int]:
+    """For each hit, how many of the documents with its score come before it: those with the greater id.
 
-    Code points order strings as the bytes of their UTF-8 do, so this is trec_eval's strcmp.
+    Code points order strings as the bytes of their UTF-8 do, so this is trec_eval's strcmp. Each group of equals is sorted once,
+    so that a run of nothing but ties costs a sort and not one pass a hit.
+
+    Args:
+        hits: Documents asked for.
+        first: Where the group of each hit begins in ``ascending``.
+        last: Where it ends.
+        documents: Ids of the run.
+        ascending: Places in ``documents`` by score, ascending.
     """
-    return sum(other > document for other, same in zip(scores, tied.tolist(), strict=True) if same)
+    groups: dict[int, list[str]] = {}
+    before = []
+    for document, start, end in zip(hits, first, last, strict=True):
+        if start not in groups:
+            groups[start] = sorted(documents[place] for place in ascending[start:end].tolist())
+        before.append(end - start - bisect_right(groups[start], document))
+    return before

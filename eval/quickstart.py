@@ -24,7 +24,7 @@ from tempfile import mkdtemp
 
 from encoder import InputError
 from eval.evaluation import evaluate, require_baselines
-from eval.report.markdown import write_report
+from eval.report.writing import write_report
 from eval.results import Results
 from retrieval.docstrings import mine, split_by_module, write_collection, write_pairs
 from retrieval.indexes import IndexFolder, build_index

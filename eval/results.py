@@ -5,12 +5,12 @@ All measures are fractions at full precision; points and rounding are a report's
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
 from encoder.config import Precision
+from eval.averages import Part, average, data_sets
 from eval.provenance import Provenance
 from retrieval.records import ModelCard
 
@@ -20,6 +20,9 @@ HEADLINE = "ndcg@10"
 Parameter: TypeAlias = str | int | float | bool | None
 """A setting of an index or a baseline."""
 
+Library: TypeAlias = Literal["quiver", "sentence-transformers", "pylate", "bm25s"]
+"""What ran the system."""
+
 
 @dataclass(frozen=True)
 class System:
@@ -28,6 +31,7 @@ class System:
     Attributes:
         source: Folder or hub id that the model was loaded from, or ``bm25``.
         kind: ``dense``, ``colbert`` or ``bm25``.
+        library: What ran it.
         fingerprint: sha256 over weights, tokenizer and settings.
         dim: Width of a vector.
         similarity: ``cosine``, ``dot`` or ``maxsim``.
@@ -40,6 +44,7 @@ class System:
 
     source: str
     kind: Literal["dense", "colbert", "bm25"]
+    library: Library = "quiver"
     fingerprint: str | None = None
     dim: int | None = None
     similarity: str | None = None
@@ -86,12 +91,76 @@ class IndexUsed:
     """The index a run came from.
 
     Attributes:
-        kind: What it is: ``exact`` or ``bm25``.
+        kind: What it is: ``exact``, ``faiss`` or ``bm25``.
         parameters: Its settings.
+        recall: Share of the documents an exact search finds that it finds too, ``overlap@10`` and ``overlap@100``, means over the
+            judged queries; None for BM25, 1 by definition for an exact index.
+        bytes: Size of what is searched; None for BM25.
+        query_milliseconds: Wall clock of the search without the encoding of the queries, a query, all of them searched in one call.
     """
 
     kind: str
     parameters: Mapping[str, Parameter]
+    recall: Mapping[str, float] | None = None
+    bytes: int | None = None
+    query_milliseconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bootstrap interval of a mean over queries.
+
+    Attributes:
+        low: Its lower end.
+        high: Its upper end.
+        level: Share of the resamples inside, such as 0.95.
+        resamples: Resamples drawn.
+    """
+
+    low: float
+    high: float
+    level: float
+    resamples: int
+
+
+@dataclass(frozen=True)
+class TokenMatch:
+    """What one token of a query met in a document: a term of MaxSim's sum.
+
+    Attributes:
+        query_token: The token as text.
+        document_token: The token of the document with the highest similarity, as text.
+        similarity: Theirs, -1 to 1.
+    """
+
+    query_token: str
+    document_token: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class ShownDocument:
+    """A document as a report shows it.
+
+    Attributes:
+        id: Its id.
+        text: Its first characters, at most `SNIPPET`.
+        grade: What the judges gave it; None where they did not judge it.
+        rank: Where it was found, from 1; None where it is not among the documents kept.
+        score: What it scored; None with ``rank``.
+        matches: For a ColBERT, the query's tokens in order with what each met; empty otherwise.
+    """
+
+    id: str
+    text: str
+    grade: int | None
+    rank: int | None
+    score: float | None
+    matches: tuple[TokenMatch, ...] = ()
+
+
+SNIPPET = 400
+"""Characters of a document that a report shows."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +171,17 @@ class WorstQuery:
         query: Its id.
         text: Its text.
         score: Its nDCG@10.
-        first: Id of the document that was found first; None where nothing was found.
-        wanted: Ids of the relevant documents, the best grade first.
+        found: The documents found first, at most three, best first; empty where nothing was found.
+        wanted: Relevant documents, at most three, the best grade first.
+        relevant: How many documents are relevant.
     """
 
     query: str
     text: str
     score: float
-    first: str | None
-    wanted: tuple[str, ...]
+    found: tuple[ShownDocument, ...]
+    wanted: tuple[ShownDocument, ...]
+    relevant: int
 
 
 @dataclass(frozen=True)
@@ -121,13 +192,17 @@ class Baseline:
         name: ``bm25``.
         parameters: Its settings.
         measures: Measure -> mean over the judged queries.
+        interval: Of its nDCG@10.
         run: Its TREC run; None when no folder was written.
+        per_query: The scores of every query, as for the system; None when no folder was written.
     """
 
     name: str
     parameters: Mapping[str, Parameter]
     measures: Mapping[str, float]
+    interval: Interval
     run: FileReference | None
+    per_query: FileReference | None
 
 
 @dataclass(frozen=True)
@@ -135,8 +210,13 @@ class CollectionResult:
     """What a system scored on one split of a collection, and how.
 
     Attributes:
-        name: The collection.
+        name: The collection, such as ``scifact`` or ``cqadupstack-android``.
         split: Its split.
+        group: The data set that it is one of several parts of, such as ``cqadupstack``; None where it stands for itself.
+        group_size: How many parts the group has; 1 without a group. The group's score is their unweighted mean, and it counts once.
+        in_domain: Whoever evaluated says that the model was trained on this collection's training data; False is out of domain.
+        licence: Of the data, as its publisher states it; None where that is not known.
+        revision: Of the data: a commit, a version or a checksum of the archive; None for a local folder.
         documents: Documents searched, which is all of them.
         queries: Judged queries: the number that every mean is over.
         judgements: Judgements of the split, of any grade.
@@ -144,14 +224,19 @@ class CollectionResult:
         exclude_self: A document with the query's own id was dropped before the cut.
         k: Documents kept for a query, at most.
         measures: Measure -> mean over the judged queries.
+        interval: Of nDCG@10.
+        judged: Share of the first ten documents that were judged, mean over the judged queries: where it is low, the score says
+            little, for what nobody judged counts as wrong.
         unanswered: Judged queries for which nothing was found; each scores 0.
         truncated: Texts that were longer than the model reads.
         empty_texts: Documents without a text.
         index: What was searched.
-        seconds: Wall clock of ``encode_documents`` (encoding and indexing the documents) and ``search`` (encoding the queries
-            and searching) for a model, of ``search`` alone (indexing included) for BM25.
+        cached: Documents whose vectors were there already, from an earlier evaluation.
+        seconds: Wall clock of ``encode_documents``, ``index``, ``encode_queries`` and ``search`` for a model, of ``search`` alone
+            (indexing included) for BM25, and of ``other``: reading, scoring, writing.
         run: The TREC run; None when no folder was written.
         per_query: The scores of every query, ``{query: {measure: value}}``; None when no folder was written.
+        query_texts: The judged queries, ``{query: text}``; None when no folder was written.
         data_sha256: Checksum over documents, queries and judgements: equal checksums are the same data.
         worst: The queries with the lowest nDCG@10, at most ten, the worst first and equals by id.
         baselines: What the baselines scored.
@@ -159,6 +244,11 @@ class CollectionResult:
 
     name: str
     split: str
+    group: str | None
+    group_size: int
+    in_domain: bool
+    licence: str | None
+    revision: str | None
     documents: int
     queries: int
     judgements: int
@@ -166,13 +256,17 @@ class CollectionResult:
     exclude_self: bool
     k: int
     measures: Mapping[str, float]
+    interval: Interval
+    judged: float
     unanswered: int
     truncated: Truncated
     empty_texts: int
     index: IndexUsed
+    cached: int
     seconds: Mapping[str, float]
     run: FileReference | None
     per_query: FileReference | None
+    query_texts: FileReference | None
     data_sha256: str
     worst: tuple[WorstQuery, ...]
     baselines: tuple[Baseline, ...]
@@ -199,7 +293,16 @@ class Results:
 
     @property
     def headline(self) -> float | None:
-        """The mean nDCG@10 over the collections; None if there are none, or one was not scored by it."""
-        scores = [collection.measures.get(HEADLINE) for collection in self.collections]
-        known = [score for score in scores if score is not None]
-        return math.fsum(known) / len(known) if known and len(known) == len(scores) else None
+        """The mean nDCG@10 over the data sets, a group counting once; None if there are none, or a group lacks a part."""
+        scores = data_sets(self.parts(HEADLINE))
+        return average(scores, list(scores)).value
+
+    def parts(self, measure: str) -> list[Part]:
+        """What ``eval.averages`` has to know of the collections.
+
+        Args:
+            measure: Name of a measure; a collection that was not scored by it is left out.
+        """
+        return [
+            Part(each.key, each.group, each.group_size, each.measures[measure]) for each in self.collections if measure in each.measures
+        ]

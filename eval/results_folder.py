@@ -1,31 +1,38 @@
 """A folder of results: whole or not at all.
 
-``results.json`` holds ``schema``, ``ndcg@10`` (the headline, null where a collection was not scored by it) and the fields of
-``eval.results.Results``. Beside it are the TREC runs under ``runs/`` and the scores of every query under ``per_query/``. It is
-written last and names the others with their checksums, so that where it is, all is there.
+``results.json`` holds ``schema``, ``ndcg@10`` (the headline, null where an average would lack a member) and the fields of
+``eval.results.Results``. Beside it are the TREC runs under ``runs/``, the scores of every query under ``per_query/`` and the queries
+themselves under ``queries/``. It is written last and names the others with their checksums, so that where it is, all is there.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import mkdtemp
 
 from encoder.errors import InputError
-from encoder.files import sync_folder, write_json
+from encoder.files import sync_folder, write_json, write_text
 from eval.decoding import decode
-from eval.results import HEADLINE, FileReference, Results
+from eval.results import HEADLINE, CollectionResult, FileReference, Results
 from retrieval.files import file_sha256
 
-SCHEMA = "quiver-results/1"
+logger = logging.getLogger(__name__)
+
+SCHEMA = "quiver-results/2"
 """Name and version of the format, the value of ``schema`` in the file."""
 
 FILE = "results.json"
 """The file whose presence says that a folder of results is complete."""
+
+# Where results are made before they are published: a hidden folder inside the target.
+_STAGE = ".unfinished"
+_PLAN = "plan.json"
+_FINISHED = "finished"
 
 
 def write_results(results: Results, folder: Path) -> Path:
@@ -64,36 +71,101 @@ def read_results(folder: str | Path) -> Results:
     results = decode(Results, content, str(path))
     if headline != results.headline:
         raise InputError(f"{path}: {HEADLINE} is {headline} but the collections say {results.headline}; the file was changed by hand")
-    for reference in _references(results):
-        _check(Path(folder), reference)
+    for collection in results.collections:
+        for reference in _references(collection):
+            _check(Path(folder), reference)
     return results
 
 
+class Stage:
+    """Results that are being made: the private folder their files go into, and the collections that are finished.
+
+    Attributes:
+        folder: Where runs and scores by query are written, under the names that ``results.json`` gives them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._finished = folder / _FINISHED
+
+    def keep(self, result: CollectionResult) -> None:
+        """Note a collection as finished: after a kill it is not scored again."""
+        write_json(self._finished / f"{result.key}.json", asdict(result))
+
+    def finished(self, key: str, data_sha256: str) -> CollectionResult | None:
+        """A collection that an evaluation with the same plan finished before it was stopped.
+
+        Args:
+            key: The collection with its split.
+            data_sha256: Checksum of the data as they are now; on other data the result is not this one.
+
+        Returns:
+            Its result, if it is there and its files are whole.
+        """
+        path = self._finished / f"{key}.json"
+        if not path.is_file():
+            return None
+        try:
+            result = decode(CollectionResult, json.loads(path.read_text(encoding="utf-8")), str(path))
+            for reference in _references(result):
+                _check(self.folder, reference)
+        except (InputError, ValueError) as error:
+            logger.warning("%s cannot be taken over, it is scored again (%s)", key, error)
+            return None
+        return result if result.data_sha256 == data_sha256 else None
+
+    def any_finished(self) -> bool:
+        """Whether there is something to take over."""
+        return any(self._finished.glob("*.json"))
+
+
 @contextmanager
-def results_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool = False) -> Iterator[Stage]:
     """A private folder to write results into; its files appear in ``folder`` when the block ends without an error.
 
     ``results.json`` moves last, and an old one goes first: after a kill at any instruction a reader finds the old results,
-    the new ones, or none, never a mixture. Whatever else the folder holds stays. Only a process that is killed outright leaves
-    its private folder behind, hidden and called ``.unfinished-...``.
+    the new ones, or none, never a mixture. Whatever else the folder holds stays. What was finished when the block ends with an
+    error, or the process is killed, waits in ``.unfinished`` for the next evaluation with an equal plan.
+
+    Args:
+        folder: Where the results will be.
+        plan: Everything but the data that decides them, as JSON; another plan starts anew.
+        overwrite: Replace the results that are there.
 
     Raises:
         InputError: ``refuse_existing`` has an objection, or the folder cannot be written.
     """
     refuse_existing(folder, overwrite=overwrite)
     created = not folder.exists()
+    stage = Stage(folder / _STAGE)
+    done = False
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stage = Path(mkdtemp(prefix=".unfinished-", dir=folder))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
-    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _prepare(stage.folder, plan)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
         yield stage
-        _publish(stage, folder)
+        _publish(stage.folder, folder)
+        done = True
     finally:
-        shutil.rmtree(stage)
-        if created and not any(folder.iterdir()):
+        if stage.folder.exists() and (done or not stage.any_finished()):
+            shutil.rmtree(stage.folder)
+        if created and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _prepare(root: Path, plan: Mapping[str, object]) -> None:
+    """Keep a stage of the same plan; make a new one otherwise."""
+    content = json.dumps(plan, indent=2, sort_keys=True)
+    path = root / _PLAN
+    if path.is_file() and path.read_text(encoding="utf-8") == content:
+        logger.info("%s: going on with an evaluation that was stopped", root.parent)
+        return
+    if root.exists():
+        shutil.rmtree(root)
+    (root / _FINISHED).mkdir(parents=True)
+    write_text(path, content)
 
 
 def refuse_existing(folder: Path, *, overwrite: bool) -> None:
@@ -111,7 +183,8 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
 def _publish(stage: Path, folder: Path) -> None:
     (folder / FILE).unlink(missing_ok=True)
     sync_folder(folder)
-    files = sorted((path for path in stage.rglob("*") if path.is_file()), key=lambda path: (path.name == FILE, path))
+    own = {stage / _PLAN, *(stage / _FINISHED).iterdir()}
+    files = sorted((path for path in stage.rglob("*") if path.is_file() and path not in own), key=lambda path: (path.name == FILE, path))
     for path in files:
         target = folder / path.relative_to(stage)
         target.parent.mkdir(exist_ok=True)
@@ -119,10 +192,10 @@ def _publish(stage: Path, folder: Path) -> None:
         sync_folder(target.parent)
 
 
-def _references(results: Results) -> Iterator[FileReference]:
-    for collection in results.collections:
-        runs = [collection.run, collection.per_query, *(baseline.run for baseline in collection.baselines)]
-        yield from (reference for reference in runs if reference is not None)
+def _references(collection: CollectionResult) -> Iterator[FileReference]:
+    files = [collection.run, collection.per_query, collection.query_texts]
+    files += [file for baseline in collection.baselines for file in (baseline.run, baseline.per_query)]
+    yield from (reference for reference in files if reference is not None)
 
 
 def _check(folder: Path, reference: FileReference) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from encoder import Encoder, InputError, PackedBatch, Tokenizer
 from encoder.config import Precision
-from retrieval.encoding import clean, count_tokens, fingerprint, run_batches
+from retrieval.encoding import clean, describe_tokens, fingerprint, run_batches
 from retrieval.interchange import write_dense
 from retrieval.model_folder import ModelFolder, load_for_inference, projection_stack
 from retrieval.pooling import pool
@@ -136,7 +136,7 @@ class BiEncoder:
         description = "queries" if role == "query" else "documents"
         rows = run_batches(tokens.ids, forward, device=self.encoder.device, description=description, progress=progress)
         vectors = np.stack(rows) if rows else np.empty((0, self.dim), np.float32)
-        return DenseEncoding(vectors, count_tokens(texts, tokens.ids, tokens.truncated))
+        return DenseEncoding(vectors, describe_tokens(texts, tokens.ids, tokens.truncated))
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Leading tokens that a prompt takes, [CLS] included and [SEP] not."""

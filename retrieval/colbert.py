@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from encoder import Encoder, InputError, PackedBatch, Tokenizer
 from encoder.config import Precision
 from retrieval.biencoder import document_texts
-from retrieval.encoding import clean, count_tokens, fingerprint, run_batches
+from retrieval.encoding import clean, describe_tokens, fingerprint, run_batches
 from retrieval.interchange import write_colbert
 from retrieval.model_folder import ModelFolder, load_for_inference, projection_stack
 from retrieval.records import Document, ModelCard, Role, TokenEncoding, TokenVectors
@@ -147,7 +147,7 @@ class ColBERT:
         prefix = self._prefix_ids[role]
         tokens = self.tokenizer.encode(clean(texts, lower_case=self.settings.lower_case), max_length=length - (prefix is not None))
         ids = tokens.ids if prefix is None else [[*text[:1], prefix, *text[1:]] for text in tokens.ids]
-        counts = count_tokens(texts, ids, tokens.truncated)
+        described = describe_tokens(texts, ids, tokens.truncated)
         key_lengths = None
         if role == "query" and colbert.query_expansion and self._expansion_id is not None:
             key_lengths = None if colbert.attend_to_expansion else [len(text) for text in ids]
@@ -163,7 +163,7 @@ class ColBERT:
 
         description = "queries" if role == "query" else "documents"
         vectors = run_batches(ids, forward, key_lengths=key_lengths, device=self.encoder.device, description=description, progress=progress)
-        return TokenEncoding(vectors, counts)
+        return TokenEncoding(vectors, described)
 
     def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> list[TokenVectors]:
         """Queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""

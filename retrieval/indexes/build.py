@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import faiss
 import numpy as np
@@ -24,13 +24,16 @@ from encoder.errors import InputError
 from retrieval.corpus import read_documents
 from retrieval.indexes.exact_colbert import ExactColBERTIndex
 from retrieval.indexes.exact_dense import ExactDenseIndex
+from retrieval.indexes.faiss_dense import FaissDenseIndex, check_factory
 from retrieval.indexes.folder import ExactIndex, IndexFolder, open_index
 from retrieval.indexes.store import Description, commit, staging
 from retrieval.indexes.texts import TextWriter
 from retrieval.progress import progress_bar
-from retrieval.protocols import DenseModel, TokenModel
+from retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from retrieval.records import DenseEncoding, Document, ModelCard, TokenCounts, TokenEncoding
+from retrieval.rows import MatrixRows
 from retrieval.similarity import make_comparable
+from retrieval.vectors import StoredVectors, packed
 from retrieval.versions import installed_version
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,8 @@ Model: TypeAlias = DenseModel | TokenModel
 # Documents encoded in one call: enough to fill a batch, few enough that the bar moves every few seconds on a CPU.
 # Batches are packed, not padded: a larger choice of like lengths was not measurably faster.
 _CHUNK = 512
+# Stored vectors up to this size are read into memory once, and searched there.
+_IN_MEMORY = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,47 @@ def build_index(
     return open_index(out, verify=False)  # every byte was hashed a moment ago
 
 
+def check_kind(kind: str, card: ModelCard) -> None:
+    """Say before anything is encoded that a model's vectors cannot be indexed in this way.
+
+    Args:
+        kind: As `index_vectors` takes it.
+        card: The model.
+
+    Raises:
+        InputError: There is no such kind, or not for this model.
+    """
+    if kind == "exact":
+        return
+    if card.kind == "colbert":
+        raise InputError(f"index {kind!r}: a ColBERT is searched with 'exact', the only kind for one vector a token")
+    check_factory(kind, card.dim)
+
+
+def index_vectors(ids: Sequence[str], stored: StoredVectors, card: ModelCard, *, kind: str = "exact") -> VectorIndex[Any]:
+    """Index vectors that a store holds; an exact index leaves them there if they are many.
+
+    Args:
+        ids: P document ids, in the order of the texts that were encoded.
+        stored: Their vectors.
+        card: The model that they come from.
+        kind: ``exact``, or for a dense model a FAISS factory string with the settings of its search, such as ``IVF1024,Flat?nprobe=16``.
+
+    Raises:
+        InputError: The kind is not one of these, or FAISS cannot build it; no documents, an id twice, or none with a vector.
+        ValueError: Not as many ids as texts.
+    """
+    check_kind(kind, card)
+    rows = stored.rows
+    if kind != "exact":
+        return FaissDenseIndex.from_rows(ids, rows, kind)
+    if 4 * rows.shape[0] * rows.shape[1] <= _IN_MEMORY:
+        rows = MatrixRows(rows.span(0, rows.shape[0]))
+    if stored.lengths is None:
+        return ExactDenseIndex.from_rows(ids, rows)
+    return ExactColBERTIndex.from_rows(ids, rows, stored.lengths)
+
+
 def _length(documents: Iterable[Document]) -> int | None:
     return len(documents) if isinstance(documents, Sized) else None
 
@@ -161,12 +207,7 @@ class _Part:
 
 
 def _part(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> _Part:
-    if isinstance(encoding, DenseEncoding):
-        vectors, lengths = encoding.vectors, [1] * len(encoding.vectors)
-    else:
-        vectors, lengths = np.concatenate(encoding.vectors), [len(matrix) for matrix in encoding.vectors]
-    if vectors.ndim != 2 or vectors.shape[1] != card.dim:
-        raise ValueError(f"{card.source} gave vectors of width {vectors.shape[-1]}, its card says {card.dim}")
+    vectors, lengths = packed(encoding, card)
     return _Part(vectors, lengths, encoding.counts)
 
 

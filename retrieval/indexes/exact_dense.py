@@ -1,44 +1,54 @@
-"""Exact search over one vector a document: FAISS's flat inner product on the stored matrix itself.
+"""Exact search over one vector a document: FAISS's flat inner product, block by block.
 
-``faiss.knn`` is the search behind ``IndexFlatIP`` without its copy of the vectors, so that the matrix can stay in a mapped file:
-opening costs nothing and memory is shared between processes. Whether the inner product is a cosine is the model's affair. The number
-of threads is FAISS's own and is left alone.
+``faiss.knn`` is the search behind ``IndexFlatIP`` without its copy of the vectors, so that they can stay in a mapped file or in a
+store on the disk: a block of them is in memory at a time. Whether the inner product is a cosine is the model's affair. The number of
+threads is FAISS's own and is left alone.
 
-Shapes: Q queries, P documents, d vector width.
+Shapes: Q queries, P documents, n documents of a block, d vector width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.arrays import ROWS, check_new_ids, first_bad_row, largest_norm, read_array, read_ids, write_ids
-from retrieval.indexes.ranking import best, check_k, float32_error, is_complete
+from retrieval.indexes.arrays import (
+    ROWS,
+    block_rows,
+    check_new_ids,
+    first_bad_row,
+    largest_norm,
+    read_array,
+    read_ids,
+    write_ids,
+    write_rows,
+)
+from retrieval.indexes.ranking import check_k, float32_error
+from retrieval.indexes.walk import search_walk
+from retrieval.protocols import Rows
 from retrieval.records import DenseVectors, Hits
+from retrieval.rows import MatrixRows
 
 _VECTORS = "vectors.npy"
-# Queries searched together: FAISS's result is Q x (k + margin), never Q x P.
-_QUERIES = 1024
-# Documents fetched beyond k, so that a tie at the cut is usually seen whole; where it is not, all documents are looked at.
-_MARGIN = 32
+# Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.
+_QUERIES = 4096
 
 
 class ExactDenseIndex:
-    """Every document is compared with every query; built by ``from_vectors`` or ``open``."""
+    """Every document is compared with every query; built by ``from_vectors``, ``from_rows`` or ``open``."""
 
     kind = "exact-dense"
 
-    def __init__(self, ids: Sequence[str], vectors: DenseVectors) -> None:
+    def __init__(self, ids: Sequence[str], rows: Rows) -> None:
         self._ids = tuple(ids)
         self._names = np.array(self._ids, dtype=object)
-        self._vectors = vectors
+        self._rows = rows
 
     @classmethod
     def from_vectors(cls, ids: Sequence[str], vectors: DenseVectors) -> ExactDenseIndex:
@@ -54,12 +64,27 @@ class ExactDenseIndex:
         """
         if vectors.ndim != 2:
             raise ValueError(f"vectors must have the shape (P, d), got {vectors.shape}")
-        check_new_ids(ids, len(vectors))
-        matrix = np.ascontiguousarray(vectors, dtype=np.float32)
-        bad = first_bad_row(matrix)
-        if bad is not None:
-            raise InputError(f"the vector of document '{ids[bad]}' is not finite; the model cannot be used on it")
-        return cls(ids, matrix)
+        return cls.from_rows(ids, MatrixRows(np.ascontiguousarray(vectors, dtype=np.float32)))
+
+    @classmethod
+    def from_rows(cls, ids: Sequence[str], rows: Rows) -> ExactDenseIndex:
+        """Index vectors that may be larger than the memory; they stay where they are and are read in blocks.
+
+        Args:
+            ids: P document ids.
+            rows: (P, d).
+
+        Raises:
+            InputError: No documents, an id twice, or a vector with a NaN or an infinity (names the document).
+            ValueError: Not as many rows as ids.
+        """
+        check_new_ids(ids, rows.shape[0])
+        index = cls(ids, rows)
+        if not np.isfinite(index._largest_norm):
+            bad = first_bad_row(rows)
+            if bad is not None:
+                raise InputError(f"the vector of document '{ids[bad]}' is not finite; the model cannot be used on it")
+        return index
 
     @classmethod
     def open(cls, folder: Path) -> ExactDenseIndex:
@@ -72,7 +97,7 @@ class ExactDenseIndex:
         vectors = read_array(folder / _VECTORS, np.float32, 2)
         if len(ids) != len(vectors):
             raise InputError(f"{folder}: {len(ids)} ids for {len(vectors)} vectors; build the index again")
-        return cls(ids, vectors)
+        return cls(ids, MatrixRows(vectors))
 
     @property
     def ids(self) -> Sequence[str]:
@@ -82,7 +107,17 @@ class ExactDenseIndex:
     @property
     def dim(self) -> int:
         """Vector width d."""
-        return int(self._vectors.shape[1])
+        return self._rows.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the vectors."""
+        return 4 * len(self) * self.dim
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """What a report says beside the kind."""
+        return {"precision": "float32"}
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -98,16 +133,15 @@ class ExactDenseIndex:
             ValueError: k < 1, another width than the index, or a query that is not finite or makes scores that float32 cannot hold.
         """
         check_k(k)
-        if queries.ndim != 2 or queries.shape[1] != self.dim:
-            raise ValueError(f"queries must have the shape (Q, {self.dim}), got {queries.shape}")
-        matrix = np.ascontiguousarray(queries, dtype=np.float32)
-        bad = first_bad_row(matrix)
-        if bad is not None:
-            raise ValueError(f"the vector of query {bad} is not finite")
+        matrix = check_queries(queries, self.dim)
+        lengths = np.linalg.norm(matrix, axis=1)
+        errors = np.array([float32_error(self.dim, float(length) * self._largest_norm) for length in lengths])
         ids: list[Sequence[str]] = []
         scores: list[NDArray[np.float32]] = []
         for start in range(0, len(matrix), _QUERIES):
-            for names, values in self._search_block(matrix[start : start + _QUERIES], min(k, len(self))):
+            group = slice(start, start + _QUERIES)
+            walk = _Walk(self._rows, matrix[group])
+            for names, values in search_walk(walk, min(k, len(self)), findable=len(self), errors=errors[group], ids=self._names):
                 ids.append(names)
                 scores.append(values)
         return Hits(ids, scores)
@@ -115,27 +149,62 @@ class ExactDenseIndex:
     def save(self, folder: Path) -> dict[str, str]:
         """Write the ids and the vectors into an existing folder; file name -> what it holds."""
         write_ids(folder, self._ids)
-        np.save(folder / _VECTORS, self._vectors, allow_pickle=False)
+        write_rows(folder / _VECTORS, self._rows)
         return {"ids.json": "document ids in the order of the vectors", _VECTORS: "document vectors, (P, d) float32"}
 
     @cached_property
     def _largest_norm(self) -> float:
-        return largest_norm(self._vectors)
+        return largest_norm(self._rows)
 
-    def _search_block(self, queries: DenseVectors, k: int) -> list[tuple[Sequence[str], NDArray[np.float32]]]:
-        fetched = min(len(self), k + _MARGIN)
-        scores, rows = faiss.knn(queries, self._vectors, fetched, metric=faiss.METRIC_INNER_PRODUCT)
-        return [self._rank(query, rows[row], scores[row], k) for row, query in enumerate(queries)]
 
-    def _rank(
-        self, query: NDArray[np.float32], rows: NDArray[np.intp], scores: NDArray[np.float32], k: int
-    ) -> tuple[Sequence[str], NDArray[np.float32]]:
-        error = float32_error(self.dim, float(np.linalg.norm(query)) * self._largest_norm)
-        if len(rows) < len(self) and not is_complete(scores, k, error):
-            rows, scores = np.arange(len(self)), self._vectors @ query
+def check_queries(queries: DenseVectors, dim: int) -> DenseVectors:
+    """Queries as a contiguous float32 matrix, (Q, d).
 
-        def rescore(doubtful: NDArray[np.intp]) -> NDArray[Any]:
-            parts = (doubtful[start : start + ROWS] for start in range(0, len(doubtful), ROWS))
-            return np.concatenate([self._vectors[part].astype(np.float64) @ query.astype(np.float64) for part in parts])
+    Raises:
+        ValueError: They have another shape, or one is not finite.
+    """
+    if queries.ndim != 2 or queries.shape[1] != dim:
+        raise ValueError(f"queries must have the shape (Q, {dim}), got {queries.shape}")
+    matrix = np.ascontiguousarray(queries, dtype=np.float32)
+    bad = first_bad_row(MatrixRows(matrix))
+    if bad is not None:
+        raise ValueError(f"the vector of query {bad} is not finite")
+    return matrix
 
-        return best(rows, scores, k, ids=self._names, error=error, rescore=rescore)
+
+class _Part:
+    """A block of documents and the queries, both in memory; see ``retrieval.indexes.walk.Part``."""
+
+    def __init__(self, queries: DenseVectors, block: DenseVectors) -> None:
+        self._queries = queries
+        self._block = block
+
+    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        scores, places = faiss.knn(self._queries, self._block, min(k, len(self._block)), metric=faiss.METRIC_INNER_PRODUCT)
+        return scores, places
+
+    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
+        scores: NDArray[np.float32] = self._queries[queries] @ self._block.T  # (Q', n)
+        return scores
+
+    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
+        vector = self._queries[query].astype(np.float64)
+        parts = (places[start : start + ROWS] for start in range(0, len(places), ROWS))
+        return np.concatenate([self._block[part].astype(np.float64) @ vector for part in parts])
+
+
+class _Walk:
+    """The documents in blocks; see ``retrieval.indexes.walk.Walk``."""
+
+    def __init__(self, rows: Rows, queries: DenseVectors) -> None:
+        self._rows = rows
+        self._queries = queries
+
+    def parts(self) -> Iterator[tuple[int, _Part]]:
+        for start, block in self._rows.blocks(block_rows(self._rows.shape[1])):
+            yield start, _Part(self._queries, block)
+
+    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _Part]]:
+        for start in range(0, len(rows), ROWS):
+            picked = rows[start : start + ROWS]
+            yield len(picked), _Part(self._queries, self._rows.take(picked))

@@ -10,14 +10,8 @@ Source of the error bound: Higham, Accuracy and Stability of Numerical Algorithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
-
-Rescore = Callable[[NDArray[np.intp]], NDArray[np.float64]]
-"""Rows of an index to their scores in float64."""
 
 _UNIT_ROUNDOFF = 2.0**-24
 _LARGEST = float(np.finfo(np.float32).max)
@@ -52,36 +46,50 @@ def is_complete(scores: NDArray[np.float32], k: int, error: float) -> bool:
     return bool(scores[k - 1] - scores[-1] > 2 * error)
 
 
-def best(
-    rows: NDArray[np.intp], scores: NDArray[np.float32], k: int, *, ids: NDArray[np.object_], error: float, rescore: Rescore
-) -> tuple[Sequence[str], NDArray[np.float32]]:
-    """The k best of some rows, by score and then by document id, both descending.
+def candidates(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, error: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.intp]]:
+    """Those of some rows that may belong to the k best.
 
     Args:
         rows: Rows of the index; all that may belong to the k best must be among them.
         scores: Their scores, with an error of at most ``error``.
         k: Hits wanted, 1 <= k <= number of rows.
-        ids: Document ids of all rows of the index.
         error: Bound on the error of a score.
-        rescore: Gives a score in float64; called for the rows that are in doubt only.
 
     Returns:
-        Document ids and float32 scores, best first.
+        Rows and scores, best first, and the places of those whose scores are too close to another to tell the order.
     """
     threshold = np.partition(scores, len(scores) - k)[len(scores) - k] - 2 * error
     kept = np.flatnonzero(scores >= threshold)
     kept = kept[np.argsort(-scores[kept], kind="stable")]
-    rows, scores = rows[kept], scores[kept]
+    scores = scores[kept]
     close = scores[:-1] - scores[1:] <= 2 * error
-    doubtful = np.flatnonzero(np.append(close, False) | np.insert(close, 0, False))
-    if len(doubtful):
-        scores[doubtful] = rescore(rows[doubtful])
+    doubtful = np.zeros(len(scores), bool)
+    doubtful[:-1] = close
+    doubtful[1:] |= close
+    return rows[kept], scores, np.flatnonzero(doubtful)
+
+
+def in_order(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[np.object_]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The first k rows by score and then by document id, both descending, with their scores.
+
+    Args:
+        rows: Rows of the index.
+        scores: Their scores: what is equal is a tie.
+        k: Hits wanted; fewer are given where there are fewer rows.
+        ids: Document ids of all rows of the index.
+    """
     order = np.argsort(-scores, kind="stable")
-    scores, names = scores[order], ids[rows[order]]
+    if len(order) > k:  # a tie at the cut is sorted whole, what is below it is not
+        order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
+    rows, scores = rows[order], scores[order]
     if (scores[:-1] == scores[1:]).any():
-        pairs: list[tuple[Any, str]] = sorted(zip(scores.tolist(), names, strict=True), reverse=True)
-        names = np.array([name for _, name in pairs], dtype=object)
-    return names[:k].tolist(), scores[:k]
+        named: list[tuple[float, str, int]] = sorted(zip(scores.tolist(), ids[rows].tolist(), rows.tolist(), strict=True), reverse=True)
+        rows = np.array([row for _, _, row in named], np.int64)
+    return rows[:k], scores[:k]
 
 
 def check_k(k: int) -> None:

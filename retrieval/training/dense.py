@@ -174,7 +174,7 @@ def _count_truncated(model: BiEncoder, rows: Sequence[Row]) -> int:
     truncated = 0
     for column in rows[0]:
         texts = clean([row[column] for row in rows], prompt=prompts[column], lower_case=settings.lower_case)
-        truncated += model.tokenizer.encode(texts, max_length=model.max_length).truncated
+        truncated += sum(model.tokenizer.encode(texts, max_length=model.max_length).truncated)
     if truncated:
         logger.info("%d of %d training texts are cut to %d tokens", truncated, len(rows) * len(rows[0]), model.max_length)
     return truncated

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval.records import DenseEncoding, ModelCard, Role, TokenCounts
+from retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
 
 WIDTH = 512
 LENGTH = 8
@@ -46,8 +46,8 @@ class BagOfWords:
             for word in text[:LENGTH]:
                 row[int(hashlib.sha256(word.encode()).hexdigest(), 16) % WIDTH] += 1
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        tokens, cut = sum(min(len(text), LENGTH) for text in words), sum(len(text) > LENGTH for text in words)
-        return DenseEncoding(vectors, TokenCounts(len(texts), tokens, cut, sum(not text for text in words)))
+        lengths = np.array([len(text) for text in words], np.int32)
+        return DenseEncoding(vectors, TextTokens(np.minimum(lengths, LENGTH), lengths > LENGTH, lengths == 0))
 
 
 @pytest.fixture

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from encoder.errors import InputError
-from eval.benchmark import Benchmark, Policy, cut, depth, resolve
+from eval.benchmark import Benchmark, Facts, LocalFolder, Policy, cut, depth, resolve
+from eval.collections.cache import RECORD, Cache
+from eval.collections.registry import find, registry
+
+
+def only(data: Path | str, split: str | None = None) -> Benchmark:
+    (benchmark,) = resolve(data, split)
+    return benchmark
 
 
 def test_a_folder_is_a_benchmark(make_collection: Callable[..., Path]) -> None:
     folder = make_collection()
-    benchmark = resolve(folder, "test")
-    assert benchmark == Benchmark("tiny", folder, "test", Policy(exclude_self=False, use_title=True))
+    benchmark = only(folder)
+    assert benchmark == Benchmark("tiny", "test", Policy(exclude_self=False, use_title=True), Facts(), LocalFolder(folder, "test"))
+    assert benchmark == Benchmark.of_folder(folder) == only(folder, "test")
     collection = benchmark.load()
     assert (len(collection.documents), len(collection.queries)) == (5, 3)
 
 
+def test_a_folder_with_another_name_policy_or_split(make_collection: Callable[..., Path]) -> None:
+    folder = make_collection("arguana")
+    (folder / "qrels" / "test.tsv").rename(folder / "qrels" / "dev.tsv")
+    benchmark = Benchmark.of_folder(folder, "dev", name="arguments", policy=Policy(use_title=False))
+    assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguments", "dev", Policy(use_title=False))
+    assert benchmark.load().split == "dev"
+    with pytest.raises(InputError, match="the splits there are dev"):
+        only(folder).load()
+
+
 @pytest.mark.parametrize("name", ["arguana", "quora", "ArguAna"])
 def test_collections_whose_queries_are_documents_exclude_them(make_collection: Callable[..., Path], name: str) -> None:
-    assert resolve(make_collection(name), "test").policy == Policy(exclude_self=True)
+    assert only(make_collection(name)).policy == Policy(exclude_self=True)
 
 
 @pytest.mark.parametrize("name", ["fiqa", "scifact", "arguana-like"])
 def test_no_other_collection_does(make_collection: Callable[..., Path], name: str) -> None:
-    assert resolve(make_collection(name), "test").policy == Policy()
+    assert only(make_collection(name)).policy == Policy()
 
 
 def test_the_name_does_not_depend_on_how_the_path_is_written(make_collection: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_collection("arguana")
     monkeypatch.chdir(folder)
-    assert {resolve(path, "test").name for path in (".", f"{folder}/", str(folder), folder)} == {"arguana"}
+    assert {only(path).name for path in (".", f"{folder}/", str(folder), folder)} == {"arguana"}
 
 
 def test_a_link_keeps_its_name_and_its_policy(make_collection: Callable[..., Path], tmp_path: Path) -> None:
@@ -40,21 +59,110 @@ def test_a_link_keeps_its_name_and_its_policy(make_collection: Callable[..., Pat
     link = tmp_path / "arguana"
     link.symlink_to(folder, target_is_directory=True)
     for path in (link, f"{link}/", link / "qrels" / ".."):
-        benchmark = resolve(path, "test")
+        benchmark = only(path)
         assert (benchmark.name, benchmark.policy) == ("arguana", Policy(exclude_self=True))
-    assert resolve(folder, "test").policy == Policy()
-    assert len(resolve(link, "test").load().documents) == 5
+    assert only(folder).policy == Policy()
+    assert len(only(link).load().documents) == 5
 
 
 @pytest.mark.parametrize("data", ["no-such-collection", "missing/folder"])
 def test_an_unknown_name_says_what_was_looked_for(data: str) -> None:
-    with pytest.raises(InputError, match=rf"unknown collection '{data}': no such folder; give a BEIR folder .*qrels/dev\.tsv"):
+    with pytest.raises(
+        InputError, match=rf"unknown collection '{data}': no such folder; give a BEIR folder .*qrels/dev\.tsv, or a name \("
+    ):
         resolve(data, "dev")
 
 
 def test_a_file_is_no_collection(make_collection: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match="no such folder"):
         resolve(make_collection() / "corpus.jsonl", "test")
+
+
+Fetched = Callable[..., Path]
+
+
+@pytest.fixture
+def fetched(make_collection: Callable[..., Path], tmp_path: Path) -> Fetched:
+    """Put a collection into a cache as if it had been fetched from BEIR's archive."""
+
+    def put(*keys: str) -> Path:
+        cache = Cache(tmp_path / "cache")
+        for key in keys:
+            origin = registry()[key].origins["zip"]
+            inner = cache.folder(origin) / getattr(origin, "folder")  # noqa: B009 - of an archive, which these are
+            inner.parent.mkdir(parents=True, exist_ok=True)
+            make_collection(key.replace("/", "-")).rename(inner)
+            record = {"url": origin.url, "revision": origin.revision, "files": {}}
+            (cache.folder(origin) / RECORD).write_text(json.dumps(record), encoding="utf-8")
+        return cache.root
+
+    return put
+
+
+def test_a_name_is_a_benchmark_with_its_facts(fetched: Fetched) -> None:
+    (benchmark,) = resolve("beir/arguana", cache=fetched("beir/arguana"), offline=True)
+    entry = registry()["beir/arguana"]
+    assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguana", "test", Policy(exclude_self=True))
+    assert benchmark.facts == entry.facts
+    assert (benchmark.facts.revision, benchmark.facts.licence) == ("md5:8ad3e3c2a5867cdced806d6503f29b99", "cc-by-sa-4.0")
+    assert len(benchmark.load().documents) == 5
+    assert str(benchmark.source).endswith("cache/beir/arguana/zip")
+
+
+def test_a_group_is_several(fetched: Fetched) -> None:
+    forums = [entry.key for entry in find("beir/cqadupstack")]
+    benchmarks = resolve("beir/cqadupstack", cache=fetched(*forums), offline=True)
+    assert [benchmark.name for benchmark in benchmarks] == [f"cqadupstack-{key.rpartition('/')[2]}" for key in forums]
+    assert {(benchmark.facts.group, benchmark.facts.group_size) for benchmark in benchmarks} == {("cqadupstack", 12)}
+    assert all(len(benchmark.load().documents) == 5 for benchmark in benchmarks)
+
+
+def test_each_has_its_own_split_unless_another_is_asked_for(fetched: Fetched) -> None:
+    cache = fetched("beir/msmarco")
+    (published,) = resolve("beir/msmarco", cache=cache, offline=True)
+    (other,) = resolve("beir/msmarco", "test", cache=cache, offline=True)
+    assert (published.split, published.facts.queries) == ("dev", 6_980)
+    assert (other.split, other.facts.queries) == ("test", None)
+    with pytest.raises(InputError, match="beir/msmarco: no split 'validation'; the splits there are dev, test, train"):
+        resolve("beir/msmarco", "validation", cache=cache, offline=True)
+
+
+def test_what_is_missing_offline_is_listed_with_the_command(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = fetched("beir/scifact")
+    message = r"^offline, and not in \S+/cache: mldr/ar, .*, mldr/zh; .* quiver collections fetch mldr$"
+    with pytest.raises(InputError, match=message):
+        resolve("mldr", cache=cache, offline=True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match=message):
+        resolve("mldr", cache=cache)
+    with pytest.raises(InputError) as error:
+        resolve("beir", cache=cache)
+    assert "beir/scifact" not in str(error.value)
+    assert str(error.value).endswith("beir/climate-fever beir/msmarco beir/cqadupstack")
+
+
+def test_what_is_missing_is_fetched(monkeypatch: pytest.MonkeyPatch, fetched: Fetched, tmp_path: Path) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    asked: list[str] = []
+
+    def fetch(self: Cache, origin: object, *, progress: bool = False) -> None:
+        asked.append(getattr(origin, "unit"))  # noqa: B009
+        fetched(*(entry.key for entry in find("beir/cqadupstack")))
+
+    monkeypatch.setattr(Cache, "fetch", fetch)
+    assert len(resolve("beir/cqadupstack", cache=tmp_path / "cache")) == 12
+    assert asked == ["beir/cqadupstack/zip"]  # one archive has them all
+
+
+def test_a_folder_of_a_registered_name_is_taken_if_it_holds_a_corpus(
+    fetched: Fetched, make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = fetched("beir/scifact")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beir" / "scifact").mkdir(parents=True)
+    assert resolve("beir/scifact", cache=cache)[0].facts.licence == "cc-by-nc-4.0"
+    make_collection("scifact").rename(tmp_path / "beir" / "nfcorpus")
+    assert resolve("beir/nfcorpus", cache=cache)[0].source == LocalFolder(Path("beir/nfcorpus"), "test")
 
 
 RUN = {"a": {"c": 1.0, "a": 9.0, "b": 2.0}, "z": {"a": 1.0, "b": 1.0}}

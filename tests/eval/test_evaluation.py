@@ -18,9 +18,10 @@ from encoder.errors import InputError
 from eval.benchmark import Benchmark, Policy
 from eval.evaluation import evaluate
 from eval.metrics import DEFAULT, score
+from eval.ranking import overlap
 from eval.results_folder import read_results
 from retrieval.corpus import load_collection
-from retrieval.records import Role, TokenCounts, TokenEncoding
+from retrieval.records import Hits, Role, TextTokens, TokenEncoding
 from retrieval.run import read_run
 
 MakeCollection = Callable[..., Path]
@@ -30,10 +31,20 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
+FILES = [
+    "per_query/tiny.test.bm25.json",
+    "per_query/tiny.test.json",
+    "queries/tiny.test.json",
+    "results.json",
+    "runs/tiny.test.bm25.trec",
+    "runs/tiny.test.trec",
+]
+
+
 def test_end_to_end(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
     folder, out = make_collection(), tmp_path / "out" / "bag"
     results = evaluate(model, folder, out=out, command="quiver evaluate --model bag")
-    assert _files(out) == ["per_query/tiny.test.json", "results.json", "runs/tiny.test.bm25.trec", "runs/tiny.test.trec"]
+    assert _files(out) == FILES
     assert read_results(out) == results
 
     scored = results.collections[0]
@@ -41,7 +52,13 @@ def test_end_to_end(model: Any, make_collection: MakeCollection, tmp_path: Path)
     assert (scored.k, scored.use_title, scored.exclude_self, scored.unanswered) == (1000, True, False, 0)
     # "Wings a bird has two wings and flies" has 8 words, so titles count; no text has more.
     assert (scored.truncated.documents, scored.truncated.queries, scored.empty_texts) == (0, 0, 0)
-    assert scored.seconds.keys() == {"encode_documents", "search"}
+    assert scored.seconds.keys() == {"encode_queries", "encode_documents", "index", "search", "bm25", "other"}
+    assert (scored.group, scored.group_size, scored.in_domain, scored.licence, scored.revision) == (None, 1, False, None, None)
+    assert scored.interval.low <= scored.measures["ndcg@10"] <= scored.interval.high
+    assert scored.index.recall == {"overlap@10": 1.0, "overlap@100": 1.0}
+    # 15 documents are found, all five for each query, and the judges saw 2, 3 and 1 of them.
+    np.testing.assert_allclose(scored.judged, (2 / 5 + 3 / 5 + 1 / 5) / 3, rtol=1e-12)
+    assert json.loads((out / "queries" / "tiny.test.json").read_text(encoding="utf-8"))["q3"] == "granite"
     assert list(scored.measures) == list(DEFAULT)
     assert results.system.source == "bag of words"
     assert results.provenance.command == "quiver evaluate --model bag"
@@ -63,7 +80,8 @@ def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_coll
 
         def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
             words = [model.encode(text.split(), role).vectors for text in texts]
-            return TokenEncoding(words, TokenCounts(len(texts), sum(map(len, words)), 0, 0))
+            lengths = np.array([len(text) for text in words], np.int32)
+            return TokenEncoding(words, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
 
     out = tmp_path / "out"
     results = evaluate(Tokens(), make_collection(), out=out, baselines=())
@@ -76,7 +94,12 @@ def test_a_model_with_a_vector_a_token_takes_the_same_walk(model: Any, make_coll
 def test_the_worst_queries_say_what_was_found_and_wanted(model: Any, make_collection: MakeCollection) -> None:
     worst = evaluate(model, make_collection(), baselines=()).collections[0].worst
     assert [query.query for query in worst] == ["q1", "q2", "q3"]
-    assert (worst[0].text, worst[0].first, worst[0].wanted) == ("bird wings", "d1", ("d1", "d4"))
+    assert (worst[0].text, worst[0].relevant) == ("bird wings", 2)
+    assert [(each.id, each.grade, each.rank) for each in worst[0].found] == [("d1", 2, 1), ("d5", None, 2), ("d4", 1, 3)]
+    assert [(each.id, each.grade, each.rank, each.text) for each in worst[0].wanted] == [
+        ("d1", 2, 1, "Wings a bird has two wings and flies"),
+        ("d4", 1, 3, "birds and fish are animals"),
+    ]
 
 
 def test_runs_on_disk_score_the_same(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -93,15 +116,15 @@ def test_runs_on_disk_score_the_same(model: Any, make_collection: MakeCollection
 def test_only_judged_queries_are_encoded_with_their_role(model: Any, make_collection: MakeCollection) -> None:
     evaluate(model, make_collection(), baselines=())
     roles = [role for role, _ in model.encoded]
-    assert roles == ["document", "query"]
-    assert model.encoded[0][1][0] == "Wings a bird has two wings and flies"
-    assert model.encoded[1][1] == ["bird wings", "deep sea fish", "granite"]
+    assert roles == ["query", "document"]
+    assert model.encoded[0][1] == ["bird wings", "deep sea fish", "granite"]
+    assert model.encoded[1][1][0] == "Wings a bird has two wings and flies"
 
 
 def test_without_titles_only_the_text_is_encoded(model: Any, make_collection: MakeCollection) -> None:
-    benchmark = Benchmark("untitled", make_collection(), "test", Policy(use_title=False))
+    benchmark = Benchmark.of_folder(make_collection(), name="untitled", policy=Policy(use_title=False))
     result = evaluate(model, benchmark, baselines=()).collections[0]
-    assert model.encoded[0][1][0] == "a bird has two wings and flies"
+    assert model.encoded[1][1][0] == "a bird has two wings and flies"
     assert (result.name, result.use_title) == ("untitled", False)
 
 
@@ -147,7 +170,7 @@ def test_an_unanswered_query_scores_zero(make_collection: MakeCollection) -> Non
     folder = make_collection(queries={"q1": "bird wings", "q2": "unicorn"}, qrels={"q1": {"d1": 1}, "q2": {"d2": 1}})
     result = evaluate("bm25", folder).collections[0]
     assert (result.unanswered, result.measures["ndcg@10"], result.queries) == (1, 0.5, 2)
-    assert (result.worst[0].query, result.worst[0].first) == ("q2", None)
+    assert (result.worst[0].query, result.worst[0].found, result.worst[0].wanted[0].rank) == ("q2", (), None)
 
 
 def test_several_collections_keep_their_order(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -258,17 +281,117 @@ def test_a_failure_while_encoding_keeps_the_old_results(model: Any, make_collect
         card = model.card
 
         def encode(self, texts: list[str], role: str, *, progress: bool = False) -> Any:
-            if role == "query":
+            if role == "document":
                 raise RuntimeError("out of memory")
             return model.encode(texts, role)
 
     with pytest.raises(RuntimeError, match="out of memory"):
         evaluate(Broken(), folder, out=out, overwrite=True)
     assert read_results(out) == old
-    assert _files(out) == ["per_query/tiny.test.json", "results.json", "runs/tiny.test.bm25.trec", "runs/tiny.test.trec"]
+    assert _files(out) == FILES
     with pytest.raises(RuntimeError, match="out of memory"):
         evaluate(Broken(), folder, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_what_is_finished_when_a_run_is_stopped_is_not_done_again(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    others = {key: ("", f"{word} and something else") for key, word in (("d1", "wings"), ("d2", "fish"), ("d3", "stone"))}
+    first, out = make_collection("first"), tmp_path / "out"
+    second = make_collection("second", documents=others, qrels={"q1": {"d1": 1}, "q2": {"d2": 1}})
+
+    class Stopping:
+        """Breaks at the second document encoding, as a machine that goes down in the second collection."""
+
+        card = model.card
+        calls = 0
+
+        def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
+            self.calls += role == "document"
+            if self.calls == 2:
+                raise KeyboardInterrupt
+            return model.encode(texts, role)
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Stopping(), [first, second], out=out)
+    assert not (out / "results.json").exists()
+    model.encoded.clear()
+    results = evaluate(model, [first, second], out=out)
+    assert [role for role, _ in model.encoded] == ["query", "document"]
+    assert model.encoded[1][1] == ["wings and something else", "fish and something else", "stone and something else"]
+    assert [collection.key for collection in results.collections] == ["first.test", "second.test"]
+    assert read_results(out) == results
+    assert not (out / ".unfinished").exists()
+
+
+@pytest.mark.parametrize("change", ["data", "k", "index"])
+def test_what_was_finished_otherwise_is_scored_again(
+    model: Any, make_collection: MakeCollection, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_collection(), tmp_path / "out"
+    module = importlib.import_module("eval.evaluation")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_results", lambda results, folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, folder, out=out)
+    model.encoded.clear()
+    if change == "data":
+        with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
+            file.write('{"_id": "d6", "text": "one more"}\n')
+    evaluate(model, folder, out=out, k=5 if change == "k" else 1000, index="Flat" if change == "index" else "exact")
+    assert model.encoded
+
+
+def test_with_a_cache_no_text_is_encoded_twice(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, cache = make_collection(), tmp_path / "cache"
+    once = evaluate(model, folder, cache=cache).collections[0]
+    model.encoded.clear()
+    again = evaluate(model, folder, cache=cache).collections[0]
+    assert model.encoded == []
+    assert (once.cached, again.cached) == (0, 5)
+    assert again.measures == once.measures
+    assert again.truncated == once.truncated
+
+
+def test_an_index_that_is_not_exact_says_how_far_it_is_from_it(model: Any, make_collection: MakeCollection) -> None:
+    used = evaluate(model, make_collection(), index="Flat", baselines=()).collections[0].index
+    assert used.kind != "exact"
+    assert used.recall == {"overlap@10": 1.0, "overlap@100": 1.0}
+    assert used.bytes is not None
+    assert used.query_milliseconds is not None
+
+
+def test_measures_that_look_below_what_was_kept_are_left_out(model: Any, make_collection: MakeCollection) -> None:
+    assert list(evaluate(model, make_collection(), k=100).collections[0].measures) == [
+        "ndcg@10",
+        "map",
+        "mrr@10",
+        "recall@10",
+        "recall@100",
+        "p@10",
+    ]
+    assert list(evaluate(model, make_collection("second"), k=2).collections[0].baselines[0].measures) == ["ndcg@10", "map"]
+
+
+def test_an_index_that_cannot_be_built_is_refused_before_anything_is_encoded(model: Any, make_collection: MakeCollection) -> None:
+    with pytest.raises(InputError, match="NoSuchIndex"):
+        evaluate(model, make_collection(), index="NoSuchIndex")
+    assert model.encoded == []
+
+
+def test_overlap_counts_what_both_found() -> None:
+    exact = Hits([["a", "b", "c"], ["a", "b", "c"]], [np.ones(3, np.float32)] * 2)
+    other = Hits([["c", "b", "x"], ["x", "y", "z"]], [np.ones(3, np.float32)] * 2)
+    assert overlap(exact, other, 3) == pytest.approx((2 / 3 + 0) / 2)
+    assert overlap(exact, other, 1) == 0.0
+    # Of a collection with fewer documents than the depth, all there are count.
+    assert overlap(exact, exact, 100) == 1.0
+
+
+def test_collections_the_model_was_trained_on_are_declared(model: Any, make_collection: MakeCollection) -> None:
+    folder = make_collection()
+    assert evaluate(model, folder, baselines=(), in_domain=["tiny"]).collections[0].in_domain
+    with pytest.raises(InputError, match="in domain: no collection or group is called 'scifact'; there are tiny"):
+        evaluate(model, folder, baselines=(), in_domain=["scifact"])
 
 
 @pytest.mark.data

@@ -41,7 +41,7 @@ def test_the_file_is_as_documented(written: tuple[Results, Path]) -> None:
     results, out = written
     content = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert list(content) == ["schema", "ndcg@10", "system", "collections", "provenance"]
-    assert content["schema"] == "quiver-results/1"
+    assert content["schema"] == "quiver-results/2"
     assert content["ndcg@10"] == results.headline == results.collections[0].measures["ndcg@10"]
     assert content["collections"][0]["run"]["file"] == "runs/tiny.test.trec"
     assert content["provenance"]["versions"].keys() >= {"quiver", "python", "torch", "numpy", "bm25s"}
@@ -65,17 +65,20 @@ def test_the_headline_is_a_mean_over_all_or_nothing(written: tuple[Results, Path
     one = results.collections[0]
 
     def scored(*values: float | None) -> Results:
-        collections: list[CollectionResult] = [replace(one, measures={} if value is None else {"ndcg@10": value}) for value in values]
+        collections: list[CollectionResult] = [
+            replace(one, name=f"c{place}", measures={} if value is None else {"ndcg@10": value}) for place, value in enumerate(values)
+        ]
         return replace(results, collections=tuple(collections))
 
     assert scored(0.25, 0.5).headline == 0.375
-    assert scored(0.25, None).headline is None
+    assert scored(None).headline is None
     assert scored().headline is None
 
 
-def test_an_incomplete_collection_makes_the_headline_null(written: tuple[Results, Path], tmp_path: Path) -> None:
+def test_an_incomplete_group_makes_the_headline_null(written: tuple[Results, Path], tmp_path: Path) -> None:
     results = written[0]
-    incomplete = replace(results.collections[0], measures={"map": 0.5}, run=None, per_query=None)
+    files = {"run": None, "per_query": None, "query_texts": None}
+    incomplete = replace(results.collections[0], group="cqadupstack", group_size=12, **files)
     write_results(replace(results, collections=(incomplete,)), tmp_path)
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["ndcg@10"] is None
     assert read_results(tmp_path).headline is None
@@ -102,10 +105,10 @@ def test_a_truncated_file_is_damaged(written: tuple[Results, Path], kept: float)
     [
         (b"\xff\xfe", "not UTF-8"),
         (b"[]", "the schema is None"),
-        (b'{"task_name": "SciFact"}', "the schema is None, this version reads 'quiver-results/1'"),
-        (b'{"schema": "quiver-results/2"}', "the schema is 'quiver-results/2'"),
-        (b'{"schema": "quiver-results/1"}', "the field 'system' is missing"),
-        (b'{"schema": "quiver-results/1", "ndcg@10": NaN}', "holds NaN"),
+        (b'{"task_name": "SciFact"}', "the schema is None, this version reads 'quiver-results/2'"),
+        (b'{"schema": "quiver-results/1"}', "the schema is 'quiver-results/1'"),
+        (b'{"schema": "quiver-results/2"}', "the field 'system' is missing"),
+        (b'{"schema": "quiver-results/2", "ndcg@10": NaN}', "holds NaN"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -121,7 +124,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, message: str)
         (lambda c: c["collections"][0].update(queries=True), r"collections\[0\]\.queries: must be an integer, got 'True'"),
         (lambda c: c["collections"][0].update(use_title=1), r"use_title: must be true or false"),
         (lambda c: c["collections"][0]["measures"].update(map=None), r"measures\.map: must be a number, got 'None'"),
-        (lambda c: c["collections"][0]["worst"][0].update(first=3), r"worst\[0\]\.first: must be a string"),
+        (lambda c: c["collections"][0]["worst"][0]["wanted"][0].update(rank="1"), r"worst\[0\]\.wanted\[0\]\.rank: must be an integer"),
         (lambda c: c["collections"][0].update(measures=[]), r"measures: must be an object"),
         (lambda c: c.update(collections={}), r"collections: must be a list"),
         (lambda c: c["system"].update(kind="sparse"), r"system\.kind: must be one of dense, colbert, bm25, got 'sparse'"),
@@ -141,7 +144,7 @@ def test_whole_numbers_may_come_back_without_a_point(written: tuple[Results, Pat
     assert read_results(written[1]).collections[0].seconds["search"] == 2.0
 
 
-@pytest.mark.parametrize("file", ["runs/tiny.test.trec", "per_query/tiny.test.json"])
+@pytest.mark.parametrize("file", ["runs/tiny.test.trec", "per_query/tiny.test.json", "queries/tiny.test.json"])
 def test_a_changed_or_missing_file_is_found(written: tuple[Results, Path], file: str) -> None:
     path = written[1] / file
     content = bytearray(path.read_bytes())
@@ -162,7 +165,7 @@ def test_not_a_number_is_not_written(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match="it is a file"), results_folder(tmp_path / "out"):
+    with pytest.raises(InputError, match="it is a file"), results_folder(tmp_path / "out", {}):
         pytest.fail("the block must not run")
 
 
@@ -182,7 +185,7 @@ def test_a_kill_at_any_rename_leaves_old_new_or_nothing(
 ) -> None:
     """Both evaluations write the same file names, so that a mixture of the two would be possible."""
     first = make_collection()
-    second = Benchmark("tiny", make_collection("second", queries={"q1": "sea", "q2": "stone", "q3": "fish"}), "test")
+    second = Benchmark.of_folder(make_collection("second", queries={"q1": "sea", "q2": "stone", "q3": "fish"}), name="tiny")
     original = Path.replace
     steps = None
     outcomes: list[str] = []
@@ -204,9 +207,9 @@ def test_a_kill_at_any_rename_leaves_old_new_or_nothing(
                 new = evaluate("bm25", second, out=out, overwrite=True)
             except Killed:
                 new = None
-        assert not list(out.glob(".unfinished-*"))
         if new is not None:
             assert read_results(out) == new
+            assert not (out / ".unfinished").exists()
             steps = kill_at - 1
             break
         try:
@@ -216,8 +219,38 @@ def test_a_kill_at_any_rename_leaves_old_new_or_nothing(
             assert "the evaluation did not finish" in str(error)  # noqa: PT017 - either outcome is right
             outcomes.append("nothing")
     assert steps is not None
-    assert steps == len(outcomes) == 6  # the run, the scores and results.json are each written once and moved once
-    assert outcomes == ["old"] * 3 + ["nothing"] * 3
+    # The plan, the run, the scores, the queries, the finished collection and results.json are each written once; the plan and the finished
+    # collection are not moved, the other four are.
+    assert steps == len(outcomes) == 10
+    assert outcomes == ["old"] * 6 + ["nothing"] * 4
+
+
+def test_after_a_kill_at_any_rename_the_next_evaluation_succeeds(
+    make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_collection(), tmp_path / "out"
+    expected = evaluate("bm25", folder).collections[0]
+    original = Path.replace
+    calls = 0
+    for kill_at in range(1, 11):
+        calls = 0
+
+        def dying(self: Path, target: Path, kill_at: int = kill_at) -> Path:
+            nonlocal calls
+            calls += 1
+            if calls == kill_at:
+                raise Killed
+            return original(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", dying)
+            with pytest.raises(Killed):
+                evaluate("bm25", folder, out=out, overwrite=True)
+        again = evaluate("bm25", folder, out=out, overwrite=True)
+        assert read_results(out) == again
+        assert again.collections[0].measures == expected.measures
+        assert not (out / ".unfinished").exists()
+        (out / "results.json").unlink()
 
 
 def test_the_first_results_of_a_folder_are_whole_or_absent(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from retrieval.records import DenseEncoding, ModelCard, Role, TokenCounts, TokenEncoding
+from retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 256
 
@@ -20,8 +20,10 @@ def word_vector(word: str) -> NDArray[np.float32]:
     return vector / np.linalg.norm(vector)
 
 
-def count(texts: Sequence[str]) -> TokenCounts:
-    return TokenCounts(len(texts), sum(len(text.split()) for text in texts), 0, sum(1 for text in texts if not text))
+def describe(texts: Sequence[str]) -> TextTokens:
+    """A word is a token, and nothing is ever cut."""
+    words = np.array([len(text.split()) for text in texts], np.int32)
+    return TextTokens(words, np.zeros(len(texts), bool), np.array([not text for text in texts], bool))
 
 
 class WordSum:
@@ -37,7 +39,7 @@ class WordSum:
         for row, text in enumerate(texts):
             for word in text.split():
                 vectors[row] += word_vector(word)
-        return DenseEncoding(vectors, count(texts))
+        return DenseEncoding(vectors, describe(texts))
 
 
 class WordByWord:
@@ -48,7 +50,7 @@ class WordByWord:
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
         return TokenEncoding(
-            [np.array([word_vector(word) for word in text.split()], np.float32).reshape(-1, WIDTH) for text in texts], count(texts)
+            [np.array([word_vector(word) for word in text.split()], np.float32).reshape(-1, WIDTH) for text in texts], describe(texts)
         )
 
 

@@ -19,7 +19,7 @@ import pytest
 from encoder.errors import InputError
 from retrieval.indexes import ExactColBERTIndex, ExactDenseIndex, build, build_in_memory, build_index, open_index
 from retrieval.protocols import DenseModel, TokenModel
-from retrieval.records import DenseEncoding, Document, ModelCard, TokenCounts, TokenEncoding
+from retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
 DOCUMENTS = [
     Document("a", "granite is hard", "Stone"),
@@ -144,13 +144,13 @@ def test_no_documents_and_repeated_ids_are_refused(tmp_path: Path, word_sum: Den
 
 
 def test_a_model_whose_vectors_are_not_what_its_card_says(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = TokenCounts(4, 4, 0, 0)
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), counts))
+    tokens = one_token_each(4)
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
     with pytest.raises(ValueError, match="width 5, its card says 256"):
         build_in_memory(word_sum, DOCUMENTS)
     broken = np.ones((4, 256), np.float32)
     broken[1] = np.nan
-    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(broken, counts))
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(broken, tokens))
     with pytest.raises(InputError, match="document 'b' is not finite"):
         build_in_memory(word_sum, DOCUMENTS)
 
@@ -193,6 +193,10 @@ def test_the_parts_are_given_back_while_they_move_into_the_matrix(kind: str, mon
     assert built.index.search(model.encode([""], "query").vectors, 1).ids[0] == ["d999"]
 
 
+def one_token_each(texts: int) -> TextTokens:
+    return TextTokens(np.ones(texts, np.int32), np.zeros(texts, bool), np.zeros(texts, bool))
+
+
 class Wide:
     """Vectors of 64 numbers from nothing: large, and no time is spent on them."""
 
@@ -201,9 +205,9 @@ class Wide:
         self.card = ModelCard("wide", "dense" if dense else "colbert", "d" * 64, 64, "cosine" if dense else "maxsim", 9, 9)
 
     def encode(self, texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding | TokenEncoding:
-        counts = TokenCounts(len(texts), len(texts), 0, 0)
+        tokens = one_token_each(len(texts))
         vectors = np.full((len(texts), 64), 0.125, np.float32)
-        return DenseEncoding(vectors, counts) if self.card.kind == "dense" else TokenEncoding([row[None] for row in vectors], counts)
+        return DenseEncoding(vectors, tokens) if self.card.kind == "dense" else TokenEncoding([row[None] for row in vectors], tokens)
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
@@ -212,8 +216,8 @@ def test_a_model_keeps_the_vectors_it_gave(kind: str, monkeypatch: pytest.Monkey
     given = vectors.copy()
     model = Wide(kind)
     model.card = replace(model.card, dim=3)
-    counts = TokenCounts(4, 4, 0, 0)
-    encoding = DenseEncoding(given, counts) if kind == "dense" else TokenEncoding(list(given[:, None]), counts)
+    tokens = one_token_each(4)
+    encoding = DenseEncoding(given, tokens) if kind == "dense" else TokenEncoding(list(given[:, None]), tokens)
     monkeypatch.setattr(model, "encode", lambda texts, role, *, progress=False: encoding)
     index = build_in_memory(model, DOCUMENTS).index
     np.testing.assert_array_equal(given, vectors)

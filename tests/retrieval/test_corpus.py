@@ -172,6 +172,24 @@ def test_a_collection_has_the_judged_queries_in_file_order(folder: Path) -> None
     assert collection.qrels == {"q1": {"d1": 2}, "q2": {"d3": 0, "d1": -1}}
 
 
+def test_the_documents_of_a_collection_stay_on_disk(folder: Path) -> None:
+    documents = load_collection(folder, "test").documents
+    assert len(documents) == 3
+    assert list(documents) == list(documents)
+    lines(folder / "corpus.jsonl", '{"_id": "d1", "text": "flies"}', '{"_id": "d2", "text": " "}')
+    with pytest.raises(InputError, match=r"corpus\.jsonl: 3 documents at the first reading, 2 at a later one; leave the files alone"):
+        list(documents)
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(InputError, match=r"no corpus\.jsonl or"):
+        list(documents)
+
+
+def test_a_collection_of_a_folder_with_an_id_twice(folder: Path) -> None:
+    path = lines(folder / "corpus.jsonl", '{"_id": "d1", "text": "a"}', '{"_id": "d3", "text": "b"}', "", '{"_id": "d1", "text": "c"}')
+    with pytest.raises(InputError, match=re.escape(f"{path}:4: id 'd1' was used on line 1 already; ids must be unique")):
+        load_collection(folder, "test")
+
+
 def test_the_longest_grade(tmp_path: Path) -> None:
     assert read_qrels(lines(tmp_path / "test.tsv", "q1\td1\t-999999999")) == {"q1": {"d1": -999_999_999}}
 
@@ -221,7 +239,7 @@ def test_the_real_collections_load(quiver_data: Path) -> None:
         collection = load_collection(corpus.parent, "test")
         sizes[collection.name] = (len(collection.documents), len(collection.queries))
         assert {query.id for query in collection.queries} == set(collection.qrels)
-        assert json.loads(corpus.read_text(encoding="utf-8").split("\n", 1)[0])["_id"] == collection.documents[0].id
+        assert json.loads(corpus.read_text(encoding="utf-8").split("\n", 1)[0])["_id"] == next(iter(collection.documents)).id
     assert sizes == {
         "cosqa": (6267, 500),
         "cranfield": (1400, 225),

@@ -1,4 +1,4 @@
-"""The papers' tables as data, so that a report can stand ours beside theirs. Figures only; nothing here is measured.
+"""The speed tables of the ModernBERT paper as data.
 
 Source: ModernBERT, arXiv:2412.13663, Tables 2 (section 4), 10 and 11 (appendix F): 8,192 documents a set, random tokens,
 one NVIDIA RTX 4090, means of ten runs.

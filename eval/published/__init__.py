@@ -1,0 +1,49 @@
+"""The papers' tables as data, so that a report can stand ours beside theirs. Figures only; nothing here is measured."""
+
+from __future__ import annotations
+
+from eval.published.efficiency import (
+    EFFICIENCY_SETS,
+    EFFICIENCY_SOURCE,
+    ENCODER_EFFICIENCY,
+    TABLE_10,
+    EncoderEfficiency,
+    Runtime,
+    SetStatistics,
+)
+from eval.published.retrieval import (
+    BM25_FLAT,
+    BM25_SOURCE,
+    OVERVIEW_COLUMNS,
+    RETRIEVAL_SOURCE,
+    TABLE_1,
+    TABLE_7,
+    TABLE_8,
+    TABLE_9,
+    BeirTable,
+    Column,
+    LearningRates,
+    PublishedRow,
+)
+
+__all__ = [
+    "BM25_FLAT",
+    "BM25_SOURCE",
+    "EFFICIENCY_SETS",
+    "EFFICIENCY_SOURCE",
+    "ENCODER_EFFICIENCY",
+    "OVERVIEW_COLUMNS",
+    "RETRIEVAL_SOURCE",
+    "TABLE_1",
+    "TABLE_7",
+    "TABLE_8",
+    "TABLE_9",
+    "TABLE_10",
+    "BeirTable",
+    "Column",
+    "EncoderEfficiency",
+    "LearningRates",
+    "PublishedRow",
+    "Runtime",
+    "SetStatistics",
+]

@@ -1,0 +1,112 @@
+"""Results as one HTML page that needs nothing but itself: no request, no font, no library; it opens from a file.
+
+The texts in it are others' words. Everything is escaped, nothing but the page's own script may run (its checksum is in the page's
+content security policy), and characters that cannot be seen or turn the direction of writing are shown as signs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from encoder.errors import InputError
+from eval.report import svg
+from eval.report.document import document
+from eval.report.page_tables import interval_note
+from eval.report.protocol import protocol
+from eval.report.systems import points
+from eval.results import Results
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TITLE = "Retrieval results"
+"""What a page is called unless somebody says otherwise."""
+
+STRONGEST = 34
+"""Percent of the accent in the shade of a similarity of 1: more, and the text on it is hard to read."""
+
+_C0 = re.compile(r"[\x00-\x08\x0b-\x1f]")
+# C1 controls, the two overrides of the direction of writing, and what is no character: UTF-8 cannot hold half a surrogate pair.
+_NO_TEXT = re.compile("[\x7f-\x9f\u202d\u202e\ufffe\uffff\ud800-\udfff]")
+
+
+def render_html(results: Sequence[Results], *, title: str = TITLE) -> str:
+    """One page over one or more systems; equal results give equal bytes.
+
+    Args:
+        results: In the order of the tables' rows; baselines come first, and results of one system share a row.
+        title: Of the page.
+
+    Raises:
+        InputError: The results cannot stand in one table, or jinja2 is not installed.
+    """
+    environment = _environment()
+    script = _source(environment, "page.js")
+    page = document(results)
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        document=page,
+        dates=_dates(results),
+        protocol=protocol(results),
+        script=script,
+        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=_source(environment, "page.css"),
+    )
+
+
+def visible(value: object) -> object:
+    r"""A text without characters that act instead of being seen; line ends and tabs stay, and so does what is no text.
+
+    Example:
+        >>> visible("a\x00b\r\nc\u202ed")
+        'a␀b\nc�d'
+    """
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    pictured = _C0.sub(lambda control: chr(0x2400 + ord(control[0])), value.replace("\r\n", "\n"))
+    return _NO_TEXT.sub("\ufffd", pictured)
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ModuleNotFoundError as error:
+        raise InputError("an HTML report needs jinja2: pip install 'quiver-retrieval[eval]'") from error
+    environment = Environment(
+        loader=PackageLoader("eval.report"),
+        autoescape=True,
+        finalize=visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals["svg"] = svg
+    environment.filters.update(
+        points=points,
+        counted=_counted,
+        place=lambda number: f"{number:.1f}".removesuffix(".0"),
+        interval=lambda measured: interval_note(measured.low, measured.high),
+        shade=lambda similarity: f"{STRONGEST * max(0.0, similarity):.0f}",
+    )
+    return environment
+
+
+def _source(environment: Environment, name: str) -> str:
+    """A file of the templates as it is: in a style sheet or a script, braces are no markup."""
+    if environment.loader is None:
+        raise ValueError("the environment has no loader")
+    return environment.loader.get_source(environment, name)[0]
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _dates(results: Sequence[Results]) -> str:
+    days = sorted({result.provenance.date[:10] for result in results})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

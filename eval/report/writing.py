@@ -1,0 +1,109 @@
+"""Reports to files: a layout and the suffix of the file's name say which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from encoder.errors import InputError
+from encoder.files import check_target, write_json, write_text
+from eval.report.html import render_html
+from eval.report.latex import render_latex, render_paper_latex
+from eval.report.markdown import render
+from eval.report.model_index import render_eval_results, render_model_index
+from eval.report.mteb_json import task_results, without_task
+from eval.report.paper import render_paper
+from eval.results import Results
+from eval.results_folder import read_results
+
+Render: TypeAlias = Callable[[Sequence[Results]], str]
+
+RESULTS: Mapping[str, Render] = {".md": render, ".html": render_html, ".tex": render_latex}
+"""Suffix -> how results become that file."""
+
+PAPER: Mapping[str, Callable[..., str]] = {".md": render_paper, ".tex": render_paper_latex}
+"""Suffix -> how results become that file, beside the rows of the ModernBERT paper."""
+
+CARDS: Mapping[str, Callable[[Results], str]] = {"model-index": render_model_index, "eval-results": render_eval_results}
+"""Name -> metadata of a model on the Hugging Face Hub."""
+
+
+def write_report(folders: Sequence[str | Path], out: str | Path) -> None:
+    """Read folders of results and write one report over all of them; a report already there is replaced.
+
+    Args:
+        folders: What ``quiver evaluate`` wrote.
+        out: The file; its suffix is a key of ``RESULTS``.
+
+    Raises:
+        InputError: The suffix is unknown, a folder is not a complete folder of results, two of them cannot stand in one table, or the
+            file cannot be written.
+    """
+    _write(folders, Path(out), RESULTS)
+
+
+def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str | None = None) -> None:
+    """As `write_report`, laid out as the paper's Tables 1, 7 and 8 with its rows.
+
+    Args:
+        folders: What ``quiver evaluate`` wrote.
+        out: The file; its suffix is a key of ``PAPER``.
+        against: A row of the paper, such as ``ModernBERT-base``, to take the difference to.
+
+    Raises:
+        InputError: As `write_report`; or the paper has no such row.
+    """
+    _write(folders, Path(out), {suffix: partial(layout, against=against) for suffix, layout in PAPER.items()})
+
+
+def write_card(folder: str | Path, out: str | Path, *, kind: str = "model-index") -> None:
+    """The results of one system as metadata for the Hugging Face Hub.
+
+    Args:
+        folder: What ``quiver evaluate`` wrote.
+        out: The YAML file.
+        kind: A key of ``CARDS``.
+
+    Raises:
+        InputError: The kind is unknown, the folder is not one of results, holds nothing this format can name, or the file cannot be
+            written.
+    """
+    if kind not in CARDS:
+        raise InputError(f"unknown kind of card {kind!r}; there are {', '.join(CARDS)}")
+    check_target(Path(out))
+    write_text(Path(out), CARDS[kind](read_results(folder)))
+
+
+def write_mteb(folder: str | Path, out: str | Path) -> tuple[list[Path], list[str]]:
+    """The results of one system as files in mteb's shape.
+
+    Args:
+        folder: What ``quiver evaluate`` wrote.
+        out: The folder to write into; made if it is missing.
+
+    Returns:
+        The files, and the collections that mteb has no task for.
+
+    Raises:
+        InputError: The folder is not one of results, mteb knows none of its collections, or the files cannot be written.
+    """
+    results = read_results(folder)
+    contents = task_results(results)
+    target = Path(out)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written ({error.strerror})") from error
+    for name, content in contents.items():
+        write_json(target / name, content)
+    return [target / name for name in contents], without_task(results)
+
+
+def _write(folders: Sequence[str | Path], out: Path, formats: Mapping[str, Render]) -> None:
+    layout = formats.get(out.suffix.lower())
+    if layout is None:
+        raise InputError(f"{out}: a report of this layout ends in {', '.join(formats)}; the suffix says which one it is")
+    check_target(out)
+    write_text(out, layout([read_results(folder) for folder in folders]))

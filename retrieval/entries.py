@@ -1,0 +1,183 @@
+"""One entry of a collection's file, a line of text or a row of a table, with its place: to a document, a query or a judgement.
+
+What is wrong with an entry is an ``InputError`` that begins with its place. This module reads no file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from encoder.errors import InputError
+from retrieval.records import Document, Query
+
+# Nine digits fit every integer type that a scorer may keep grades in; a longer one is damage, not a judgement.
+_GRADE = re.compile(r"[+-]?[0-9]{1,9}")
+_MAX_GRADE = 10**9
+
+Identified = TypeVar("Identified", Document, Query)
+
+
+class Place(NamedTuple):
+    """Where an entry stands: its file and, from 1, its line (in a table: its row)."""
+
+    file: Path
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+    def seen_from(self, other: Place) -> str:
+        """This place in words, for an error that begins with another one.
+
+        Example:
+            >>> Place(Path("c.jsonl"), 3).seen_from(Place(Path("c.jsonl"), 9))
+            'on line 3'
+        """
+        if self.file != other.file:
+            return f"in {self}"
+        return f"{'in row' if self.file.suffix == '.parquet' else 'on line'} {self.number}"
+
+
+class Judgement(NamedTuple):
+    """One judgement and where it stands."""
+
+    place: Place
+    query: str
+    document: str
+    grade: int
+
+
+class Columns(NamedTuple):
+    """What a layout calls the fields of its documents or queries.
+
+    Attributes:
+        id: Names of the id, in order of preference.
+        text: Name of the text.
+        title: Name of the title, which need not be there.
+    """
+
+    id: tuple[str, ...] = ("_id", "id")
+    text: str = "text"
+    title: str = "title"
+
+
+BEIR_COLUMNS = Columns()
+"""The names in BEIR's files, and in most that follow it."""
+
+
+def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Document:
+    """The document of a row; its text may be empty, its id may be an integer, and further fields are left alone.
+
+    Raises:
+        InputError: A field is missing or of another type, or the id is blank.
+    """
+    key = _id(place, row, columns)
+    title = row.get(columns.title)
+    if title is not None and not isinstance(title, str):
+        raise InputError(f"{place}: '{columns.title}' must be a string, got {_shown(title)}")
+    return Document(key, _text(place, row, columns), title or "")
+
+
+def to_query(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Query:
+    """The query of a row, as `to_document`.
+
+    Raises:
+        InputError: A field is missing or of another type, or the id is blank.
+    """
+    return Query(check_id(place, _id(place, row, columns)), _text(place, row, columns))
+
+
+def to_judgement(place: Place, query: str, document: str, grade: object) -> Judgement:
+    """A judgement; its grade is an integer, or digits where the file is text, or in a table a float without a fraction.
+
+    Raises:
+        InputError: An id is blank, or the grade is no integer of at most nine digits.
+    """
+    if isinstance(grade, str):
+        whole = int(grade) if _GRADE.fullmatch(grade) else None
+    elif isinstance(grade, (int, float)) and not isinstance(grade, bool) and abs(grade) < _MAX_GRADE and grade == int(grade):
+        whole = int(grade)
+    else:
+        whole = None
+    if whole is None:
+        raise InputError(f"{place}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
+    if not query.strip() or not document.strip():
+        raise InputError(f"{place}: the {'document' if query.strip() else 'query'} id is blank")
+    return Judgement(place, query, document, whole)
+
+
+def check_id(place: Place, key: str) -> str:
+    """The id as it is.
+
+    Raises:
+        InputError: It is blank.
+    """
+    if not key.strip():
+        raise InputError(f"{place}: the id is blank")
+    return key
+
+
+def key_of(value: object) -> str | None:
+    """An id as a string, whether it was a string or an integer; None where it is neither."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) else None
+
+
+def unique(
+    read: Callable[[], Iterable[tuple[Place, Identified]]], *, hashed: Callable[[str], int] = hash
+) -> Iterator[tuple[Place, Identified]]:
+    """Pass entries on and, when they are through, make sure that no id came twice.
+
+    What is remembered of an entry is a hash of 8 bytes, so that five million ids take 40 MB (twice that while they are sorted). Ids of
+    equal hash are compared in a second reading, and only then called equal.
+
+    Args:
+        read: Starts a reading of the entries.
+        hashed: A hash of at most 64 bits.
+
+    Raises:
+        InputError: At the end, if an id came twice; names the first repetition and what it repeats.
+    """
+    hashes = array("q")
+    for place, entry in read():
+        hashes.append(hashed(entry.id))
+        yield place, entry
+    ordered = np.sort(np.frombuffer(hashes, np.int64)) if hashes else np.empty(0, np.int64)
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    seen: dict[str, Place] = {}
+    for place, entry in read() if suspects else ():
+        if hashed(entry.id) in suspects:
+            first = seen.setdefault(entry.id, place)
+            if first != place:
+                raise InputError(f"{place}: id '{entry.id}' was used {first.seen_from(place)} already; ids must be unique")
+
+
+def _id(place: Place, row: Mapping[str, object], columns: Columns) -> str:
+    value = next((row[name] for name in columns.id if name in row), None)
+    key = key_of(value)
+    if key is None:
+        first, *others = (f"'{name}'" for name in columns.id)
+        raise InputError(f"{place}: {first}{f' (or {others[0]})' if others else ''} must be a string or an integer, got {_shown(value)}")
+    return check_id(place, key)
+
+
+def _text(place: Place, row: Mapping[str, object], columns: Columns) -> str:
+    text = row.get(columns.text)
+    if not isinstance(text, str):
+        raise InputError(f"{place}: '{columns.text}' must be a string, got {_shown(text)}")
+    return text
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,0 +1,36 @@
+"""Vectors in memory as ``Rows``: what is walked in blocks may lie in memory, in a mapped file, or in many files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.records import DenseVectors
+
+
+class MatrixRows:
+    """The rows of a matrix, (n, d) float32, in memory or in a mapped file."""
+
+    def __init__(self, matrix: DenseVectors) -> None:
+        self.matrix = matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows, and their width d."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
+        """All rows in order, ``size`` at a time, each block with the number of its first row; views, not copies."""
+        for start in range(0, len(self.matrix), size):
+            yield start, self.matrix[start : start + size]
+
+    def span(self, start: int, stop: int) -> DenseVectors:
+        """Rows ``start`` to ``stop - 1``; a view, not a copy."""
+        return self.matrix[start:stop]
+
+    def take(self, indices: NDArray[np.intp]) -> DenseVectors:
+        """The rows with these numbers, in the order given."""
+        taken: DenseVectors = self.matrix[indices]
+        return taken

@@ -1,0 +1,284 @@
+"""Comparisons read from folders: the numbers of eval.significance in the right places, and nothing dropped in silence."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder.errors import InputError
+from eval.metrics import DEFAULT
+from eval.report.compare import Comparison, Pairing, compare_results
+from eval.report.compare_markdown import render_comparison
+from eval.results import CollectionResult, FileReference, IndexUsed, Results
+from eval.results_folder import write_results
+from eval.significance import compare_parts, compare_queries, holm
+from retrieval.files import file_sha256
+
+MakeScored = Callable[..., CollectionResult]
+MakeResults = Callable[..., Results]
+Headline = Mapping[str, float]
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path, make_scored: MakeScored, make_results: MakeResults) -> MakeFolder:
+    """A folder of results: collection -> query -> nDCG@10; the other measures are half of it."""
+
+    def make(
+        source: str,
+        scores: Mapping[str, Headline],
+        *,
+        bm25: Mapping[str, Headline] | None = None,
+        changed: Mapping[str, Mapping[str, Any]] | None = None,
+        folder: str | None = None,
+        **system: Any,
+    ) -> Path:
+        target = tmp_path / (folder or source)
+        target.mkdir()
+
+        def file(name: str, content: object) -> FileReference:
+            (target / name).write_text(json.dumps(content), encoding="utf-8")
+            return FileReference(name, file_sha256(target / name))
+
+        def by_query(headline: Headline) -> dict[str, dict[str, float]]:
+            return {query: {name: score if name == "ndcg@10" else score / 2 for name in DEFAULT} for query, score in headline.items()}
+
+        collections = []
+        for name, headline in scores.items():
+            fields: dict[str, Any] = {"queries": len(headline), "per_query": file(f"{name}.json", by_query(headline))}
+            fields["query_texts"] = file(f"{name}.queries.json", {query: f"what is | {query}?" for query in headline})
+            plain = make_scored(name, 0.5, floor=0.5)
+            if bm25 is not None and name in bm25:
+                fields["baselines"] = (replace(plain.baselines[0], per_query=file(f"{name}.bm25.json", by_query(bm25[name]))),)
+            else:
+                fields["baselines"] = ()
+            collections.append(replace(plain, **fields | dict((changed or {}).get(name, {}))))
+        write_results(make_results(source, *collections, **system), target)
+        return target
+
+    return make
+
+
+def _scores(seed: int, queries: int = 40, shift: float = 0.0) -> dict[str, float]:
+    rng = random.Random(0)
+    noise = random.Random(seed)
+    return {f"q{number:02d}": min(1.0, max(0.0, rng.random() + shift + noise.uniform(-0.2, 0.2))) for number in range(queries)}
+
+
+def _rows(report: str, heading: str) -> list[list[str]]:
+    """The cells of the first table behind a heading, header and rule left out."""
+    section = report[report.index(heading) :]
+    lines = re.search(r"(?:^\|.*\n)+", section, flags=re.MULTILINE)
+    assert lines is not None
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[0].splitlines()][2:]
+
+
+def _of(pairings: Sequence[Pairing], system: str, data_set: str) -> Pairing:
+    (found,) = (pairing for pairing in pairings if (pairing.system, pairing.data_set) == (system, data_set))
+    return found
+
+
+def test_two_folders(make_folder: MakeFolder) -> None:
+    first = {"scifact": _scores(1), "cosqa": _scores(2, 30)}
+    second = {"cosqa": _scores(3, 30), "scifact": _scores(4, shift=0.1)}
+    comparison = compare_results(make_folder("alpha", first), make_folder("beta", second))
+    assert (comparison.baseline, comparison.systems, comparison.unpaired) == ("alpha", ("beta",), ())
+    assert [(each.data_set, each.parts, each.queries) for each in comparison.pairings] == [
+        ("scifact.test", ("scifact.test",), 40),
+        ("cosqa.test", ("cosqa.test",), 30),
+    ]
+    raw = []
+    for pairing, name in zip(comparison.pairings, first, strict=True):
+        assert list(pairing.measures) == list(DEFAULT)
+        paired, expected = pairing.measures["ndcg@10"].paired, compare_queries(first[name], second[name])
+        assert replace(paired, gained=(), lost=()) == replace(expected, gained=(), lost=())
+        assert [change.query for change in paired.gained] == [change.query for change in expected.gained]
+        assert {change.part for change in (*paired.gained, *paired.lost)} == {f"{name}.test"}
+        assert pairing.measures["map"].paired.difference == pytest.approx(paired.difference / 2)
+        raw.append(paired.p)
+    assert [pairing.measures["ndcg@10"].corrected for pairing in comparison.pairings] == holm(raw)
+    assert {measured.family for pairing in comparison.pairings for measured in pairing.measures.values()} == {2}
+
+
+def test_the_average_is_over_data_sets_and_a_group_is_one(make_folder: MakeFolder) -> None:
+    forums = {name: {"group": "forums", "group_size": 2} for name in ("forum-a", "forum-b")}
+    first = {"forum-a": _scores(1, 10), "scifact": _scores(2, 40), "forum-b": _scores(3, 20)}
+    second = {"forum-a": _scores(4, 10), "scifact": _scores(5, 40), "forum-b": _scores(6, 20)}
+    # The second folder holds local copies, which do not know that they are parts of anything.
+    comparison = compare_results(make_folder("alpha", first, changed=forums), make_folder("beta", second))
+    assert [(each.data_set, each.parts) for each in comparison.pairings] == [
+        ("forums", ("forum-a.test", "forum-b.test")),
+        ("scifact.test", ("scifact.test",)),
+    ]
+    names = ("forum-a", "forum-b")
+    pooled = compare_parts({name: first[name] for name in names}, {name: second[name] for name in names})
+    group = _of(comparison.pairings, "beta", "forums")
+    assert group.queries == 30
+    assert group.measures["ndcg@10"].paired.p == pooled.p
+    assert group.measures["ndcg@10"].paired.interval == pooled.interval
+    (average,) = comparison.averages
+    assert (average.data_set, average.queries) == ("average of 2 data sets", 70)
+    both = average.measures["ndcg@10"]
+    apart = [pairing.measures["ndcg@10"].paired.difference for pairing in comparison.pairings]
+    assert both.paired.difference == pytest.approx(sum(apart) / 2, abs=1e-15)
+    assert (both.corrected, both.family) == (both.paired.p, 1)
+
+
+def test_a_group_that_lacks_a_part_is_not_one(make_folder: MakeFolder) -> None:
+    forums = {name: {"group": "forums", "group_size": 3} for name in ("forum-a", "forum-b")}
+    scores = {"forum-a": _scores(1, 10), "forum-b": _scores(2, 10)}
+    comparison = compare_results(make_folder("alpha", scores, changed=forums), make_folder("beta", scores, changed=forums))
+    assert [each.data_set for each in comparison.pairings] == ["forum-a.test", "forum-b.test"]
+    assert comparison.averages == ()
+
+
+def test_several_systems_against_one(make_folder: MakeFolder) -> None:
+    folders = [
+        make_folder(source, {"scifact": _scores(seed, shift=shift), "cosqa": _scores(seed + 10, shift=shift)})
+        for seed, (source, shift) in enumerate((("alpha", 0.0), ("beta", 0.2), ("gamma", 0.0)))
+    ]
+    comparison = compare_results(*folders)
+    assert comparison.systems == ("beta", "gamma")
+    assert [(each.system, each.data_set) for each in comparison.pairings] == [
+        ("beta", "scifact.test"),
+        ("beta", "cosqa.test"),
+        ("gamma", "scifact.test"),
+        ("gamma", "cosqa.test"),
+    ]
+    for name in DEFAULT:
+        expected = holm([pairing.measures[name].paired.p for pairing in comparison.pairings])
+        assert [pairing.measures[name].corrected for pairing in comparison.pairings] == expected
+    assert {average.measures["ndcg@10"].family for average in comparison.averages} == {2}
+    assert [each.measures["ndcg@10"].verdict for each in comparison.averages] == ["better", "not significant"]
+
+
+def test_a_system_against_its_own_baseline(make_folder: MakeFolder, tmp_path: Path) -> None:
+    mine, floor = _scores(1, shift=0.2), _scores(2)
+    comparison = compare_results("bm25", make_folder("alpha", {"scifact": mine, "cosqa": mine}, bm25={"scifact": floor}))
+    assert (comparison.baseline, comparison.systems) == ("bm25", ("alpha",))
+    (pairing,) = comparison.pairings
+    assert pairing.measures["ndcg@10"].paired.p == compare_queries(floor, mine).p
+    assert [(each.collection, each.has, each.lacks) for each in comparison.unpaired] == [("cosqa.test", "alpha", "bm25")]
+    with pytest.raises(InputError, match=r"bm26: no such folder, and none of the others holds a baseline of that name; they hold bm25"):
+        compare_results("bm26", tmp_path / "alpha")
+
+
+def test_one_system_with_two_settings_is_told_apart(make_folder: MakeFolder) -> None:
+    changed = {"scifact": {"index": IndexUsed("faiss", {"nprobe": 4})}}
+    exact, ivf = make_folder("alpha", {"scifact": _scores(1)}), make_folder("alpha", {"scifact": _scores(2)}, changed=changed, folder="ivf")
+    comparison = compare_results(exact, ivf)
+    assert (comparison.baseline, comparison.systems) == ("alpha [exact (similarity cosine)]", ("alpha [faiss (nprobe 4)]",))
+    again = compare_results(exact, exact)
+    assert again.baseline == f"alpha [exact (similarity cosine)] in {exact}"
+    assert again.pairings[0].measures["ndcg@10"].paired.p == 1
+
+
+def test_what_only_one_has_is_listed(make_folder: MakeFolder) -> None:
+    both = _scores(1)
+    comparison = compare_results(make_folder("alpha", {"a": both, "b": both}), make_folder("beta", {"b": both, "c": both}))
+    assert [each.data_set for each in comparison.pairings] == ["b.test"]
+    assert [(each.collection, each.has, each.lacks) for each in comparison.unpaired] == [
+        ("a.test", "alpha", "beta"),
+        ("c.test", "beta", "alpha"),
+    ]
+    assert _rows(render_comparison(comparison), "## Not compared") == [["a.test", "alpha", "beta"], ["c.test", "beta", "alpha"]]
+
+
+def test_texts_of_the_queries_that_changed(make_folder: MakeFolder) -> None:
+    first = dict.fromkeys((f"q{number:02d}" for number in range(30)), 0.5)
+    second = {query: 0.5 + (number - 15) / 100 for number, query in enumerate(first)}
+    comparison = compare_results(make_folder("alpha", {"scifact": first}), make_folder("beta", {"scifact": second}))
+    paired = comparison.pairings[0].measures["ndcg@10"].paired
+    assert [change.query for change in paired.gained] == [f"q{number}" for number in range(29, 19, -1)]
+    assert [change.query for change in paired.lost] == [f"q{number:02d}" for number in range(10)]
+    named = {change.query for change in (*paired.gained, *paired.lost)}
+    assert comparison.query_texts == {"scifact.test": {query: f"what is | {query}?" for query in sorted(named)}}
+    report = render_comparison(comparison)
+    gained = _rows(report, "## Queries of scifact.test that gain most by beta")
+    assert len(gained) == 10
+    assert gained[0] == ["scifact.test", "q29", r"what is \| q29?", "50.00", "64.00", "+14.00"]
+    assert _rows(report, "## Queries of scifact.test that lose most by beta")[0][-1] == "-15.00"
+
+
+def test_the_comparison_is_json(make_folder: MakeFolder) -> None:
+    comparison = compare_results(make_folder("alpha", {"scifact": _scores(1)}), make_folder("beta", {"scifact": _scores(2)}))
+    content = json.loads(json.dumps(asdict(comparison), allow_nan=False))
+    measured = content["pairings"][0]["measures"]["ndcg@10"]
+    assert measured["paired"]["interval"]["resamples"] == 10_000
+    assert set(measured["paired"]["gained"][0]) == {"part", "query", "first", "second"}
+    assert set(content) == {"baseline", "systems", "pairings", "averages", "unpaired", "query_texts"}
+
+
+def _clear_and_unclear(make_folder: MakeFolder) -> Comparison:
+    same = _scores(1)
+    up = {query: score + 0.1 for query, score in same.items()}
+    barely = {query: score + (0.02 if number % 2 else -0.019) for number, (query, score) in enumerate(same.items())}
+    down = {query: score - 0.1 for query, score in same.items()}
+    return compare_results(
+        make_folder("alpha", {"up": same, "barely": same, "down": same}),
+        make_folder("be*ta", {"up": up, "barely": barely, "down": down}),
+    )
+
+
+def test_a_caution_where_a_difference_is_not_significant(make_folder: MakeFolder) -> None:
+    report = render_comparison(_clear_and_unclear(make_folder))
+    rows = {row[1]: row for row in _rows(report, "## nDCG@10")}
+    assert {name: row[-1] for name, row in rows.items()} == {
+        "up.test": "better",
+        "barely.test": "not significant",
+        "down.test": "worse",
+        "average of 3 data sets": "not significant",
+    }
+    assert rows["up.test"][5:10] == ["+10.00", "+10.00 to +10.00", r"\< 0.0001", r"\< 0.0001", "40 / 0 / 0"]
+    cautions = [line for line in report.splitlines() if line.startswith("**Caution:**")]
+    assert len(cautions) == 2
+    assert r"no difference is shown between be\*ta and alpha on barely.test (+0.05 points over 40 queries, corrected p 0." in cautions[0]
+    assert "average of 3" in cautions[1]
+    assert "corrected after Holm for 3 comparisons of each measure" in report
+
+
+def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolder) -> None:
+    comparison = _clear_and_unclear(make_folder)
+    report = render_comparison(comparison)
+    assert len(_rows(report, "## All measures")) == 4 * len(DEFAULT)
+    assert report == render_comparison(comparison)
+    assert report.endswith("\n")
+    assert not re.search(r"[ \t]$", report, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data_sha256": "e" * 64}, r"scifact\.test is other data in .*beta than in .*alpha"),
+        ({"k": 100}, r"scored with k 1000 in .*alpha and 100 in .*beta"),
+        ({"use_title": False}, r"scored with use_title True in .*alpha and False in"),
+        ({"exclude_self": True}, r"scored with exclude_self False in .*alpha and True in"),
+        ({"split": "dev"}, "nothing to compare: no collection"),
+        ({"per_query": None}, r"beta: results\.json names no file by query for scifact\.test"),
+        ({"queries": 41}, "holds the scores of 40 queries, results.json says 41"),
+    ],
+)
+def test_what_cannot_be_compared(changed: Mapping[str, Any], message: str, make_folder: MakeFolder) -> None:
+    first = make_folder("alpha", {"scifact": _scores(1)})
+    second = make_folder("beta", {"scifact": _scores(2)}, changed={"scifact": changed})
+    with pytest.raises(InputError, match=message):
+        compare_results(first, second)
+
+
+def test_other_queries_and_broken_scores(make_folder: MakeFolder, tmp_path: Path) -> None:
+    first = make_folder("alpha", {"scifact": {"a": 0.5, "b": 0.5}})
+    with pytest.raises(InputError, match=r"other queries of scifact\.test were scored"):
+        compare_results(first, make_folder("beta", {"scifact": {"a": 0.5, "c": 0.5}}))
+    with pytest.raises(InputError, match=r"query 'b' has no number for ndcg@10; run quiver evaluate again"):
+        compare_results(first, make_folder("gamma", {"scifact": {"a": 0.5, "b": float("nan")}}))
+    with pytest.raises(InputError, match="at least one folder"):
+        compare_results(first)
+    with pytest.raises(InputError, match="did not finish"):
+        compare_results(first, tmp_path / "nowhere")

@@ -1,0 +1,129 @@
+"""LaTeX: golden rows, the marks, and a structural check of everything that is written; compiled where there is a compiler."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eval.report.latex import escape_latex, render_latex, render_paper_latex
+from eval.results import CollectionResult, Results
+
+MakeScored = Callable[..., CollectionResult]
+MakeResults = Callable[..., Results]
+
+COMMANDS = {
+    *("begin", "end", "centering", "toprule", "midrule", "bottomrule", "caption", "label", "textbf", "underline", "resizebox"),
+    *("textwidth", "rotatebox", "setlength", "tabcolsep", "textbackslash", "textasciitilde", "textasciicircum", "textless"),
+    *("textgreater", "textbar", "textquotedbl"),
+}
+NASTY = r"a\b{c}d&e%f$g#h_i~j^k<l>m|n" + '"o"'
+
+
+@pytest.fixture
+def results(make_scored: MakeScored, make_results: MakeResults) -> list[Results]:
+    forums = [make_scored(f"forum_{letter}", score, group="forums", group_size=2) for letter, score in (("a", 0.2), ("b", 0.4))]
+    return [
+        make_results("out/models/alpha_1", make_scored("scifact", 0.65704, floor=0.657), make_scored("cosqa", 0.4), *forums),
+        make_results(f"beta {NASTY}", make_scored("scifact", 0.65698), make_scored("cosqa", 0.5), command="quiver\nevaluate 50%"),
+        make_results("gamma", make_scored("scifact", 0.6), make_scored("cosqa", 0.3), kind="colbert"),
+    ]
+
+
+def body(latex: str) -> list[list[str]]:
+    """The cells of every row of every table, and a check that all rows of a table have its number of columns."""
+    tables = re.findall(r"\\begin\{tabular\}\{([lr]+)\}\n(.*?)\\end\{tabular\}", latex, flags=re.DOTALL)
+    assert tables
+    found = []
+    for columns, content in tables:
+        lines = [line for line in content.splitlines() if line not in (r"\toprule", r"\midrule", r"\bottomrule")]
+        assert all(line.endswith(r" \\") for line in lines)
+        cells = [[cell.strip() for cell in re.split(r"(?<!\\)&", line.removesuffix(r" \\"))] for line in lines]
+        assert {len(row) for row in cells} == {len(columns)}
+        found += cells
+    return found
+
+
+def check_structure(latex: str) -> None:
+    """Environments nest, braces balance, dollars come in pairs, and nothing but known commands is there."""
+    code = "\n".join(line for line in latex.splitlines() if not line.startswith("%"))
+    stack = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+\*?)\}", code):
+        if kind == "begin":
+            stack.append(name)
+        else:
+            assert stack.pop() == name
+    assert not stack
+    depth = 0
+    for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", code):
+        depth += 1 if brace == "{" else -1
+        assert depth >= 0
+    assert depth == 0
+    assert len(re.findall(r"(?<!\\)\$", code)) % 2 == 0
+    assert not re.findall(r"(?<!\\)[#~^]", code)
+    labels = re.sub(r"\\label\{[^}]*\}", "", code)
+    assert not re.findall(r"(?<!\\)_", labels)
+    commands = set(re.findall(r"\\([a-zA-Z]+)", code))
+    assert commands <= COMMANDS
+
+
+def test_the_headline_table(results: list[Results]) -> None:
+    latex = render_latex(results)
+    check_structure(latex)
+    header, *rows = body(latex)
+    assert header == ["", "scifact.test", "cosqa.test", "forums", "Average"]
+    assert rows[0] == ["bm25", r"\textbf{65.70}", "", "", ""]
+    # Equal figures look equal: 65.698 and 65.704 are both shown as 65.70. A column of one figure has no best.
+    assert rows[1] == [r"models/alpha\_1", r"\textbf{65.70}", r"\underline{40.00}", "30.00", "45.23"]
+    assert rows[2][1:] == [r"\textbf{65.70}", r"\textbf{50.00}", "", ""]
+    assert rows[3] == ["gamma", r"\underline{60.00}", "30.00", "", ""]
+    assert latex.count(r"\midrule") == 2  # under the header, and between the baseline and the systems
+
+
+def test_the_comments_say_where_it_is_from(results: list[Results]) -> None:
+    comments = [line for line in render_latex(results).splitlines() if line.startswith("%")]
+    assert any("scifact.test: revision ccc" in line for line in comments)
+    assert sum("quiver evaluate" in line for line in comments) == 3
+    assert "quiver evaluate 50%" in comments[-2]  # a line break inside a comment would end it
+
+
+def test_the_papers_layout(results: list[Results]) -> None:
+    latex = render_paper_latex(results, against="ModernBERT-base")
+    check_structure(latex)
+    assert (latex.count(r"\begin{table*}"), latex.count(r"\begin{table}")) == (4, 0)
+    assert body(latex)[0][2] == r"\rotatebox{90}{SciFact}"
+    rows = {row[0]: row[1:] for row in body(latex[: latex.index(r"\end{table*}")])}
+    assert rows["ModernBERT-base"][:3] == ["23.7", "57.0", r"\underline{72.1}"]
+    assert rows["ModernBERT-large"][2] == r"\textbf{74.1}"
+    assert rows[r"models/alpha\_1"][1] == r"\underline{65.7}"
+    assert rows["BM25 (pyserini)"][1] == r"\textbf{67.9}"
+    assert rows[r"models/alpha\_1 minus ModernBERT-base"][1] == "$+8.7$"
+    assert rows[r"models/alpha\_1"][-1] == "1 of 15"
+
+
+def test_any_text_is_printed_as_it_is() -> None:
+    assert escape_latex(NASTY) == (
+        r"a\textbackslash{}b\{c\}d\&e\%f\$g\#h\_i\textasciitilde{}j\textasciicircum{}k\textless{}l\textgreater{}m\textbar{}n"
+        r"\textquotedbl{}o\textquotedbl{}"
+    )
+    assert escape_latex(" two\n words ") == "two words"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_it_compiles(results: list[Results], tmp_path: Path) -> None:
+    document = (
+        "\\documentclass{article}\n\\usepackage[T1]{fontenc}\n\\usepackage{booktabs}\n\\usepackage{graphicx}\n\\begin{document}\n"
+        f"{render_latex(results)}\n{render_paper_latex(results, against='ModernBERT-base')}\n\\end{{document}}\n"
+    )
+    (tmp_path / "report.tex").write_text(document, encoding="utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
+    assert (tmp_path / "report.pdf").stat().st_size > 0

@@ -1,0 +1,98 @@
+"""Metadata for the Hub: read back by the Hub's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import huggingface_hub
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+from encoder.errors import InputError
+from eval.report.model_index import render_eval_results, render_model_index
+from eval.results import CollectionResult, Results
+
+MakeScored = Callable[..., CollectionResult]
+MakeResults = Callable[..., Results]
+
+
+def front_matter(text: str) -> dict[str, object]:
+    assert text.startswith("---\n")
+    assert text.endswith("---\n")
+    content = yaml.safe_load(text[4:-4])
+    assert isinstance(content, dict)
+    return content
+
+
+def test_the_hubs_client_reads_the_model_index_back(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = make_results("out/models/alpha", make_scored("scifact", 0.657041234), make_scored("cosqa", 0.5, revision=None))
+    index = front_matter(render_model_index(results))["model-index"]
+    assert isinstance(index, list)
+    name, entries = model_index_to_eval_results(index)
+    assert name == "alpha"
+    assert len(entries) == 14
+    first, other = entries[0], entries[7]
+    assert (first.task_type, first.dataset_type, first.dataset_name) == ("text-retrieval", "mteb/scifact", "SciFact (default)")
+    assert (first.dataset_config, first.dataset_split, first.dataset_revision) == ("default", "test", None)
+    assert (first.metric_type, first.metric_name, first.metric_value) == ("ndcg_at_10", "nDCG@10", 0.65704)
+    assert first.dataset_args == {"data": "c" * 40}
+    assert (other.dataset_type, other.dataset_name, other.dataset_config) == ("cosqa", "cosqa", None)
+    assert other.dataset_args == {"data": f"sha256:{'cosqa':0<64}"}
+    assert {entry.metric_type for entry in entries} == {
+        *("ndcg_at_10", "map", "mrr_at_10", "recall_at_10", "recall_at_100", "recall_at_1000", "precision_at_10"),
+    }
+
+
+def test_a_data_set_without_a_task_has_the_registrys_id(make_scored: MakeScored, make_results: MakeResults) -> None:
+    code = make_scored("coir-codesearchnet-go", 0.5, use_title=False)
+    index = front_matter(render_model_index(make_results("alpha", code)))["model-index"]
+    assert isinstance(index, list)
+    _, (entry, *_) = model_index_to_eval_results(index)
+    assert entry.dataset_type == "CoIR-Retrieval/CodeSearchNet-go-queries-corpus"
+    assert entry.dataset_name == "coir-codesearchnet-go"
+
+
+def test_a_readme_with_it_is_a_model_card(make_scored: MakeScored, make_results: MakeResults) -> None:
+    text = render_model_index(make_results("alpha", make_scored("scifact", 0.5)), name="my-model")
+    card = ModelCard(text + "# My model\n")
+    assert card.data.model_name == "my-model"
+    assert card.data.eval_results is not None
+    assert card.data.eval_results[0].metric_value == 0.5
+
+
+def test_eval_results_name_the_leaderboards_task(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = make_results(
+        "alpha", make_scored("scifact", 0.657041234), make_scored("cosqa", 0.5), make_scored("mldr-ko", 0.3, split="dev")
+    )
+    first, second = yaml.safe_load(render_eval_results(results, source_url="https://example.org/report"))
+    assert first == {
+        "dataset": {"id": "mteb/scifact", "task_id": "SciFact_default_test"},
+        "value": 65.70412,
+        "date": "2030-01-02T03:04:05+00:00",
+        "notes": f"nDCG@10, exact (similarity cosine), 5,183 documents, data {'c' * 40}; Quiver 0.1",
+        "source": {"url": "https://example.org/report"},
+    }
+    assert second["dataset"] == {"id": "mteb/MultiLongDocRetrieval", "task_id": "MultiLongDocRetrieval_ko_dev"}
+
+
+@pytest.mark.skipif(not hasattr(huggingface_hub, "parse_eval_result_entries"), reason="huggingface_hub is too old for this format")
+def test_the_hubs_client_reads_and_writes_the_same_eval_results(make_scored: MakeScored, make_results: MakeResults) -> None:
+    text = render_eval_results(
+        make_results("alpha", make_scored("scifact", 0.6), make_scored("fiqa", 0.3)), source_url="https://example.org"
+    )
+    content = yaml.safe_load(text)
+    entries = huggingface_hub.parse_eval_result_entries(content)
+    assert [(entry.dataset_id, entry.value, entry.source_url) for entry in entries] == [
+        ("mteb/scifact", 60.0, "https://example.org"),
+        ("mteb/fiqa", 30.0, "https://example.org"),
+    ]
+    assert huggingface_hub.eval_result_entries_to_yaml(entries) == content
+
+
+def test_nothing_to_publish(make_scored: MakeScored, make_results: MakeResults) -> None:
+    with pytest.raises(InputError, match="no collection"):
+        render_model_index(make_results("alpha"))
+    with pytest.raises(InputError, match="none of the collections is a data set on the Hub"):
+        render_eval_results(make_results("alpha", make_scored("cosqa", 0.5)))

@@ -1,0 +1,131 @@
+"""Results in mteb's shape: what is written, what is left out, and that mteb reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encoder.errors import InputError
+from eval.collections.registry import registry
+from eval.report.mteb_json import task_results, without_task
+from eval.report.tasks import AGGREGATES, TASKS
+from eval.results import CollectionResult, Results
+
+MakeScored = Callable[..., CollectionResult]
+MakeResults = Callable[..., Results]
+
+
+def test_one_file_a_task(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = make_results("alpha", make_scored("scifact", 0.65), make_scored("cosqa", 0.5))
+    assert without_task(results) == ["cosqa.test"]
+    (content,) = [dict(content) for name, content in task_results(results).items() if name == "SciFact.json"]
+    assert content == {
+        "dataset_revision": "c" * 40,
+        "task_name": "SciFact",
+        "mteb_version": None,
+        "scores": {
+            "test": [
+                {
+                    "ndcg_at_10": 0.65,
+                    "mrr_at_10": 0.4,
+                    "recall_at_10": 0.6,
+                    "recall_at_100": 0.7,
+                    "recall_at_1000": 0.8,
+                    "precision_at_10": 0.1,
+                    "map_at_1000": 0.25,
+                    "main_score": 0.65,
+                    "hf_subset": "default",
+                    "languages": ["eng-Latn"],
+                }
+            ]
+        },
+        "evaluation_time": pytest.approx(12.9),
+        "kg_co2_emissions": None,
+        "date": "2030-01-02T03:04:05+00:00",
+    }
+    assert list(task_results(results)) == ["SciFact.json"]
+
+
+def test_subsets_share_a_file(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = make_results("alpha", make_scored("mldr-en", 0.3), make_scored("mldr-ko", 0.4), make_scored("mldr-ko", 0.6, split="dev"))
+    (content,) = task_results(results).values()
+    scores = content["scores"]
+    assert isinstance(scores, dict)
+    assert {split: [(each["hf_subset"], each["languages"], each["main_score"]) for each in found] for split, found in scores.items()} == {
+        "test": [("en", ["eng-Latn"], 0.3), ("ko", ["kor-Hang"], 0.4)],
+        "dev": [("ko", ["kor-Hang"], 0.6)],
+    }
+
+
+def test_a_group_has_its_parts_and_when_whole_its_mean(make_scored: MakeScored, make_results: MakeResults) -> None:
+    names = [name for name in TASKS if name.startswith("cqadupstack-")]
+    assert len(names) == 12
+    forums = [make_scored(name, 0.1 + 0.01 * n, group="cqadupstack", group_size=12) for n, name in enumerate(names)]
+    whole = task_results(make_results("alpha", *forums))
+    assert len(whole) == 13
+    scores = whole["CQADupstackRetrieval.json"]["scores"]
+    assert isinstance(scores, dict)
+    assert scores["test"][0]["main_score"] == pytest.approx(0.155)
+    assert "CQADupstackRetrieval.json" not in task_results(make_results("alpha", *forums[:11]))
+
+
+def test_map_has_mtebs_name_only_at_mtebs_depth(make_scored: MakeScored, make_results: MakeResults) -> None:
+    (content,) = task_results(make_results("alpha", make_scored("scifact", 0.5, k=100))).values()
+    assert "map_at_1000" not in str(content)
+
+
+def test_what_only_has_the_name_is_left_out(make_scored: MakeScored, make_results: MakeResults) -> None:
+    toy = make_scored("scifact", 0.9, revision=None, documents=100)
+    untitled = make_scored("fiqa", 0.5, use_title=False)
+    assert without_task(make_results("alpha", toy, untitled, make_scored("scidocs", 0.5))) == ["scifact.test", "fiqa.test"]
+
+
+def test_local_data_are_named_by_their_checksum(make_scored: MakeScored, make_results: MakeResults) -> None:
+    (content,) = task_results(make_results("alpha", make_scored("scifact", 0.5, revision=None))).values()
+    assert content["dataset_revision"] == f"sha256:{'scifact':0<64}"
+
+
+def test_nothing_that_mteb_knows(make_scored: MakeScored, make_results: MakeResults) -> None:
+    with pytest.raises(InputError, match=r"mteb has no task for any of these: cosqa\.test, cranfield\.test"):
+        task_results(make_results("alpha", make_scored("cosqa", 0.5), make_scored("cranfield", 0.5)))
+
+
+@pytest.mark.parity
+def test_mteb_reads_it(make_scored: MakeScored, make_results: MakeResults, tmp_path: Path) -> None:
+    task_result = pytest.importorskip("mteb.results").TaskResult
+    results = make_results("alpha", make_scored("scifact", 0.65), make_scored("mldr-en", 0.3), make_scored("mldr-ko", 0.5))
+    for name, content in task_results(results).items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    scifact = task_result.from_disk(tmp_path / "SciFact.json")
+    assert scifact.get_score() == 0.65
+    assert scifact.languages == ["eng"]
+    assert scifact.task.metadata.main_score == "ndcg_at_10"
+    long = task_result.from_disk(tmp_path / "MultiLongDocRetrieval.json")
+    assert long.get_score() == pytest.approx(0.4)
+    assert long.get_score(languages=["kor"]) == 0.5
+
+
+def test_every_task_is_of_a_collection_in_the_registry() -> None:
+    entries = {entry.name: entry for entry in registry().values()}
+    assert set(TASKS) <= set(entries)
+    assert {name for name in set(entries) - set(TASKS) if not name.startswith("coir-")} == set()
+    for name, task in TASKS.items():
+        ours = [origin.url for key, origin in entries[name].origins.items() if key == "mteb"]
+        assert all(url.endswith(f"/{task.data_set}") for url in ours), name
+
+
+@pytest.mark.parity
+def test_mteb_has_every_task_by_this_name() -> None:
+    mteb = pytest.importorskip("mteb")
+    for collection, task in TASKS.items():
+        metadata = mteb.get_task(task.name).metadata
+        assert metadata.dataset["path"] == task.data_set, collection
+        assert metadata.main_score == "ndcg_at_10", collection
+        assert metadata.hf_subsets_to_langscripts[task.subset] == list(task.languages), collection
+    assert len(TASKS) == 15 + 12 + 13 + 6 + 13
+    for group, name in AGGREGATES.items():
+        parts = {task.name for collection, task in TASKS.items() if collection.startswith(f"{group}-")}
+        assert {part.metadata.name for part in mteb.get_task(name).metadata.tasks} == parts

@@ -1,0 +1,180 @@
+"""The paper's layouts: its rows as published, ours where they belong, and blanks where a number would mean something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from encoder.errors import InputError
+from eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
+from eval.report.paper import Layout, paper_layouts, render_paper
+from eval.results import CollectionResult, Results
+
+MakeScored = Callable[..., CollectionResult]
+MakeResults = Callable[..., Results]
+
+
+@pytest.fixture
+def beir(make_scored: MakeScored) -> Callable[..., list[CollectionResult]]:
+    """All fifteen data sets of BEIR with one score; the forums of CQADupStack are twelve collections."""
+
+    def make(score: float, *, msmarco: str) -> list[CollectionResult]:
+        made = []
+        for column in TABLE_7.columns:
+            if column.data_set == "cqadupstack":
+                made += [
+                    make_scored(f"cqadupstack-{n}", score + (0.11 if n else -1.21) / 100, group="cqadupstack", group_size=12)
+                    for n in range(12)
+                ]
+            else:
+                made.append(make_scored(column.data_set, score, split=msmarco if column.data_set == "msmarco" else "test"))
+        return made
+
+    return make
+
+
+def layout(layouts: Sequence[Layout], name: str) -> Layout:
+    (found,) = [each for each in layouts if each.name == name]
+    return found
+
+
+def line(found: Layout, label: str) -> dict[str, float]:
+    (row,) = [each for each in found.lines if each.label == label]
+    return {title: cell for title, cell in zip(found.columns, row.cells, strict=True) if cell is not None}
+
+
+def origins(found: Layout) -> list[str]:
+    return [each.origin for each in found.lines]
+
+
+def test_the_papers_rows_are_all_there(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = [make_results("alpha", make_scored("scifact", 0.6)), make_results("beta", make_scored("scifact", 0.7), kind="colbert")]
+    layouts = paper_layouts(results)
+    assert [each.name for each in layouts] == ["table7", "table8", "table1"]
+    for paper, ours in ((TABLE_7, "alpha"), (TABLE_8, "beta")):
+        table = layout(layouts, f"table{paper.number}")
+        assert [row.label for row in table.lines] == [*(row.name for row in paper.rows), "BM25 (pyserini)", ours]
+        for row in paper.rows:
+            assert line(table, row.name) == {**row.scores, "Average": row.average}
+    assert origins(layout(layouts, "table1"))[:11] == ["paper"] * 11
+
+
+def test_kinds_go_where_they_belong(make_scored: MakeScored, make_results: MakeResults) -> None:
+    dense = [make_results("alpha", make_scored("scifact", 0.6))]
+    colbert = [make_results("beta", make_scored("scifact", 0.6), kind="colbert")]
+    bm25 = [make_results("bm25", make_scored("scifact", 0.6), kind="bm25")]
+    assert [each.name for each in paper_layouts(dense)] == ["table7", "table1"]
+    assert [each.name for each in paper_layouts(colbert)] == ["table8", "table1"]
+    assert [each.name for each in paper_layouts(bm25)] == ["table7", "table8", "table1"]
+
+
+def test_a_whole_row_has_an_average_and_a_difference(beir: Callable[..., list[CollectionResult]], make_results: MakeResults) -> None:
+    table = layout(paper_layouts([make_results("alpha", *beir(0.4, msmarco="test"))], against="ModernBERT-base"), "table7")
+    assert table.lines[-2].measured == "15 of 15"
+    assert line(table, "alpha")["CQADupstack"] == pytest.approx(40.0)  # a mean over the forums, unlike each of them
+    assert line(table, "alpha")["Average"] == pytest.approx(40.0)
+    difference = line(table, "alpha minus ModernBERT-base")
+    assert difference["NFCorpus"] == pytest.approx(40.0 - 23.7)
+    assert difference["Quora"] == pytest.approx(40.0 - 85.9)
+    assert difference["Average"] == pytest.approx(40.0 - 41.6)
+    assert len(difference) == 16
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_msmarco_is_dev_as_beir_has_it_or_test_as_table_7_seems_to_have(
+    beir: Callable[..., list[CollectionResult]], make_results: MakeResults, split: str
+) -> None:
+    layouts = paper_layouts(
+        [make_results("alpha", *beir(0.4, msmarco=split)), make_results("beta", *beir(0.4, msmarco=split), kind="colbert")]
+    )
+    single, multiple = layout(layouts, "table7"), layout(layouts, "table8")
+    assert line(single, "alpha")["MSMARCO"] == pytest.approx(40.0)
+    assert single.lines[-1].measured == "15 of 15"
+    assert any("TREC DL 2019" in note and "not comparable" in note for note in single.notes)
+    assert ("MSMARCO" in line(multiple, "beta")) == (split == "dev")
+    assert multiple.lines[-1].measured == ("15 of 15" if split == "dev" else "14 of 15")
+    overview = layout(layouts, "table1")
+    assert line(overview, "alpha") == {"DPR BEIR": pytest.approx(40.0)}
+    assert line(overview, "beta") == ({"ColBERT BEIR": pytest.approx(40.0)} if split == "dev" else {})
+
+
+def test_where_both_splits_were_measured_table_7_takes_the_papers(make_scored: MakeScored, make_results: MakeResults) -> None:
+    both = [make_scored("msmarco", 0.2, split="dev"), make_scored("msmarco", 0.6, split="test")]
+    assert line(layout(paper_layouts([make_results("alpha", *both)]), "table7"), "alpha") == {"MSMARCO": pytest.approx(60.0)}
+
+
+def test_an_incomplete_group_or_split_is_blank(make_scored: MakeScored, make_results: MakeResults) -> None:
+    forums = [make_scored(f"cqadupstack-{n}", 0.3, group="cqadupstack", group_size=12) for n in range(11)]
+    train = make_scored("fiqa", 0.9, split="train")
+    table = layout(paper_layouts([make_results("alpha", make_scored("scifact", 0.6), train, *forums)]), "table7")
+    assert line(table, "alpha") == {"SciFact": pytest.approx(60.0)}
+    assert table.lines[-1].measured == "1 of 15"
+
+
+def test_what_fits_nowhere_is_named_and_not_shown(make_scored: MakeScored, make_results: MakeResults) -> None:
+    layouts = paper_layouts([make_results("alpha", make_scored("cranfield", 0.6))])
+    for table in layouts:
+        assert "measured" not in origins(table)
+        assert table.notes[-1] == "Measured on none of these collections: alpha."
+
+
+def test_baselines_stand_in_the_table_without_a_difference(make_scored: MakeScored, make_results: MakeResults) -> None:
+    table = layout(paper_layouts([make_results("alpha", make_scored("scifact", 0.6, floor=0.65))], against="BERT-base"), "table7")
+    assert [row.label for row in table.lines[-3:]] == ["bm25", "alpha", "alpha minus BERT-base"]
+    assert line(table, "bm25") == {"SciFact": pytest.approx(65.0)}
+
+
+def test_local_data_are_marked(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = [make_results("alpha", make_scored("scifact", 0.6, revision=None), make_scored("fiqa", 0.3))]
+    assert (
+        "matched by their name and without a revision: scifact.test (5,183 documents)."
+        in layout(paper_layouts(results), "table7").notes[-1]
+    )
+
+
+def test_table_1_knows_domain_long_text_and_code(make_scored: MakeScored, make_results: MakeResults) -> None:
+    languages = [make_scored(f"coir-codesearchnet-{n}", 0.1 * n, group="coir-codesearchnet", group_size=6) for n in range(6)]
+    zero_shot = make_results("zero", make_scored("mldr-en", 0.3), *languages)
+    tuned = make_results("tuned", make_scored("mldr-en", 0.5, in_domain=True), make_scored("coir-stackoverflow-qa", 0.7), languages[0])
+    colbert = make_results("late", make_scored("mldr-en", 0.8), kind="colbert")
+    table = layout(paper_layouts([zero_shot, tuned, colbert], against="ModernBERT-large"), "table1")
+    assert table.columns == OVERVIEW_COLUMNS
+    assert line(table, "zero") == {"DPR MLDR OOD": pytest.approx(30.0), "CSN": pytest.approx(25.0)}
+    assert line(table, "tuned") == {"DPR MLDR ID": pytest.approx(50.0), "SQA": pytest.approx(70.0)}
+    assert line(table, "late") == {"ColBERT MLDR OOD": pytest.approx(80.0)}
+    assert line(table, "late minus ModernBERT-large") == {"ColBERT MLDR OOD": pytest.approx(80.0 - 80.4)}
+    counts = {row.label: row.measured for row in table.lines if row.origin == "measured"}
+    assert counts == {"zero": "MLDR 1 of 1, CSN 6 of 6", "tuned": "MLDR 1 of 1, CSN 1 of 6, SQA 1 of 1", "late": "MLDR 1 of 1"}
+
+
+def test_a_colbert_tuned_on_mldr_has_no_column(make_scored: MakeScored, make_results: MakeResults) -> None:
+    """The paper has no such figure; ours must not stand under "OOD"."""
+    table = layout(paper_layouts([make_results("late", make_scored("mldr-en", 0.8, in_domain=True), kind="colbert")]), "table1")
+    assert line(table, "late") == {}
+
+
+def test_stand_ins_have_a_table_of_their_own(make_scored: MakeScored, make_results: MakeResults) -> None:
+    tuned = make_results("tuned", make_scored("pycodesearch", 0.6, in_domain=True, floor=0.2), make_scored("cosqa", 0.4), kind="colbert")
+    layouts = paper_layouts([tuned, make_results("zero", make_scored("designdocs_long", 0.5))])
+    table = layout(layouts, "stand-ins")
+    assert line(table, "bm25") == {"pycodesearch OOD": pytest.approx(20.0)}
+    assert line(table, "tuned (colbert)") == {"pycodesearch ID": pytest.approx(60.0), "cosqa OOD": pytest.approx(40.0)}
+    assert line(table, "zero (dense)") == {"designdocs_long OOD": pytest.approx(50.0)}
+    assert "not the paper's collections" in table.notes[0]
+    assert "stand-ins" not in [each.name for each in paper_layouts([make_results("alpha", make_scored("scifact", 0.5))])]
+
+
+def test_a_row_that_the_paper_lacks(make_scored: MakeScored, make_results: MakeResults) -> None:
+    with pytest.raises(InputError, match="no row 'ModernBERT'; there are BERT-base, "):
+        paper_layouts([make_results("alpha", make_scored("scifact", 0.5))], against="ModernBERT")
+
+
+def test_the_markdown(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = [make_results("out/my_model", make_scored("scifact", 0.56964))]
+    report = render_paper(results, against="ModernBERT-base")
+    assert "| ModernBERT-base | 23.7 | 57.0 | 72.1 | 28.8 |" in report
+    assert r"| out/my\_model |  | 57.0 |  |" in report
+    assert r"| out/my\_model minus ModernBERT-base |  | +0.0 |  |" in report  # 56.964 is not "-0.0" away
+    assert render_paper(results) == render_paper(list(results))
+    assert "minus" not in render_paper(results)

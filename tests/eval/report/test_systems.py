@@ -1,0 +1,102 @@
+"""Labels, rows and the cases in which one table would mislead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from encoder.errors import InputError
+from eval.averages import Average
+from eval.report.systems import check_data, collections, label_systems, members, points, row_average, row_data_sets, rows
+from eval.results import CollectionResult, IndexUsed, Results
+
+MakeScored = Callable[..., CollectionResult]
+MakeResults = Callable[..., Results]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "labels"),
+    [
+        ({"source": "a/one"}, {"source": "/x/a/two"}, ["a/one", "a/two"]),
+        ({"source": "x/a/model"}, {"source": "y/a/model"}, ["x/a/model", "y/a/model"]),
+        ({"fingerprint": "1" * 64}, {"fingerprint": "2" * 64}, ["a/model (111111111111)", "a/model (222222222222)"]),
+        ({"fingerprint": "1" * 64}, {"fingerprint": None}, ["a/model (111111111111)", "a/model (fingerprint None)"]),
+        ({"precision": "float"}, {"precision": "int8"}, ["a/model (precision float)", "a/model (precision int8)"]),
+        (
+            {"query_length": 32, "library": "pylate"},
+            {"query_length": 64},
+            ["a/model (library pylate, query length 32)", "a/model (library quiver, query length 64)"],
+        ),
+    ],
+)
+def test_systems_are_told_apart(
+    first: Mapping[str, object], second: Mapping[str, object], labels: list[str], make_scored: MakeScored, make_results: MakeResults
+) -> None:
+    results = [make_results(**{"source": "a/model", **fields}) for fields in (first, second)]
+    results = [replace(each, collections=(make_scored("scifact", 0.5),)) for each in results]
+    assert [label for label, _ in label_systems(results)] == labels
+
+
+def test_a_model_that_is_called_like_a_baseline(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = [make_results("./bm25", make_scored("scifact", 0.5, floor=0.4))]
+    assert [(row.label, row.scores["scifact.test"].measures["ndcg@10"]) for row in rows(label_systems(results))] == [
+        ("bm25", 0.4),
+        ("bm25 (dense)", 0.5),
+    ]
+
+
+def test_one_system_with_two_indexes_has_two_rows(make_scored: MakeScored, make_results: MakeResults) -> None:
+    exact, ivf = make_scored("scifact", 0.5), make_scored("scifact", 0.4, index=IndexUsed("faiss", {"nprobe": 4}))
+    results = [make_results("alpha", exact), make_results("alpha", ivf)]
+    check_data(results)
+    assert [row.label for row in rows(label_systems(results))] == ["alpha [exact (similarity cosine)]", "alpha [faiss (nprobe 4)]"]
+
+
+def test_results_of_one_system_share_a_row(make_scored: MakeScored, make_results: MakeResults) -> None:
+    (row,) = rows(label_systems([make_results("alpha", make_scored("scifact", 0.6)), make_results("alpha", make_scored("cosqa", 0.4))]))
+    assert list(row.scores) == ["scifact.test", "cosqa.test"]
+
+
+def test_bm25_as_a_system_is_the_baselines_row(make_scored: MakeScored, make_results: MakeResults) -> None:
+    bm25 = make_results("bm25", make_scored("scifact", 0.6), make_scored("cosqa", 0.3), kind="bm25")
+    results = [make_results("alpha", make_scored("scifact", 0.7, floor=0.6)), bm25]
+    below, above = rows(label_systems(results))
+    assert (below.label, above.label) == ("bm25", "alpha")
+    assert list(below.scores) == ["scifact.test", "cosqa.test"]
+    # The baseline does not know how much of what it found was judged; the system does.
+    assert below.scores["scifact.test"].judged == 0.125
+
+
+def test_averages_over_the_data_sets_of_a_table(make_scored: MakeScored, make_results: MakeResults) -> None:
+    forums = [make_scored(f"forum-{letter}", score, group="forums", group_size=2) for letter, score in (("a", 0.2), ("b", 0.4))]
+    results = [make_results("alpha", make_scored("scifact", 0.6), *forums), make_results("beta", *forums[:1])]
+    facts = collections(results)
+    whole, part = rows(label_systems(results))
+    assert members(facts.values()) == ["scifact.test", "forums"]
+    assert row_data_sets(whole, facts) == {"scifact.test": 0.6, "forums": pytest.approx(0.3)}
+    assert row_average(whole, facts).value == pytest.approx(0.45)
+    assert row_average(part, facts) == Average(None, 0, 2)
+
+
+def test_the_result_with_a_revision_says_what_the_data_are(make_scored: MakeScored, make_results: MakeResults) -> None:
+    local = make_scored("forum-a", 0.5, revision=None)
+    published = make_scored("forum-a", 0.5, group="forums", group_size=12)
+    assert collections([make_results("alpha", local), make_results("beta", published)])["forum-a.test"].group == "forums"
+
+
+def test_what_cannot_stand_in_one_table(make_scored: MakeScored, make_results: MakeResults) -> None:
+    first = make_results("alpha", make_scored("scifact", 0.5, floor=0.4))
+    with pytest.raises(InputError, match=r"scifact\.test is other data for beta"):
+        check_data([first, make_results("beta", make_scored("scifact", 0.5, data_sha256="e" * 64))])
+    with pytest.raises(InputError, match=r"alpha has two results for scifact\.test"):
+        check_data([first, first])
+    with pytest.raises(InputError, match=r"bm25 has different scores on scifact\.test"):
+        rows(label_systems([first, make_results("beta", make_scored("scifact", 0.5, floor=0.3))]))
+    with pytest.raises(InputError, match="nothing to report"):
+        check_data([])
+
+
+def test_points() -> None:
+    assert [points(value) for value in (0.65704, 1.0, 0.0, None)] == ["65.70", "100.00", "0.00", ""]

@@ -1,0 +1,31 @@
+"""Averages by the benchmarks' rules: groups once, nothing missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from eval.averages import Average, Part, average, data_sets
+
+
+def _forums(count: int, size: int = 12) -> list[Part]:
+    return [Part(f"cqadupstack-{number}.test", "cqadupstack", size, number / 100) for number in range(count)]
+
+
+def test_a_group_counts_once_and_without_weights() -> None:
+    scores = data_sets([Part("scifact.test", None, 1, 0.6), *_forums(12)])
+    assert list(scores) == ["scifact.test", "cqadupstack"]
+    assert scores["cqadupstack"] == pytest.approx(sum(range(12)) / 1200)
+    assert average(scores, list(scores)) == Average(pytest.approx((0.6 + 0.055) / 2), 2, 2)
+
+
+def test_a_group_that_lacks_a_part_has_no_score() -> None:
+    scores = data_sets([Part("scifact.test", None, 1, 0.6), *_forums(11)])
+    assert scores == {"scifact.test": 0.6, "cqadupstack": None}
+    assert average(scores, list(scores)) == Average(None, 1, 2)
+
+
+def test_an_average_is_over_the_members_asked_for() -> None:
+    scores = {"a": 0.2, "b": 0.4, "c": 0.9}
+    assert average(scores, ["a", "b"]) == Average(pytest.approx(0.3), 2, 2)
+    assert average(scores, ["a", "missing"]) == Average(None, 1, 2)
+    assert average(scores, []) == Average(None, 0, 0)

@@ -1,0 +1,306 @@
+"""Intervals and tests: worked out by hand, invariant where they must be, and right on simulated data."""
+
+from __future__ import annotations
+
+import math
+import random
+import tracemalloc
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from eval.results import Interval
+from eval.significance import (
+    bootstrap_interval,
+    compare_parts,
+    compare_queries,
+    holm,
+    sign_flip,
+    stratified_interval,
+)
+
+
+def _by_enumeration(differences: list[float]) -> float:
+    """All assignments of signs, in exact arithmetic on integers."""
+    whole = [round(1000 * difference) for difference in differences]
+    sums = [sum(sign * value for sign, value in zip(signs, whole, strict=True)) for signs in product((1, -1), repeat=len(whole))]
+    return sum(abs(total) >= abs(sum(whole)) for total in sums) / len(sums)
+
+
+# ---- the sign-flip test ----
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        # +-1 +-2 +-3: the sums are 6, 4, 2, 0, 0, -2, -4, -6.
+        ([0.1, 0.2, 0.3], 2 / 8),
+        ([-0.1, 0.2, 0.3], 4 / 8),
+        ([0.1, 0.2, -0.3], 1.0),
+        ([0.1, 0.1, 0.1], 2 / 8),  # sums that tie with the observed one only up to rounding count as reaching it
+        ([0.1, 0.2, -0.1], 6 / 8),  # +-1 +-2 +-1: 4, 2, 2, 0, 0, -2, -2, -4, of which 2 is observed
+        ([0.5], 1.0),
+        ([0.0, 0.0, 0.0], 1.0),
+    ],
+)
+def test_sign_flip_by_hand(differences: list[float], expected: float) -> None:
+    assert sign_flip(differences) == expected == _by_enumeration(differences)
+
+
+def test_sign_flip_enumerates_up_to_the_number_of_permutations() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        differences = [rng.randint(-20, 20) / 1000 for _ in range(rng.randint(1, 10))]
+        assert sign_flip(differences) == _by_enumeration(differences)
+    ten = [0.1] * 10
+    assert sign_flip(ten, permutations=1024) == 2 / 1024
+    sampled = sign_flip(ten, permutations=1000)
+    assert sampled * 1001 == pytest.approx(round(sampled * 1001), abs=1e-9)
+    assert sampled != 2 / 1024
+
+
+def test_queries_without_a_difference_change_nothing() -> None:
+    assert sign_flip([0.1, 0.2, 0.3] + [0.0] * 1000) == 2 / 8
+    rng = np.random.default_rng(0)
+    many = rng.normal(size=50)
+    assert sign_flip(np.concatenate([many, np.zeros(500)])) == sign_flip(many)
+
+
+def test_a_sampled_p_agrees_with_the_enumerated_one() -> None:
+    rng = np.random.default_rng(3)
+    for shift in (0.0, 0.3, 0.6):
+        differences = np.round(rng.normal(shift, 1, 16), 3)
+        exact = sign_flip(differences)
+        sampled = sign_flip(differences, permutations=60_000)
+        assert exact != sampled
+        assert abs(sampled - exact) < 4 * math.sqrt(exact * (1 - exact) / 60_000) + 2 / 60_000
+
+
+def test_a_sampled_p_is_never_zero() -> None:
+    assert sign_flip(np.ones(200), permutations=999) == 1 / 1000
+
+
+def test_p_depends_on_neither_order_nor_side() -> None:
+    rng = np.random.default_rng(1)
+    for differences in (rng.normal(0.05, 0.3, 300), np.round(rng.normal(0.2, 0.3, 12), 1)):
+        p = sign_flip(differences)
+        assert 0 < p < 1
+        assert sign_flip(-differences) == p
+        assert sign_flip(rng.permutation(differences)) == p
+        assert sign_flip(differences * 8) == p
+
+
+def test_under_the_null_p_is_uniform() -> None:
+    rng = np.random.default_rng(2)
+    # Exponential sizes: far from normal, which the test does not need.
+    p_values = np.array([sign_flip(rng.exponential(size=30) * rng.choice([-1, 1], 30), permutations=999) for _ in range(1000)])
+    for level in (0.05, 0.2, 0.5):
+        assert abs(np.mean(p_values <= level) - level) < 4 * math.sqrt(level * (1 - level) / 1000)
+
+
+# ---- the interval ----
+
+
+def test_the_interval_of_two_values_by_hand() -> None:
+    # The mean of two draws of 0 and 1 is 0, 1/2, 1/2 or 1: a quarter of the means lie at either end.
+    assert bootstrap_interval([1.0, 0.0]) == Interval(0.0, 1.0, 0.95, 10_000)
+    assert bootstrap_interval([0.0, 1.0], level=0.4) == Interval(0.5, 0.5, 0.4, 10_000)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, 1.0])
+def test_equal_scores_have_an_interval_without_width(value: float) -> None:
+    interval = bootstrap_interval([value] * 7)
+    assert interval.low == interval.high == pytest.approx(value, abs=1e-15)
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    # Scores as nDCG@10 has them: many zeros and ones; the mean of the mixture is 0.3 * 0 + 0.3 * 1 + 0.4 * 0.4.
+    covered = 0
+    for seed in range(400):
+        kind = rng.random(100)
+        scores = np.where(kind < 0.3, 0.0, np.where(kind < 0.6, 1.0, rng.beta(2, 3, 100)))
+        interval = bootstrap_interval(scores, resamples=1000, seed=seed)
+        covered += interval.low <= 0.46 <= interval.high
+    assert 0.91 < covered / 400 < 0.98
+
+
+def test_the_interval_has_the_width_of_the_theory() -> None:
+    values = np.random.default_rng(0).normal(0.5, 0.2, 2000)
+    interval = bootstrap_interval(values)
+    half = 1.959964 * values.std() / math.sqrt(len(values))
+    assert interval.low == pytest.approx(values.mean() - half, abs=half / 20)
+    assert interval.high == pytest.approx(values.mean() + half, abs=half / 20)
+
+
+def test_the_interval_is_a_function_of_scores_and_seed() -> None:
+    values = np.random.default_rng(0).random(50)
+    interval = bootstrap_interval(values)
+    assert bootstrap_interval(values[::-1]) == interval == bootstrap_interval(list(values))
+    assert bootstrap_interval(values, seed=1) != interval
+    wider = bootstrap_interval(values, level=0.99)
+    assert wider.low < interval.low < interval.high < wider.high
+
+
+def test_parts_are_drawn_apart_and_weigh_alike() -> None:
+    rng = np.random.default_rng(0)
+    # Two parts far apart: pooled, the spread between them would be in the interval, and the larger part would have the say.
+    small, large = rng.normal(0.2, 0.01, 20), rng.normal(0.8, 0.01, 2000)
+    interval = stratified_interval([small, large])
+    centre = (small.mean() + large.mean()) / 2
+    half = 1.959964 * math.hypot(small.std() / math.sqrt(20), large.std() / math.sqrt(2000)) / 2
+    assert (interval.low + interval.high) / 2 == pytest.approx(centre, abs=half / 10)
+    assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.1)
+    assert stratified_interval([small]) == bootstrap_interval(small)
+
+
+def test_memory_does_not_grow_with_the_queries() -> None:
+    def peak(run: Callable[[], object]) -> int:
+        tracemalloc.start()
+        run()
+        _, used = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return used
+
+    values = np.random.default_rng(0).normal(size=2000)
+    # A matrix of the draws would be 160 MB for the interval, and 25 MB of bits alone for the signs.
+    assert peak(lambda: bootstrap_interval(values)) < 2e6
+    assert peak(lambda: sign_flip(values)) < 4e6
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bootstrap_interval([]), "at least one"),
+        (lambda: bootstrap_interval([[0.1]]), "one number a query"),
+        (lambda: bootstrap_interval([0.1, math.nan]), "finite"),
+        (lambda: bootstrap_interval([0.1], level=95), "level must be between 0 and 1, got 95"),
+        (lambda: bootstrap_interval([0.1], resamples=0), "resamples must be >= 1"),
+        (lambda: stratified_interval([]), "no part"),
+        (lambda: stratified_interval([[0.1], []]), "at least one"),
+        (lambda: stratified_interval([[0.1], [0.2]], weights=[0.5]), "2 positive numbers that sum to 1"),
+        (lambda: stratified_interval([[0.1], [0.2]], weights=[0.5, 0.6]), "sum to 1"),
+        (lambda: stratified_interval([[0.1], [0.2]], weights=[1.0, 0.0]), "positive"),
+        (lambda: sign_flip([]), "at least one"),
+        (lambda: sign_flip([math.inf]), "finite"),
+        (lambda: sign_flip([0.1], permutations=0), "permutations must be >= 1"),
+        (lambda: holm([0.1, 1.1]), "p must be between 0 and 1, got 1.1"),
+        (lambda: holm([math.nan]), "got nan"),
+        (lambda: compare_queries({"a": 1.0}, {"b": 1.0}), "same queries"),
+        (lambda: compare_queries({}, {}), "no queries"),
+        (lambda: compare_parts({"x": {"a": 1.0}}, {"y": {"a": 1.0}}), "same queries"),
+        (lambda: compare_parts({}, {}), "no part"),
+        (lambda: compare_queries({"a": math.nan}, {"a": 1.0}), "finite"),
+    ],
+)
+def test_misuse(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# ---- Holm ----
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], []),
+        ([0.02], [0.02]),
+        ([0.01, 0.02, 0.03], [0.03, 0.04, 0.04]),  # 3 x 0.01, 2 x 0.02, and 0.03 is raised to what came before
+        ([0.03, 0.01, 0.02], [0.04, 0.03, 0.04]),
+        ([0.5, 0.4], [0.8, 0.8]),
+        ([0.9, 0.6], [1.0, 1.0]),
+        ([0.01, 0.01], [0.02, 0.02]),
+    ],
+)
+def test_holm_by_hand(given: list[float], expected: list[float]) -> None:
+    assert holm(given) == pytest.approx(expected, abs=1e-15)
+
+
+def test_holm_rejects_as_its_step_down_rule() -> None:
+    rng = random.Random(0)
+    rejected = 0
+    for _ in range(500):
+        p_values = [rng.choice((rng.random(), rng.random() / 50)) for _ in range(rng.randint(1, 8))]
+        corrected = holm(p_values)
+        stopped = False
+        for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+            stopped = stopped or p_values[place] >= 0.05 / (len(p_values) - rank)
+            assert (corrected[place] < 0.05) == (not stopped)
+            rejected += not stopped
+    assert 100 < rejected < 1500
+
+
+# ---- comparisons ----
+
+
+def test_a_comparison_by_hand() -> None:
+    first = {"q1": 0.5, "q2": 0.25, "q3": 1.0, "q4": 0.0, "q5": 0.5}
+    second = {"q5": 0.5 + 1e-13, "q4": 0.5, "q3": 0.75, "q2": 0.75, "q1": 0.5}
+    result = compare_queries(first, second)
+    assert (result.first, result.second) == (0.45, pytest.approx(0.6))
+    assert result.difference == pytest.approx((0.5 + 0.5 - 0.25) / 5, abs=1e-12)
+    assert (result.wins, result.ties, result.losses) == (2, 2, 1)
+    # The 1e-13 of q5 is rounding and no difference.
+    assert result.p == _by_enumeration([0.5, 0.5, -0.25])
+    assert [(change.query, change.difference) for change in result.gained] == [("q2", 0.5), ("q4", 0.5)]
+    assert [(change.query, change.difference) for change in result.lost] == [("q3", -0.25)]
+    assert result.interval.low < result.difference < result.interval.high
+
+
+def test_a_system_against_itself() -> None:
+    scores = {f"q{number}": number / 7 for number in range(7)}
+    result = compare_queries(scores, dict(scores))
+    assert (result.difference, result.p, result.wins, result.ties, result.losses) == (0.0, 1.0, 0, 7, 0)
+    assert (result.interval.low, result.interval.high, result.gained, result.lost) == (0.0, 0.0, (), ())
+
+
+def _systems(seed: int, queries: int) -> tuple[dict[str, float], dict[str, float]]:
+    rng = random.Random(seed)
+    first = {f"q{number:03d}": rng.random() for number in range(queries)}
+    return first, {query: min(1.0, score + rng.choice((0.0, 0.1, -0.05))) for query, score in first.items()}
+
+
+def test_swapping_the_systems_turns_everything_round() -> None:
+    first, second = _systems(0, 300)
+    forth, back = compare_queries(first, second), compare_queries(second, first)
+    assert forth.p == back.p
+    assert (forth.first, forth.second, forth.difference) == (back.second, back.first, -back.difference)
+    assert (forth.wins, forth.ties, forth.losses) == (back.losses, back.ties, back.wins)
+    assert [change.query for change in forth.gained] == [change.query for change in back.lost]
+    assert [change.query for change in forth.lost] == [change.query for change in back.gained]
+    assert (forth.interval.low, forth.interval.high) == (-back.interval.high, -back.interval.low)
+
+
+def test_the_order_of_the_queries_does_not_matter() -> None:
+    first, second = _systems(1, 200)
+    shuffled = random.Random(2).sample(list(first), len(first))
+    assert compare_queries({query: first[query] for query in shuffled}, second) == compare_queries(first, second)
+
+
+def test_the_most_changed_queries() -> None:
+    first = {f"q{number:02d}": 0.5 for number in range(30)}
+    second = {query: 0.5 + (number - 12) / 100 for number, query in enumerate(first)} | {"q28": 0.67}
+    result = compare_queries(first, second, changed=3)
+    assert [change.query for change in result.gained] == ["q28", "q29", "q27"]  # q28 and q29 gain alike: by id
+    assert [change.query for change in result.lost] == ["q00", "q01", "q02"]
+    assert (result.wins, result.ties, result.losses) == (17, 1, 12)
+    assert len(compare_queries(first, second).gained) == 10
+    # 1.1 - 1.0 is more than 0.2 - 0.1 by rounding alone: the ids decide.
+    tied = compare_queries({"a": 0.1, "b": 1.0}, {"a": 0.2, "b": 1.1})
+    assert [change.query for change in tied.gained] == ["a", "b"]
+
+
+def test_parts_weigh_alike_in_a_comparison() -> None:
+    first = {"small": {"a": 0.0}, "large": {str(number): 0.0 for number in range(4)}}
+    second = {"small": {"a": 0.25}, "large": {"0": 0.75, "1": 0.0, "2": 0.25, "3": 0.0}}
+    result = compare_parts(first, second)
+    assert result.difference == 0.25
+    # In the mean of means they move 0.25 / 2, 0.75 / 8 and 0.25 / 8; only all three together reach their sum.
+    assert result.p == 2 / 8
+    assert [(change.part, change.query) for change in result.gained] == [("large", "0"), ("large", "2"), ("small", "a")]
+    weighted = compare_parts(first, second, weights=[0.25, 0.75])
+    assert weighted.difference == 0.25
+    assert compare_parts(first, second, weights=[0.8, 0.2]).difference == pytest.approx(0.25)

@@ -1,0 +1,79 @@
+"""Entries with their places: duplicates are found with 8 bytes an id, and never where there are none."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.entries import Columns, Place, to_document, to_judgement, to_query, unique
+from retrieval.records import Document, Query
+
+FILE = Path("c.jsonl")
+
+
+def documents(*ids: str, file: Path = FILE) -> Iterator[tuple[Place, Document]]:
+    return ((Place(file, number), Document(key, "x")) for number, key in enumerate(ids, start=1))
+
+
+def test_entries_pass_through_in_order() -> None:
+    assert [entry.id for _, entry in unique(lambda: documents("b", "a", "c"))] == ["b", "a", "c"]
+    assert list(unique(lambda: documents())) == []
+
+
+def test_the_first_repetition_is_named_with_what_it_repeats() -> None:
+    stream = unique(lambda: documents("a", "b", "c", "b", "a"))
+    assert [next(stream)[1].id for _ in range(5)] == ["a", "b", "c", "b", "a"]
+    with pytest.raises(InputError, match=r"^c\.jsonl:4: id 'b' was used on line 2 already; ids must be unique$"):
+        next(stream)
+
+
+def test_equal_hashes_are_not_equal_ids() -> None:
+    assert len(list(unique(lambda: documents("aa", "bb", "cc", "d"), hashed=len))) == 4
+    with pytest.raises(InputError, match=r"^c\.jsonl:4: id 'bb' was used on line 2 already"):
+        list(unique(lambda: documents("aa", "bb", "cc", "bb"), hashed=len))
+
+
+def test_a_place_in_another_file_or_a_table() -> None:
+    assert Place(Path("b.jsonl"), 2).seen_from(Place(FILE, 9)) == "in b.jsonl:2"
+    assert Place(Path("a.parquet"), 2).seen_from(Place(Path("a.parquet"), 9)) == "in row 2"
+
+
+def test_ids_cost_a_few_bytes_each() -> None:
+    """A dictionary of them takes over a hundred."""
+    count = 200_000
+    tracemalloc.start()
+    try:
+        passed = sum(1 for _ in unique(lambda: _many(count)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert passed == count
+    assert peak < 30 * count
+
+
+def _many(count: int) -> Iterator[tuple[Place, Document]]:
+    return ((Place(FILE, number), Document(f"document-{number}", "x")) for number in range(1, count + 1))
+
+
+def test_rows_with_other_column_names() -> None:
+    place = Place(FILE, 1)
+    columns = Columns(("query_id",), "query")
+    assert to_query(place, {"query_id": 7, "query": "what", "text": "no"}, columns) == Query("7", "what")
+    with pytest.raises(InputError, match=r"^c\.jsonl:1: 'query_id' must be a string or an integer, got nothing$"):
+        to_query(place, {"_id": "q", "query": "what"}, columns)
+    assert to_document(place, {"docid": "d", "text": ""}, Columns(("docid",))) == Document("d", "")
+
+
+@pytest.mark.parametrize("grade", ["2", "+2", 2, 2.0])
+def test_grades_of_text_and_tables(grade: object) -> None:
+    assert to_judgement(Place(FILE, 1), "q", "d", grade).grade == 2
+
+
+@pytest.mark.parametrize("grade", [float("inf"), float("nan"), 0.5, True, None, "2.0", "", b"2"])
+def test_what_is_no_grade(grade: object) -> None:
+    with pytest.raises(InputError, match="the grade must be an integer of at most 9 digits"):
+        to_judgement(Place(FILE, 1), "q", "d", grade)
