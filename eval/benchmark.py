@@ -158,7 +158,8 @@ def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
         raise InputError(f"{entry.key}: was in {cache.root} a moment ago and is gone; fetch it again")
     origin, record = found
     queries = entry.facts.queries if split == entry.split else None
-    facts = replace(entry.facts, revision=record.revision, url=record.url, queries=queries)
+    size = entry.facts.bytes if origin == entry.origin else None
+    facts = replace(entry.facts, revision=record.revision, url=record.url, queries=queries, bytes=size)
     return Benchmark(entry.name, split, _policy_of(entry.key), facts, CachedCollection(cache, origin, entry.name, split))
 
 

@@ -37,6 +37,8 @@ class KeyTable:
 
     def add(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
         """Add B keys with their numbers."""
+        if not len(keys):
+            return
         order = np.argsort(keys, kind="stable")
         self._runs.append((keys[order], numbers[order]))
         while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):

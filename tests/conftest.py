@@ -32,6 +32,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             importlib.import_module(name)
 
 
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the user's own cache, nor that of another test."""
+    monkeypatch.setenv("QUIVER_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def quiver_data() -> Path:
     """Folder of real collections; QUIVER_REQUIRE_DATA=1 turns its absence from a skip into a failure."""

@@ -99,13 +99,16 @@ class Cache:
         Raises:
             InputError: It cannot be fetched: no network, a wrong checksum, a full disk; what was there stays.
         """
-        if is_offline():
-            raise InputError(f"{origin.url}: not fetched, HF_HUB_OFFLINE is set; unset it, or copy {self.folder(origin)} from elsewhere")
         work = self.root / _WORK
         try:
             work.mkdir(parents=True, exist_ok=True)
             with FileLock(work / f"{_slug(origin)}.lock"):
-                return self._sound(origin) or self._fetch(origin, work, progress)
+                found = self._sound(origin)
+                if found is None and is_offline():
+                    raise InputError(
+                        f"{origin.url}: not fetched, HF_HUB_OFFLINE is set; unset it, or copy {self.folder(origin)} from elsewhere"
+                    )
+                return found or self._fetch(origin, work, progress)
         except OSError as error:
             raise reason(error, origin.url, self.root) from error
 

@@ -10,7 +10,7 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -60,8 +60,16 @@ def fetch_files(repository: str, revision: str | None, folder: Path, choose: Cho
         raise reason(error, shown, folder) from error
     if info.sha is None:
         raise InputError(f"{repository}: the hub does not say which commit this is; fetch it again")
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on what it was doing
+    _prune(folder, {CARD, *wanted})
     return info.sha
+
+
+def _prune(folder: Path, wanted: Container[str]) -> None:
+    """Drop the client's notes on what it was doing, and what an earlier call may have left there of another commit."""
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in wanted:
+            path.unlink()
 
 
 def _inside(name: str) -> bool:

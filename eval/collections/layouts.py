@@ -90,6 +90,8 @@ def _declared(table: HubTable, card: str) -> list[str]:
     files = next((declared[name] for name in table.configs if declared.get(name)), None)
     if isinstance(files, str):
         return [files]
+    if isinstance(files, list) and all(isinstance(each, str) for each in files):
+        return files
     splits = {entry.get("split"): entry.get("path") for entry in _mappings(files)}
     path = splits.get(table.split, splits.get(_OTHER_NAMES.get(table.split)))
     if path is None and table.any_split and len(splits) == 1:

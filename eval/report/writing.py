@@ -21,10 +21,10 @@ from eval.results_folder import read_results
 Render: TypeAlias = Callable[[Sequence[Results]], str]
 
 RESULTS: Mapping[str, Render] = {".md": render, ".html": render_html, ".tex": render_latex}
-"""Suffix -> how results become that file."""
+"""Suffix -> how results become that file; the first is that of a file without a suffix too."""
 
 PAPER: Mapping[str, Callable[..., str]] = {".md": render_paper, ".tex": render_paper_latex}
-"""Suffix -> how results become that file, beside the rows of the ModernBERT paper."""
+"""As ``RESULTS``, beside the rows of the ModernBERT paper."""
 
 CARDS: Mapping[str, Callable[[Results], str]] = {"model-index": render_model_index, "eval-results": render_eval_results}
 """Name -> metadata of a model on the Hugging Face Hub."""
@@ -102,8 +102,8 @@ def write_mteb(folder: str | Path, out: str | Path) -> tuple[list[Path], list[st
 
 
 def _write(folders: Sequence[str | Path], out: Path, formats: Mapping[str, Render]) -> None:
-    layout = formats.get(out.suffix.lower())
+    check_target(out)
+    layout = formats.get(out.suffix.lower() or next(iter(formats)))
     if layout is None:
         raise InputError(f"{out}: a report of this layout ends in {', '.join(formats)}; the suffix says which one it is")
-    check_target(out)
     write_text(out, layout([read_results(folder) for folder in folders]))

@@ -51,12 +51,16 @@ def test_minilm_vectors_are_equal_in_any_order(minilm: Path, reference: sentence
 
 
 def test_truncation_is_counted(minilm: Path, reference: sentence_transformers.SentenceTransformer) -> None:
-    counts = load_model(minilm).encode(TEXTS, "document").counts
+    encoding = load_model(minilm).encode(TEXTS, "document")
+    counts = encoding.counts
     lengths = [len(ids) for ids in reference.tokenizer(TEXTS)["input_ids"]]
     assert counts.truncated == sum(length > 256 for length in lengths) > 2
     assert counts.tokens == sum(min(length, 256) for length in lengths)
     assert counts.texts == len(TEXTS)
     assert counts.empty == 1
+    assert encoding.tokens.tokens.tolist() == [min(length, 256) for length in lengths]
+    assert encoding.tokens.truncated.tolist() == [length > 256 for length in lengths]
+    assert encoding.tokens.empty.tolist() == [not text for text in TEXTS]
 
 
 def variant(minilm: Path, folder: Path, *, pooling: str, prompts: dict[str, str], include_prompt: bool, modules: list[str]) -> Path:

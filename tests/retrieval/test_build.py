@@ -17,9 +17,20 @@ import numpy as np
 import pytest
 
 from encoder.errors import InputError
-from retrieval.indexes import ExactColBERTIndex, ExactDenseIndex, build, build_in_memory, build_index, open_index
+from retrieval.indexes import (
+    ExactColBERTIndex,
+    ExactDenseIndex,
+    FaissDenseIndex,
+    build,
+    build_in_memory,
+    build_index,
+    check_kind,
+    index_vectors,
+    open_index,
+)
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding
+from retrieval.vectors import VectorStore
 
 DOCUMENTS = [
     Document("a", "granite is hard", "Stone"),
@@ -260,3 +271,51 @@ def test_one_bar_over_all_documents(
     build_in_memory(word_sum, DOCUMENTS)
     assert len(bars) == 2
     assert asked[6:] == [False, False]
+
+
+@pytest.mark.parametrize("in_memory", [0, 1 << 20])
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_stored_vectors_make_the_same_index(
+    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_IN_MEMORY", in_memory)
+    model = word_sum if kind == "dense" else word_by_word
+    stored = VectorStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
+    index, built = index_vectors([document.id for document in DOCUMENTS], stored, model.card), build_in_memory(model, DOCUMENTS)
+    assert type(index) is type(built.index)
+    assert (list(index.ids), len(index), index.kind, index.nbytes) == (
+        list(built.index.ids),
+        4,
+        built.index.kind,
+        built.index.nbytes,
+    )
+    assert stored.counts == built.counts
+    queries = model.encode(["hard stone", "sea", "x y z"], "query").vectors
+    ours, theirs = index.search(queries, 10), built.index.search(queries, 10)
+    assert ours.ids == theirs.ids
+    np.testing.assert_array_equal(np.array(ours.scores), np.array(theirs.scores))
+    with pytest.raises(ValueError, match="3 ids for the vectors of 4"):
+        index_vectors(["a", "b", "c"], stored, model.card)
+
+
+def test_the_kind_of_an_index_is_checked_before_anything_is_encoded(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel) -> None:
+    for kind in ("exact", "Flat", "IVF1024,PQ16x4fs,RFlat?nprobe=8&k_factor=2"):
+        check_kind(kind, word_sum.card)
+    check_kind("exact", word_by_word.card)
+    stored = VectorStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
+    index = index_vectors(["x", "y"], stored, word_sum.card, kind="Flat")
+    assert isinstance(index, FaissDenseIndex)
+    assert index.search(word_sum.encode(["b"], "query").vectors, 1).ids == [["x"]]
+    tokens = VectorStore(tmp_path).encode(word_by_word, ["a b", "c"], "document")
+    for card, vectors, kind, message in (
+        (word_sum.card, stored, "exacty", "index 'exacty': FAISS cannot make it for width 256"),
+        (word_sum.card, stored, "Flat?nprobe=3", "index 'Flat': 'nprobe' is no setting of its search; it takes none"),
+        (word_by_word.card, tokens, "Flat", "index 'Flat': a ColBERT is searched with 'exact', the only kind for one vector a token"),
+    ):
+        for call in (
+            lambda kind=kind, card=card: check_kind(kind, card),
+            lambda *, a=(vectors, card), kind=kind: index_vectors(["x", "y"], *a, kind=kind),
+        ):
+            with pytest.raises(InputError) as caught:
+                call()
+            assert str(caught.value).startswith(message)

@@ -339,11 +339,14 @@ def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
     with torch.no_grad():
         broken.encoder.final_norm.weight.fill_(math.nan)
     broken.save(tmp_path / "broken")
-    for command in (("index", "build", data), ("evaluate", "--data", data)):
+    for command, what in (
+        (("index", "build", data), "the vector of document 'd1' is not finite"),
+        (("evaluate", "--data", data), "gave a vector that is not finite for the query 'which animal has wings'"),
+    ):
         done = quiver(*command, "--model", tmp_path / "broken", "--out", tmp_path / "out")
         assert done.code == 2
         assert is_one_line(done.err), done.err
-        assert "document 'd1' is not finite" in done.err
+        assert what in done.err
         assert not (tmp_path / "out").exists()
         assert not list(tmp_path.glob(".*"))
 

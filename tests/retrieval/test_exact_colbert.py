@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes import ExactColBERTIndex, exact_colbert
+from retrieval.indexes import ExactColBERTIndex, arrays, exact_colbert, walk
+from retrieval.rows import MatrixRows
 
 Tokens = NDArray[np.float32]
 
@@ -63,6 +64,30 @@ def test_copies_tie_wherever_they_stand_and_the_tie_crosses_the_cut(monkeypatch:
     assert index.search(queries, 50).ids == whole.ids
 
 
+@pytest.mark.parametrize("block", [1, 30, 100, 100_000])
+@pytest.mark.parametrize("k", [1, 10, 60, 1000])
+def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks smaller than a document too, documents without tokens at their borders, copies everywhere, and scores in small groups."""
+    rng = np.random.default_rng(block + k)
+    documents = texts(0, rng.integers(0, 40, size=150).tolist())
+    for row in range(0, 150, 2):
+        documents[row] = documents[8]
+    for row in (0, 1, 149):
+        documents[row] = documents[row][:0]
+    ids = [f"d{number}" for number in rng.permutation(150)]
+    queries = [documents[8][:5], *texts(1, rng.integers(1, 20, size=9).tolist())]
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * 16)
+    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 50)
+    monkeypatch.setattr(exact_colbert, "_SCORES", 300)
+    monkeypatch.setattr(walk, "_TOGETHER", 3)
+    lengths = np.array([len(tokens) for tokens in documents])
+    index = ExactColBERTIndex.from_rows(ids, MatrixRows(np.concatenate(documents)), lengths)
+    for query, found, scores in zip(queries, *((hits := index.search(queries, k)).ids, hits.scores), strict=True):
+        best = expected(ids, documents, query)[:k]
+        assert list(found) == [key for _, key in best]
+        np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
     documents = texts(0, LENGTHS)
@@ -98,6 +123,9 @@ def test_saved_and_opened_it_finds_the_same(tmp_path: Path) -> None:
     queries = texts(1, [4, 32, 1])
     index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
     assert set(index.save(tmp_path)) == {path.name for path in tmp_path.iterdir()}
+    np.save(tmp_path / "plain.npy", np.concatenate(texts(0, LENGTHS)))
+    assert (tmp_path / "tokens.npy").read_bytes() == (tmp_path / "plain.npy").read_bytes()
+    assert index.nbytes == 4 * 16 * sum(LENGTHS) + 8 * 11
     opened = ExactColBERTIndex.open(tmp_path)
     assert (list(opened.ids), len(opened), opened.dim) == (IDS, 10, 16)
     found, again = index.search(queries, 5), opened.search(queries, 5)

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes import ExactDenseIndex, exact_dense
+from retrieval.indexes import ExactDenseIndex, arrays, exact_dense, walk
 from retrieval.records import Hits
+from retrieval.rows import MatrixRows
 
 
 def unit(seed: int, rows: int, width: int) -> NDArray[np.float32]:
@@ -87,6 +88,52 @@ def test_k_beyond_the_corpus_gives_every_document_once() -> None:
         assert (np.abs(scores) <= 1.001).all()
 
 
+@pytest.mark.parametrize("block", [1, 7, 64, 99, 1000])
+@pytest.mark.parametrize("k", [1, 10, 70, 500])
+def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few distinct vectors, of integers and of fractions, in many copies all over the blocks: ties within, across and at the cut."""
+    rng = np.random.default_rng(block * 1000 + k)
+    for distinct, width in ((3, 8), (40, 8), (300, 64)):
+        kinds = rng.integers(-2, 3, (distinct, width)).astype(np.float32) if width == 8 else unit(block, distinct, width)
+        vectors = kinds[rng.integers(0, distinct, 400)]
+        ids = [f"d{number}" for number in rng.permutation(400)]
+        queries = np.concatenate([kinds[:5], unit(k, 40, width), np.zeros((1, width), np.float32)])
+        monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * width)
+        monkeypatch.setattr(walk, "_TOGETHER", 4)
+        index = ExactDenseIndex.from_rows(ids, MatrixRows(vectors))
+        check(index.search(queries, k), ids, vectors, queries, min(k, 400))
+
+
+def test_copies_of_one_document_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", 100 * 4 * 384)
+    vectors = unit(5, 3000, 384)
+    vectors[np.arange(50, 3000, 100)] = vectors[50]  # 30 copies, one a block
+    vectors[np.arange(60, 3000, 20)] = vectors[60]  # 147 copies, several a block: more than k and the margin
+    ids = [f"d{number}" for number in np.random.default_rng(0).permutation(3000)]
+    queries = np.concatenate([vectors[[50, 60, 70]], unit(6, 5, 384)])
+    index = ExactDenseIndex.from_vectors(ids, vectors)
+    for k in (1, 10, 100, 200):
+        assert [list(found) for found in index.search(queries, k).ids] == expected(ids, vectors, queries, k)
+
+
+def test_a_second_walk_holds_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All documents tie: the second walk must not collect them all."""
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", 50 * 4 * 4)
+    ids = [f"d{number:05d}" for number in range(2000)]
+    seen: list[int] = []
+    in_order = walk.in_order
+
+    def watched(rows: NDArray[np.int64], *arguments: object, **options: object) -> object:
+        seen.append(len(rows))
+        return in_order(rows, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(walk, "in_order", watched)
+    hits = ExactDenseIndex.from_vectors(ids, np.ones((2000, 4), np.float32)).search(unit(0, 3, 4), 20)
+    assert [list(found) for found in hits.ids] == [ids[:-21:-1]] * 3
+    assert max(seen) <= 70
+    assert len(seen) == 3 * 40
+
+
 def test_many_queries_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [f"d{number}" for number in range(50)]
     vectors, queries = unit(0, 50, 16), unit(1, 23, 16)
@@ -135,6 +182,10 @@ def test_saved_and_opened_it_finds_the_same(tmp_path: Path) -> None:
     vectors, queries = unit(0, 200, 32), unit(1, 30, 32)
     index = ExactDenseIndex.from_vectors(ids, vectors)
     assert set(index.save(tmp_path)) == {path.name for path in tmp_path.iterdir()}
+    np.save(tmp_path / "plain.npy", vectors)
+    assert (tmp_path / "vectors.npy").read_bytes() == (tmp_path / "plain.npy").read_bytes()
+    assert index.nbytes == vectors.nbytes
+    assert dict(index.parameters) == {"precision": "float32"}
     opened = ExactDenseIndex.open(tmp_path)
     assert (list(opened.ids), len(opened), opened.dim) == (ids, 200, 32)
     found, again = index.search(queries, 20), opened.search(queries, 20)

@@ -183,6 +183,12 @@ def test_offline_never_touches_the_network(served: Served, site: Any, monkeypatc
     with pytest.raises(InputError, match="not fetched, HF_HUB_OFFLINE is set"):
         served.cache.fetch(served.origin)
     assert site.requests == []
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    record = served.cache.fetch(served.origin)
+    site.requests.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert served.cache.fetch(served.origin) == record  # compared, not fetched
+    assert site.requests == []
 
 
 def test_a_full_disk_is_said_before_and_during(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +291,17 @@ def test_what_the_hub_does_not_have(published: Any, site: Any, tmp_path: Path) -
     with pytest.raises(InputError, match="mteb/birds: no files for default or qrels, split dev"):
         cache.fetch(mteb_tables("v", "mteb/birds", "b" * 40, ("dev", "test")))
     assert not (tmp_path / "v").exists()
+
+
+def test_what_another_commit_has_left_is_dropped(published: Any, site: Any, tmp_path: Path) -> None:
+    """A fetch of the main branch was stopped, and the branch has moved on: its corpus had other files."""
+    site.repositories = published.beir_hub("birds")
+    stale = tmp_path / ".fetching" / "u" / "BeIR--birds" / "corpus" / "corpus-00000-of-00001.parquet"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(published.parquet(published.corpus))
+    cache, origin = Cache(tmp_path), beir_tables("u", "birds", ("test",))
+    assert "BeIR--birds/corpus/corpus-00000-of-00001.parquet" not in cache.fetch(origin).files
+    assert len(load(cache, origin).documents) == 3
 
 
 def test_names_of_a_repository_stay_inside(published: Any, site: Any, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def split(config: str, name: str, path: str) -> str:
         (split("qrels", "test", "[a.jsonl, b.jsonl]"), ["b.jsonl", "a.jsonl"], ["a.jsonl", "b.jsonl"]),
         (split("default", "train", "a.jsonl"), ["a.jsonl", "test.tsv"], ["test.tsv"]),
         ("configs:\n- config_name: default\n  data_files: a.jsonl", ["a.jsonl", "test.tsv"], ["a.jsonl"]),
+        ("configs:\n- config_name: default\n  data_files: [b.jsonl, a.jsonl]", ["a.jsonl", "b.jsonl"], ["a.jsonl", "b.jsonl"]),
         ("configs:\n- config_name: other\n  data_files: a.jsonl", ["a.jsonl", "test.tsv"], ["test.tsv"]),
         ("configs: none of your business", ["test.tsv"], ["test.tsv"]),
         ("license: mit", ["data/test-0.parquet", "test.tsv"], ["data/test-0.parquet"]),
