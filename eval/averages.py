@@ -1,30 +1,40 @@
 """Averages over collections, by the rules of the benchmarks: a group counts once, and a mean that lacks a member is no mean.
 
+A group is whole where as many different collections of one split are there as it has parts: parts of different splits are never
+averaged, and one that comes twice counts once.
+
 Source: BEIR, arXiv:2104.08663, where CQADupStack is the unweighted mean of its twelve forums and one of the data sets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Part:
-    """One scored collection, as far as averages are concerned.
+    """One collection, as far as averages are concerned.
 
     Attributes:
-        name: The collection with its split.
+        name: The collection.
+        split: Its split.
         group: The data set that it is a part of; None where it stands for itself.
         group_size: How many parts the group has.
-        value: Its score.
+        value: Its score; None where it was not scored.
     """
 
     name: str
-    group: str | None
-    group_size: int
-    value: float
+    split: str
+    group: str | None = None
+    group_size: int = 1
+    value: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The collection with its split: ``scifact.test``."""
+        return f"{self.name}.{self.split}"
 
 
 @dataclass(frozen=True)
@@ -42,20 +52,55 @@ class Average:
     members: int
 
 
-def data_sets(parts: Sequence[Part]) -> dict[str, float | None]:
-    """The score of every data set, in the order of their first parts; None for a group that lacks a part.
+def grouped(parts: Iterable[Part]) -> dict[str, list[Part]]:
+    """Data set -> its parts, each once, in the order of their first.
+
+    A group's name is that of the data set where its parts are of one split; where they are of several, each split is a data set of its
+    own and its name is in the name.
 
     Example:
-        >>> data_sets([Part("a.test", None, 1, 0.5), Part("x.test", "g", 2, 0.1), Part("y.test", "g", 2, 0.3)])
-        {'a.test': 0.5, 'g': 0.2}
+        >>> android, english = Part("android", "test", "forums", 2), Part("english", "dev", "forums", 2)
+        >>> list(grouped([android])), list(grouped([android, english]))
+        (['forums'], ['forums.test', 'forums.dev'])
     """
-    grouped: dict[str, list[Part]] = {}
+    unique: dict[str, Part] = {}
     for part in parts:
-        grouped.setdefault(part.group or part.name, []).append(part)
-    return {
-        name: math.fsum(part.value for part in members) / len(members) if len(members) == members[0].group_size else None
-        for name, members in grouped.items()
-    }
+        unique.setdefault(part.key, part)
+    splits: dict[str, set[str]] = {}
+    for part in unique.values():
+        if part.group is not None:
+            splits.setdefault(part.group, set()).add(part.split)
+    found: dict[str, list[Part]] = {}
+    for part in unique.values():
+        if part.group is None:
+            found[part.key] = [part]
+        else:
+            name = part.group if len(splits[part.group]) == 1 else f"{part.group}.{part.split}"
+            # A collection and a group may share a name: they are two data sets all the same.
+            found.setdefault(name if name not in unique else f"{name} (group)", []).append(part)
+    return found
+
+
+def is_whole(parts: Sequence[Part]) -> bool:
+    """Whether a data set of `grouped` has all its parts."""
+    return {part.group_size for part in parts} == {len(parts)}
+
+
+def data_sets(parts: Iterable[Part]) -> dict[str, float | None]:
+    """The score of every data set, in the order of their first parts; None where one lacks a part, or a part its score.
+
+    Example:
+        >>> parts = [Part("a", "test", value=0.5), Part("x", "test", "g", 2, 0.1), Part("y", "test", "g", 2, 0.3)]
+        >>> data_sets(parts)
+        {'a.test': 0.5, 'g': 0.2}
+        >>> data_sets(parts[:2])
+        {'a.test': 0.5, 'g': None}
+    """
+    scores: dict[str, float | None] = {}
+    for name, members in grouped(parts).items():
+        values = [part.value for part in members if part.value is not None]
+        scores[name] = math.fsum(values) / len(values) if is_whole(members) and len(values) == len(members) else None
+    return scores
 
 
 def average(scores: Mapping[str, float | None], members: Sequence[str]) -> Average:

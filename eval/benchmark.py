@@ -102,6 +102,11 @@ class Benchmark:
         own = Path(os.path.abspath(folder)).name  # noqa: PTH100 - Path.resolve would follow the link
         return cls(name or own, split, policy or _policy_of(f"beir/{own.lower()}"), Facts(), LocalFolder(folder, split))
 
+    @property
+    def key(self) -> str:
+        """The collection with its split, as files and tables name it: ``scifact.test``."""
+        return f"{self.name}.{self.split}"
+
     def load(self) -> Collection:
         """Read and check the collection.
 

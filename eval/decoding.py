@@ -1,5 +1,6 @@
 """JSON to frozen dataclasses, strictly: unknown, missing and mistyped fields are errors that name their place.
 
+A number must be finite: JSON knows no infinity, but ``1e999`` is read as one.
 This module knows nothing of results; the types of a dataclass's fields are the schema. Supported are str, int, float, bool,
 None, literals, unions, ``tuple[T, ...]``, ``Mapping[str, T]`` and dataclasses of these.
 """
@@ -7,6 +8,7 @@ None, literals, unions, ``tuple[T, ...]``, ``Mapping[str, T]`` and dataclasses o
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -25,7 +27,7 @@ def decode(record: type[Record], data: object, where: str) -> Record:
         where: The place to name in errors; fields are appended with dots.
 
     Raises:
-        InputError: A field is unknown, missing or of another type; names the first such field.
+        InputError: A field is unknown, missing, of another type or not finite; names the first such field.
 
     Example:
         >>> Point = dataclasses.make_dataclass("Point", [("x", int), ("tags", tuple[str, ...])], frozen=True)
@@ -57,23 +59,33 @@ def _value(hint: Any, data: object, where: str) -> object:
     if origin is Mapping:
         if not isinstance(data, dict):
             raise _mismatch(where, "an object", data)
-        return {key: _value(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        return {key: _value(arguments[1], item, f"{where}.{key if key.isprintable() else repr(key)}") for key, item in data.items()}
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return decode(hint, data, where)
     return _scalar(hint, data, where)
 
 
 def _one_of(hints: tuple[Any, ...], data: object, where: str) -> object:
-    """The data as it is where a member of the union is its very type; otherwise the first member has to take it."""
-    return data if type(data) in hints else _value(hints[0], data, where)
+    """The member that is the data's very type takes it; otherwise the first has to."""
+    return _value(type(data) if type(data) in hints else hints[0], data, where)
 
 
 def _scalar(hint: Any, data: object, where: str) -> object:
-    if hint is float and type(data) is int:  # JSON has one kind of number, and other writers drop the ".0"
-        return float(data)
+    if hint is float and type(data) in (int, float):  # JSON has one kind of number, and other writers drop the ".0"
+        return _finite(data, where)
     if type(data) is not hint:  # not isinstance: True is an int to Python, and a mistake here
         raise _mismatch(where, {str: "a string", bool: "true or false", int: "an integer", float: "a number"}[hint], data)
     return data
+
+
+def _finite(number: Any, where: str) -> float:
+    try:
+        value = float(number)
+    except OverflowError as error:
+        raise _mismatch(where, "a finite number", number) from error
+    if not math.isfinite(value):
+        raise _mismatch(where, "a finite number", number)
+    return value
 
 
 def _mismatch(where: str, expected: str, data: object) -> InputError:

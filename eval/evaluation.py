@@ -19,10 +19,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from encoder.config import Precision
 from encoder.errors import InputError
 from encoder.files import write_json
 from eval.benchmark import Benchmark, resolve
 from eval.metrics import MEASURES, Scores, judged_at, score
+from eval.peers import load_peer
 from eval.provenance import data_sha256, provenance
 from eval.ranking import BASELINES, ModelRanker, Ranker, Ranking, rank_with_bm25
 from eval.results import (
@@ -31,6 +33,7 @@ from eval.results import (
     CollectionResult,
     FileReference,
     Interval,
+    Library,
     Results,
     System,
     TokenMatch,
@@ -50,6 +53,9 @@ from retrieval.token_matches import token_matches
 from retrieval.vectors import VectorStore
 
 logger = logging.getLogger(__name__)
+
+BM25 = System(source="bm25", kind="bm25", library="bm25s")
+"""The system that ``model="bm25"`` is."""
 
 MODULES: Mapping[str, str] = {"bm25": "bm25s"}
 """Baseline name -> the module of the extra ``eval`` that it imports."""
@@ -87,6 +93,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     index: str = "exact",
     baselines: Sequence[str] = ("bm25",),
     in_domain: Sequence[str] = (),
+    library: Library = "quiver",
+    precision: Precision = "float",
     cache: str | Path | None = None,
     offline: bool = False,
     progress: bool = False,
@@ -108,6 +116,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             its overlap with exact search is measured and reported beside the score.
         baselines: Names in ``eval.ranking.BASELINES`` to score beside the system.
         in_domain: Names of collections, or of their groups, whose training data the model has seen.
+        library: What opens and runs the model, where ``model`` is a folder or hub id.
+        precision: ``int8`` quantises the matrices of such a model, on a CPU; of Quiver's own models only.
         cache: Folder that keeps vectors by model and text; None keeps them for this call alone.
         offline: Never fetch a collection; one that is not there is an error that says how to get it.
         progress: Show how far the encoding is.
@@ -124,18 +134,19 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
     require_baselines(["bm25", *baselines] if model == "bm25" else baselines)
+    _check_model(model, library, precision, index)
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
-    checksums = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
-    loaded: DenseModel | TokenModel | str | Path = load_model(str(model)) if isinstance(model, (str, Path)) and model != "bm25" else model
-    system = System(source="bm25", kind="bm25", library="bm25s") if isinstance(loaded, (str, Path)) else System.of(loaded.card)
-    if not isinstance(loaded, (str, Path)):
+    checked = [_check(benchmark, written=out is not None) for benchmark in benchmarks]
+    loaded = _load(model, library, precision)
+    system = BM25 if loaded is None else System.of(loaded.card)
+    if loaded is not None:
         check_kind(index, loaded.card)
     choices = _Choices(k, index, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
     with _stage(out, system, choices, overwrite=overwrite) as stage, _ranker(loaded, index, cache, progress) as rank:
         walk = _Walk(system, rank, _explanation(loaded), choices, stage)
-        scored = tuple(walk.score(benchmark, checksum) for benchmark, checksum in zip(benchmarks, checksums, strict=True))
+        scored = tuple(map(walk.score, checked))
         results = Results(system, scored, provenance(command))
         if stage is not None:
             write_results(results, stage.folder)
@@ -152,22 +163,23 @@ class _Walk:
     choices: _Choices
     stage: Stage | None
 
-    def score(self, benchmark: Benchmark, checksum: str) -> CollectionResult:
+    def score(self, checked: _Checked) -> CollectionResult:
         """One collection; taken over where an evaluation that was stopped has finished it."""
-        key = f"{benchmark.name}.{benchmark.split}"
-        done = self.stage.finished(key, checksum) if self.stage is not None else None
+        key = checked.benchmark.key
+        done = self.stage.finished(key, _conditions(checked)) if self.stage is not None else None
         if done is None:
             started = time.perf_counter()
-            result = self._score(benchmark, benchmark.load(), checksum)
-            known = sum(result.seconds.values())
-            done = replace(result, seconds={**result.seconds, "other": time.perf_counter() - started - known})
+            result = self._score(checked)
+            other = time.perf_counter() - started - sum(result.seconds.values())
+            done = replace(result, seconds={**result.seconds, "check": checked.seconds, "other": other})
             if self.stage is not None:
                 self.stage.keep(done)
         logger.info("%s: %s %.4f over %d queries", key, HEADLINE, done.measures[HEADLINE], done.queries)
         return done
 
-    def _score(self, benchmark: Benchmark, collection: Collection, checksum: str) -> CollectionResult:
-        key, policy, facts = f"{benchmark.name}.{benchmark.split}", benchmark.policy, benchmark.facts
+    def _score(self, checked: _Checked) -> CollectionResult:
+        benchmark, collection = checked.benchmark, checked.collection
+        key, policy, facts = benchmark.key, benchmark.policy, benchmark.facts
         ranking = self.rank(collection, policy, self.choices.k)
         scores = self._scores(collection, ranking)
         baselines = tuple(self._baseline(name, benchmark, collection) for name in self.choices.baselines)
@@ -199,7 +211,7 @@ class _Walk:
             run=self._write_run(ranking.run, key, self.system.source),
             per_query=self._write("per_query", key, scores.per_query),
             query_texts=self._write("queries", key, {query.id: query.text for query in collection.queries}),
-            data_sha256=checksum,
+            data_sha256=checked.sha256,
             worst=worst_queries(collection, policy, ranking.run, scores, explain=self.explain),
             baselines=tuple(baseline for baseline, _ in baselines),
         )
@@ -214,7 +226,7 @@ class _Walk:
         started = time.perf_counter()
         ranking: Ranking = BASELINES[name](collection, benchmark.policy, self.choices.k)
         scores = self._scores(collection, ranking)
-        key = f"{benchmark.name}.{benchmark.split}.{name}"
+        key = f"{benchmark.key}.{name}"
         baseline = Baseline(
             name=name,
             parameters=ranking.index.parameters,
@@ -256,9 +268,28 @@ def _explanation(model: object) -> Explain | None:
     return partial(explain, model)
 
 
+def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision, index: str) -> None:
+    """Refuse choices that this model cannot follow, before anything is read."""
+    if model == "bm25" and (library, precision, index) != ("quiver", "float", "exact"):
+        raise InputError("bm25 has no index, no precision and no other library; leave those options away")
+    if library != "quiver" and precision != "float":
+        raise InputError(f"{precision} is of Quiver's own models; leave it away with the library {library}")
+    if not isinstance(model, (str, Path)) and (library, precision) != ("quiver", "float"):
+        raise InputError("the model is loaded already: library and precision are choices of how to load one")
+
+
+def _load(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision) -> DenseModel | TokenModel | None:
+    """The model to score; None is BM25, which has none."""
+    if not isinstance(model, (str, Path)):
+        return model
+    if model == "bm25":
+        return None
+    return load_model(str(model), precision=precision) if library == "quiver" else load_peer(library, model)
+
+
 @contextmanager
-def _ranker(model: str | Path | DenseModel | TokenModel, index: str, cache: str | Path | None, progress: bool) -> Iterator[Ranker]:
-    if isinstance(model, (str, Path)):
+def _ranker(model: DenseModel | TokenModel | None, index: str, cache: str | Path | None, progress: bool) -> Iterator[Ranker]:
+    if model is None:
         yield rank_with_bm25
         return
     with nullcontext(cache) if cache is not None else TemporaryDirectory(prefix="quiver-vectors-") as folder:
@@ -290,7 +321,7 @@ def _benchmarks(
         benchmarks += [each] if isinstance(each, Benchmark) else resolve(each, split, offline=offline, progress=progress)
     if not benchmarks:
         raise InputError("no collection was given; name at least one BEIR folder, or one of quiver collections list")
-    keys = Counter(f"{benchmark.name}.{benchmark.split}" for benchmark in benchmarks)
+    keys = Counter(benchmark.key for benchmark in benchmarks)
     if twice := [key for key, count in keys.items() if count > 1]:
         raise InputError(f"two collections are called {twice[0]}, and their files would overwrite each other; rename a folder")
     names = {name for benchmark in benchmarks for name in (benchmark.name, benchmark.facts.group)}
@@ -299,8 +330,26 @@ def _benchmarks(
     return benchmarks
 
 
-def _check(benchmark: Benchmark, *, written: bool) -> str:
-    """Read a collection once, and give its checksum: that it is broken is known before hours of encoding, not after."""
+@dataclass(frozen=True)
+class _Checked:
+    """A collection that has been read from end to end; its documents are still in their files.
+
+    Attributes:
+        benchmark: Where it comes from.
+        collection: What was read.
+        sha256: Checksum over its data.
+        seconds: What reading took.
+    """
+
+    benchmark: Benchmark
+    collection: Collection
+    sha256: str
+    seconds: float
+
+
+def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
+    """Read a collection: that it is broken is known before hours of encoding, not after."""
+    started = time.perf_counter()
     collection = benchmark.load()
     queries, shared = collection.qrels.keys(), 0
     if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
@@ -311,7 +360,15 @@ def _check(benchmark: Benchmark, *, written: bool) -> str:
         shared += document.id in queries
     if shared and not benchmark.policy.exclude_self:
         logger.warning("%s: %d query ids are document ids too; a query may find itself (exclude_self is off)", benchmark.name, shared)
-    return data_sha256(collection)
+    return _Checked(benchmark, collection, data_sha256(collection), time.perf_counter() - started)
+
+
+def _conditions(checked: _Checked) -> dict[str, object]:
+    """What a finished result of this collection must say for it to be taken over: the data, and how they are scored."""
+    benchmark = checked.benchmark
+    return {"data_sha256": checked.sha256, **asdict(benchmark.policy)} | {
+        name: value for name, value in asdict(benchmark.facts).items() if name in ("group", "group_size", "licence", "revision")
+    }
 
 
 def _spaced(benchmark: Benchmark, key: str) -> InputError:

@@ -13,18 +13,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from encoder.errors import InputError
 from eval.benchmark import Policy, cut, depth
 from eval.bm25 import PARAMETERS, bm25_run
 from eval.results import IndexUsed, Truncated
 from retrieval.corpus import Collection
 from retrieval.indexes.build import index_vectors
-from retrieval.protocols import DenseModel, TokenModel
+from retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from retrieval.records import Hits, ModelCard
-from retrieval.similarity import comparable
 from retrieval.vectors import StoredVectors, VectorStore
 
 OVERLAPS = (10, 100)
-"""Depths at which an index is compared with exact search."""
+"""Depths at which an index is compared with exact search, as far as they are kept."""
+
+TIE = 1e-6
+"""Two scores closer than this, relatively, are one: float32 products in another order differ by so much."""
 
 
 @dataclass(frozen=True)
@@ -84,28 +87,28 @@ class ModelRanker:
         watch, card = Stopwatch(), self.model.card
         # Queries first: they take seconds, and what is wrong with the model shows on them.
         queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
-        vectors = query_vectors(queries, card)
+        vectors = query_vectors(queries)
         watch.lap("encode_queries")
         ids: list[str] = []
         documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
         watch.lap("encode_documents")
         index = index_vectors(ids, documents, card, kind=self.index)
         watch.lap("index")
-        hits = index.search(vectors, depth(k, policy))
+        wanted = depth(k, policy)
+        hits = _searched(index, vectors, wanted, card)
         watch.lap("search")
-        query_ids = [query.id for query in collection.queries]
-        used = IndexUsed(
-            kind=index.kind,
-            parameters=index.parameters,
-            recall=dict.fromkeys(map(_overlap_name, OVERLAPS), 1.0)
-            if self.index == "exact"
-            else self._overlaps(ids, documents, vectors, hits),
-            bytes=index.nbytes,
-            query_milliseconds=1000 * watch.seconds["search"] / len(query_ids),
-        )
+        exact = self.index == "exact"
+        overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
         return Ranking(
-            run=cut(hits.to_run(query_ids), k, policy),
-            index=used,
+            run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
+            index=IndexUsed(
+                kind="exact" if exact else "faiss",
+                # How far a graph is explored depends on how many documents are asked for too.
+                parameters={**index.parameters} if exact else {**index.parameters, "k": wanted},
+                recall={_name(cut): 1.0 for cut in overlaps} if exact else self._overlaps(ids, documents, vectors, hits, overlaps),
+                bytes=index.nbytes,
+                query_milliseconds=1000 * watch.seconds["search"] / len(collection.queries),
+            ),
             truncated=Truncated(documents=documents.counts.truncated, queries=queries.counts.truncated),
             seconds=watch.seconds,
             cached=documents.reused,
@@ -114,9 +117,11 @@ class ModelRanker:
     def _encode(self, texts: Any, role: Any, total: int) -> StoredVectors:
         return self.store.encode(self.model, texts, role, total=total, progress=self.progress)
 
-    def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits) -> dict[str, float]:
-        exact = index_vectors(ids, documents, self.model.card).search(queries, max(OVERLAPS))
-        return {_overlap_name(depth): overlap(exact, hits, depth) for depth in OVERLAPS}
+    def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits, cuts: Sequence[int]) -> dict[str, float]:
+        if not cuts:
+            return {}
+        exact = index_vectors(ids, documents, self.model.card).search(queries, max(cuts))
+        return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
 
 
 def rank_with_bm25(collection: Collection, policy: Policy, k: int) -> Ranking:
@@ -133,23 +138,40 @@ BASELINES: Mapping[str, Callable[[Collection, Policy, int], Ranking]] = {"bm25":
 def overlap(exact: Hits, hits: Hits, k: int) -> float:
     """Share of the exact search's first k documents that another search has among its own, a mean over queries.
 
+    A document that scores as much as the k-th of the exact search is as good: which of equals are kept is a matter of ids.
+
     Example:
-        >>> overlap(Hits([["a", "b"]], [np.ones(2)]), Hits([["b", "c"]], [np.ones(2)]), 2)
+        >>> scores = [np.array([2.0, 1.0], np.float32)]
+        >>> overlap(Hits([["a", "b"]], scores), Hits([["b", "c"]], [np.array([1.0, 0.5], np.float32)]), 2)
         0.5
     """
-    shares = [len({*wanted[:k]} & {*found[:k]}) / len(wanted[:k]) for wanted, found in zip(exact.ids, hits.ids, strict=True)]
+    shares = []
+    for wanted, bar, found, scores in zip(exact.ids, exact.scores, hits.ids, hits.scores, strict=True):
+        best = {*wanted[:k]}
+        least = float(bar[len(best) - 1]) if best else 0.0
+        tied = TIE * max(1.0, abs(least))
+        # Not "at least as much": scores of compressed vectors may be too high.
+        good = sum(document in best or abs(score - least) <= tied for document, score in zip(found[:k], scores[:k].tolist(), strict=True))
+        shares.append(min(good, len(best)) / len(best) if best else 1.0)
     return sum(shares) / len(shares)
 
 
-def query_vectors(stored: StoredVectors, card: ModelCard) -> Any:
+def _searched(index: VectorIndex[Any], queries: Any, k: int, card: ModelCard) -> Hits:
+    try:
+        return index.search(queries, k)
+    except ValueError as error:  # the shapes are ours: what is left is what the model's vectors are
+        raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
+
+
+def query_vectors(stored: StoredVectors) -> Any:
     """Vectors of queries as an index wants them: (Q, d), or for a ColBERT a list of (n_i, d)."""
-    rows = stored.rows.take(np.arange(stored.rows.shape[0]))
+    rows = stored.rows.span(0, stored.rows.shape[0])
     if stored.lengths is None:
-        return comparable(rows, card)
+        return rows
     return np.split(rows, np.cumsum(stored.lengths)[:-1])
 
 
-def _overlap_name(k: int) -> str:
+def _name(k: int) -> str:
     return f"overlap@{k}"
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
 from encoder.config import Precision
+from encoder.errors import InputError
 from eval.averages import Part, average, data_sets
 from eval.provenance import Provenance
 from retrieval.records import ModelCard
@@ -92,9 +93,9 @@ class IndexUsed:
 
     Attributes:
         kind: What it is: ``exact``, ``faiss`` or ``bm25``.
-        parameters: Its settings.
-        recall: Share of the documents an exact search finds that it finds too, ``overlap@10`` and ``overlap@100``, means over the
-            judged queries; None for BM25, 1 by definition for an exact index.
+        parameters: Its settings; with ``k``, the documents it was asked for, where how well it searches depends on that.
+        recall: Share of the documents an exact search finds that it finds too, ``overlap@10`` and ``overlap@100`` as far as
+            so many are kept, means over the judged queries; None for BM25, 1 by definition for an exact index.
         bytes: Size of what is searched; None for BM25.
         query_milliseconds: Wall clock of the search without the encoding of the queries, a query, all of them searched in one call.
     """
@@ -233,7 +234,8 @@ class CollectionResult:
         index: What was searched.
         cached: Documents whose vectors were there already, from an earlier evaluation.
         seconds: Wall clock of ``encode_documents``, ``index``, ``encode_queries`` and ``search`` for a model, of ``search`` alone
-            (indexing included) for BM25, and of ``other``: reading, scoring, writing.
+            (indexing included) for BM25, of each baseline, of ``check``, reading and checking the data beforehand, and of ``other``:
+            reading again, scoring, writing.
         run: The TREC run; None when no folder was written.
         per_query: The scores of every query, ``{query: {measure: value}}``; None when no folder was written.
         query_texts: The judged queries, ``{query: text}``; None when no folder was written.
@@ -276,6 +278,14 @@ class CollectionResult:
         """The collection with its split, as files and tables name it: ``scifact.test``."""
         return f"{self.name}.{self.split}"
 
+    def part(self, value: float | None = None) -> Part:
+        """What ``eval.averages`` has to know of it.
+
+        Args:
+            value: The score that is averaged; None where only the grouping matters, or there is none.
+        """
+        return Part(self.name, self.split, self.group, self.group_size, value)
+
 
 @dataclass(frozen=True)
 class Results:
@@ -301,8 +311,77 @@ class Results:
         """What ``eval.averages`` has to know of the collections.
 
         Args:
-            measure: Name of a measure; a collection that was not scored by it is left out.
+            measure: Name of a measure; a collection that was not scored by it has no value.
         """
-        return [
-            Part(each.key, each.group, each.group_size, each.measures[measure]) for each in self.collections if measure in each.measures
-        ]
+        return [each.part(each.measures.get(measure)) for each in self.collections]
+
+
+def check_results(results: Results, where: str) -> None:
+    """Check what the types of the fields cannot say, see `check_collection`, and that no collection is there twice.
+
+    Args:
+        results: As they were read.
+        where: The file to name in errors.
+
+    Raises:
+        InputError: Something cannot be; names the first such field.
+    """
+    keys: set[str] = set()
+    for place, collection in enumerate(results.collections):
+        check_collection(collection, f"{where}.collections[{place}]")
+        if collection.key in keys:
+            raise InputError(f"{where}: holds {collection.key!r} twice; {_DAMAGED}")
+        keys.add(collection.key)
+
+
+def check_collection(collection: CollectionResult, where: str) -> None:
+    """Check that the numbers are possible: fractions within 0 and 1, nothing counted or timed below 0, intervals in order.
+
+    Args:
+        collection: As it was read.
+        where: The place to name in errors.
+
+    Raises:
+        InputError: Something cannot be; names the first such field.
+    """
+    _check_measures(collection.measures, collection.interval, where)
+    for place, baseline in enumerate(collection.baselines):
+        _check_measures(baseline.measures, baseline.interval, f"{where}.baselines[{place}]")
+    index = collection.index
+    fractions = {"judged": collection.judged, **{f"index.recall.{name}": share for name, share in (index.recall or {}).items()}}
+    for name, fraction in fractions.items():
+        _check_fraction(fraction, f"{where}.{name}")
+    counts: dict[str, float] = {
+        **{name: getattr(collection, name) for name in _COUNTS},
+        **{f"truncated.{name}": count for name, count in asdict(collection.truncated).items()},
+        **{f"seconds.{step}": seconds for step, seconds in collection.seconds.items()},
+        "index.bytes": index.bytes or 0,
+        "index.query_milliseconds": index.query_milliseconds or 0,
+    }
+    for name, count in counts.items():
+        if count < 0:
+            raise InputError(f"{where}.{name}: must be >= 0, got {count}; {_DAMAGED}")
+    if collection.group_size < 1:
+        raise InputError(f"{where}.group_size: must be >= 1, got {collection.group_size}; {_DAMAGED}")
+
+
+_COUNTS = ("documents", "queries", "judgements", "k", "unanswered", "empty_texts", "cached")
+
+_DAMAGED = "the file is damaged or was changed by hand"
+
+# A mean of ones may be a rounding above one.
+_ROUNDING = 1e-9
+
+
+def _check_measures(measures: Mapping[str, float], interval: Interval, where: str) -> None:
+    if HEADLINE not in measures:
+        raise InputError(f"{where}.measures: has no {HEADLINE}, which every result has; {_DAMAGED}")
+    for name, fraction in measures.items():
+        _check_fraction(fraction, f"{where}.measures.{name}")
+    if interval.low > interval.high:
+        raise InputError(f"{where}.interval: low {interval.low} is above high {interval.high}; {_DAMAGED}")
+
+
+def _check_fraction(fraction: float, where: str) -> None:
+    if not -_ROUNDING <= fraction <= 1 + _ROUNDING:
+        raise InputError(f"{where}: must be within 0 and 1, got {fraction}; {_DAMAGED}")

@@ -10,10 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from encoder.errors import InputError
 from encoder.files import sync_folder, write_json, write_text
@@ -29,10 +33,14 @@ SCHEMA = "quiver-results/2"
 FILE = "results.json"
 """The file whose presence says that a folder of results is complete."""
 
+REPORTS = ("report.md", "report.html")
+"""Reports that ``quiver evaluate`` writes beside the results."""
+
 # Where results are made before they are published: a hidden folder inside the target.
 _STAGE = ".unfinished"
 _PLAN = "plan.json"
 _FINISHED = "finished"
+_LOCK = "lock"
 
 
 def write_results(results: Results, folder: Path) -> Path:
@@ -56,12 +64,7 @@ def read_results(folder: str | Path) -> Results:
     path = Path(folder) / FILE
     if not path.is_file():
         raise InputError(f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; run quiver evaluate again")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg}); the file is damaged, run quiver evaluate again") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8; the file is damaged, run quiver evaluate again") from error
+    content = _content(path)
     schema = content.pop("schema", None) if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise InputError(
@@ -75,6 +78,24 @@ def read_results(folder: str | Path) -> Results:
         for reference in _references(collection):
             _check(Path(folder), reference)
     return results
+
+
+def _content(path: Path) -> object:
+    """The JSON of a file, of which nothing is known yet."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text, parse_constant=partial(_refuse_constant, path))
+        if "\\ud" in text.lower():  # half of a surrogate pair is legal JSON and no text: every report would fail on it
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
+    except InputError:
+        raise
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg}); the file is damaged, run quiver evaluate again") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8; the file is damaged, run quiver evaluate again") from error
+    except (ValueError, RecursionError) as error:  # an unpaired surrogate, a number of 5,000 digits, a thousand brackets
+        raise InputError(f"{path}: cannot be read ({str(error)[:80]}); the file is damaged, run quiver evaluate again") from error
+    return content
 
 
 class Stage:
@@ -92,12 +113,13 @@ class Stage:
         """Note a collection as finished: after a kill it is not scored again."""
         write_json(self._finished / f"{result.key}.json", asdict(result))
 
-    def finished(self, key: str, data_sha256: str) -> CollectionResult | None:
+    def finished(self, key: str, conditions: Mapping[str, object]) -> CollectionResult | None:
         """A collection that an evaluation with the same plan finished before it was stopped.
 
         Args:
             key: The collection with its split.
-            data_sha256: Checksum of the data as they are now; on other data the result is not this one.
+            conditions: Fields of the result with the values they would have now: the data's checksum, the policy. Under others the
+                result is not this one.
 
         Returns:
             Its result, if it is there and its files are whole.
@@ -112,7 +134,10 @@ class Stage:
         except (InputError, ValueError) as error:
             logger.warning("%s cannot be taken over, it is scored again (%s)", key, error)
             return None
-        return result if result.data_sha256 == data_sha256 else None
+        changed = [name for name, value in conditions.items() if getattr(result, name) != value]
+        if changed:
+            logger.warning("%s was finished under another %s, it is scored again", key, ", ".join(changed))
+        return None if changed else result
 
     def any_finished(self) -> bool:
         """Whether there is something to take over."""
@@ -140,32 +165,81 @@ def results_folder(folder: Path, plan: Mapping[str, object], *, overwrite: bool 
     stage = Stage(folder / _STAGE)
     done = False
     try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _prepare(stage.folder, plan)
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
-        yield stage
-        _publish(stage.folder, folder)
-        done = True
+        with _locked(stage.folder):
+            try:
+                _prepare(stage, plan, overwrite=overwrite)
+                yield stage
+                _publish(stage.folder, folder)
+                done = True
+            finally:
+                if done or not stage.any_finished():
+                    _remove(stage.folder)
     finally:
-        if stage.folder.exists() and (done or not stage.any_finished()):
-            shutil.rmtree(stage.folder)
         if created and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
 
 
-def _prepare(root: Path, plan: Mapping[str, object]) -> None:
-    """Keep a stage of the same plan; make a new one otherwise."""
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """The stage, made if it is not there, for one process alone; the lock goes with the process, however that ends."""
+    lock = FileLock(root / _LOCK)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise InputError(f"{root.parent}: another evaluation is writing here; wait for it, or name another folder") from error
+    except OSError as error:
+        raise InputError(f"{root.parent}: cannot be written ({error.strerror})") from error
+    try:
+        if not (root / _LOCK).exists():  # the stage of another evaluation, which was cleared between the two steps
+            raise InputError(f"{root.parent}: another evaluation was writing here until now; run this one again")
+        yield
+    finally:
+        lock.release()
+
+
+def _prepare(stage: Stage, plan: Mapping[str, object], *, overwrite: bool) -> None:
+    """Go on with a stage of the same plan; start anew otherwise, but never at the price of what another has finished.
+
+    Raises:
+        InputError: Another plan has finished collections here and ``overwrite`` is off, or the folder cannot be written.
+    """
     content = json.dumps(plan, indent=2, sort_keys=True)
-    path = root / _PLAN
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
-        logger.info("%s: going on with an evaluation that was stopped", root.parent)
+    path = stage.folder / _PLAN
+    before = path.read_text(encoding="utf-8") if path.is_file() else None
+    if before == content:
+        logger.info("%s: going on with an evaluation that was stopped", stage.folder.parent)
         return
-    if root.exists():
-        shutil.rmtree(root)
-    (root / _FINISHED).mkdir(parents=True)
+    if before is not None and stage.any_finished() and not overwrite:
+        raise InputError(
+            f"{stage.folder.parent}: holds an evaluation that was stopped, of other {_differing(before, plan)}; finish it by its own "
+            "command, name another folder, or say overwrite to throw it away"
+        )
+    try:
+        for entry in stage.folder.iterdir():
+            if entry.name != _LOCK:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        (stage.folder / _FINISHED).mkdir()
+    except OSError as error:
+        raise InputError(f"{stage.folder.parent}: cannot be written ({error.strerror})") from error
     write_text(path, content)
+
+
+def _differing(before: str, plan: Mapping[str, object]) -> str:
+    """The parts of a plan that an older one has otherwise."""
+    try:
+        old = json.loads(before)
+    except ValueError:
+        return "settings"
+    new = json.loads(json.dumps(plan))
+    return ", ".join(name for name in new if not isinstance(old, dict) or old.get(name) != new[name])
+
+
+def _remove(root: Path) -> None:
+    """Clear a stage: out of the way in one step, so that the next evaluation never meets half of it."""
+    gone = root.with_name(f"{root.name}-{uuid.uuid4().hex[:12]}")
+    root.rename(gone)
+    shutil.rmtree(gone)
 
 
 def refuse_existing(folder: Path, *, overwrite: bool) -> None:
@@ -181,15 +255,30 @@ def refuse_existing(folder: Path, *, overwrite: bool) -> None:
 
 
 def _publish(stage: Path, folder: Path) -> None:
+    old = _named_files(folder)
     (folder / FILE).unlink(missing_ok=True)
     sync_folder(folder)
-    own = {stage / _PLAN, *(stage / _FINISHED).iterdir()}
+    # What only the old results name, and the reports of them, would otherwise stand beside the new ones.
+    for path in (*old, *(folder / name for name in REPORTS)):
+        path.unlink(missing_ok=True)
+    own = {stage / _PLAN, stage / _LOCK, *(stage / _FINISHED).iterdir()}
     files = sorted((path for path in stage.rglob("*") if path.is_file() and path not in own), key=lambda path: (path.name == FILE, path))
     for path in files:
         target = folder / path.relative_to(stage)
         target.parent.mkdir(exist_ok=True)
         path.replace(target)
         sync_folder(target.parent)
+
+
+def _named_files(folder: Path) -> list[Path]:
+    """The files that the results in a folder name; none where there are no sound results."""
+    if not (folder / FILE).is_file():
+        return []
+    try:
+        results = read_results(folder)
+    except InputError:
+        return []
+    return [folder / reference.file for collection in results.collections for reference in _references(collection)]
 
 
 def _references(collection: CollectionResult) -> Iterator[FileReference]:
@@ -206,5 +295,5 @@ def _check(folder: Path, reference: FileReference) -> None:
         raise InputError(f"{path}: not the file that was scored, its sha256 differs from {FILE}; run quiver evaluate again")
 
 
-def _refuse_constant(name: str) -> float:
-    raise InputError(f"{FILE} holds {name}, which is not JSON; the file is damaged, run quiver evaluate again")
+def _refuse_constant(path: Path, name: str) -> float:
+    raise InputError(f"{path} holds {name}, which is not JSON; the file is damaged, run quiver evaluate again")

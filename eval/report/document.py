@@ -222,14 +222,13 @@ class _Builder:
         """A data set with what is to be said of it: its split, or of how many parts it is the mean."""
         if name in self.facts:
             return self.facts[name].name, self.facts[name].split
-        size = next(collection.group_size for collection in self.facts.values() if collection.group == name)
-        return name, f"mean of {size}"
+        return name, f"mean of {self.facts[self.members[name][0]].group_size}"
 
     def _set_cell(self, row: Row, name: str, value: float | None, best: str) -> Cell:
         if name in self.facts:
             return self._score_cell(row.label, name, row.scores.get(name), best)
-        known = [collection for key, collection in self.facts.items() if collection.group == name and key in row.scores]
-        note = "" if value is not None or not known else f"{len(known)} of {known[0].group_size}"
+        known = [key for key in self.members[name] if key in row.scores]
+        note = "" if value is not None or not known else f"{len(known)} of {self.facts[known[0]].group_size}"
         return number_cell(value, best, note=note)
 
     def _score_cell(self, label: str, key: str, score: Score | None, best: str) -> Cell:
@@ -240,7 +239,7 @@ class _Builder:
         )
 
     def _parts(self, group: str) -> Parts:
-        keys = [key for key, collection in self.facts.items() if collection.group == group]
+        keys = self.members[group]
         best = [highest(_values(self.rows, key)) for key in keys]
         lines = []
         for row in self.rows:
@@ -278,10 +277,11 @@ class _Builder:
                 timed.setdefault(collection.key, []).append(point)
         every = [point for found in timed.values() for point in found]
         groups: dict[str | None, list[Chart]] = {}
+        homes = {key: name for name, keys in self.members.items() if name not in self.facts for key in keys}
         if every:
             frame = Frame.around([point.milliseconds for point in every], [point.value for point in every], to_one=approximate)
             for name, found in timed.items():
-                groups.setdefault(self.facts[name].group, []).append(Chart(*self._heading(name), point_chart(found, frame)))
+                groups.setdefault(homes.get(name), []).append(Chart(*self._heading(name), point_chart(found, frame)))
         return Latency(
             LABELS.get(measure, measure),
             approximate,

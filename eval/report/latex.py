@@ -73,7 +73,7 @@ def render_latex(results: Sequence[Results]) -> str:
     check_data(results)
     named = label_systems(results)
     facts = collections(results)
-    names = members(facts.values())
+    names = list(members(facts.values()))
     systems = {label for label, _ in named}
     lines = []
     for row in rows(named):

@@ -60,7 +60,7 @@ def render(results: Sequence[Results]) -> str:
 
 def _headline(lines: Sequence[Row], facts: Mapping[str, CollectionResult]) -> Iterator[str]:
     names = members(facts.values())
-    sizes = {collection.group: collection.group_size for collection in facts.values() if collection.group is not None}
+    sizes = {name: facts[keys[0]].group_size for name, keys in names.items() if name not in facts}
     cells = []
     for row in lines:
         scores, mean = row_data_sets(row, facts), row_average(row, facts)

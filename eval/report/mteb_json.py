@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from encoder.errors import InputError
+from eval.averages import grouped, is_whole
 from eval.report.tasks import AGGREGATES, Task, task_of
 from eval.results import HEADLINE, CollectionResult, Results
 
@@ -40,19 +41,21 @@ def task_results(results: Results) -> Mapping[str, dict[str, object]]:
         results: One system. Collections that are none of mteb's are left out, see `without_task`.
 
     Raises:
-        InputError: mteb knows none of the collections.
+        InputError: mteb knows none of the collections, or none as they were scored.
     """
     known = [(collection, task) for collection in results.collections if (task := task_of(collection)) is not None]
     if not known:
-        raise InputError(f"mteb has no task for any of these: {', '.join(without_task(results)) or 'there are no collections'}")
+        without = ", ".join(map(repr, without_task(results))) or "there are no collections"
+        raise InputError(f"mteb has no task for any of these, or scores them otherwise: {without}")
     grouped: dict[str, list[tuple[CollectionResult, Task]]] = {}
     for collection, task in known:
         grouped.setdefault(task.name, []).append((collection, task))
     files = {f"{name}.json": _file(name, members, results) for name, members in grouped.items()}
     for group, name in AGGREGATES.items():
-        parts = [(collection, task) for collection, task in known if collection.group == group]
-        if parts and len(parts) == parts[0][0].group_size:
-            files[f"{name}.json"] = _aggregate(name, parts, results)
+        tasks = {collection.key: (collection, task) for collection, task in known if collection.group == group}
+        wholes = [parts for parts in grouped(collection.part() for collection, _ in tasks.values()).values() if is_whole(parts)]
+        if wholes:
+            files[f"{name}.json"] = _aggregate(name, [[tasks[part.key] for part in parts] for parts in wholes], results)
     return files
 
 
@@ -63,12 +66,16 @@ def _file(name: str, members: Sequence[tuple[CollectionResult, Task]], results: 
     return _content(name, scores, [collection for collection, _ in members], results)
 
 
-def _aggregate(name: str, parts: Sequence[tuple[CollectionResult, Task]], results: Results) -> dict[str, object]:
-    first, task = parts[0]
-    measures = [_measures(collection) for collection, _ in parts]
-    shared = [key for key in measures[0] if all(key in each for each in measures)]
-    means = {key: math.fsum(each[key] for each in measures) / len(measures) for key in shared}
-    return _content(name, {first.split: [_scores(means, task)]}, [collection for collection, _ in parts], results)
+def _aggregate(name: str, wholes: Sequence[Sequence[tuple[CollectionResult, Task]]], results: Results) -> dict[str, object]:
+    """The means over a group, for each split in which it is whole."""
+    scores = {}
+    for parts in wholes:
+        first, task = parts[0]
+        measures = [_measures(collection) for collection, _ in parts]
+        shared = [key for key in measures[0] if all(key in each for each in measures)]
+        means = {key: math.fsum(each[key] for each in measures) / len(measures) for key in shared}
+        scores[first.split] = [_scores(means, task)]
+    return _content(name, scores, [collection for parts in wholes for collection, _ in parts], results)
 
 
 def _content(name: str, scores: Mapping[str, object], members: Sequence[CollectionResult], results: Results) -> dict[str, object]:

@@ -21,11 +21,12 @@ STEPS: Mapping[str, str] = {
     "index": "Index",
     "encode_queries": "Encode queries",
     "search": "Search",
+    "check": "Check of the data",
     "other": "Other",
 }
 """Step of an evaluation -> heading of its column."""
 
-OVERHEAD = ("index", "other")
+OVERHEAD = ("index", "check", "other")
 """Steps that are neither encoding nor searching."""
 
 

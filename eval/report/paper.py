@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from encoder.errors import InputError
-from eval.averages import Part, average, data_sets
+from eval.averages import average, data_sets
 from eval.published.retrieval import (
     BM25_FLAT,
     BM25_SOURCE,
@@ -105,7 +105,7 @@ class _Measured:
         for key in self.keys(row, column):
             facts, value = self.facts[key], row.scores[key].measures[HEADLINE]
             alone = facts.name == column.data_set
-            parts.append(Part(key, None if alone else facts.group, 1 if alone else facts.group_size, value))
+            parts.append(replace(facts.part(value), group=None, group_size=1) if alone else facts.part(value))
         return next(iter(data_sets(parts).values()), None)
 
     def in_domain(self, row: Row, column: Column) -> bool:

@@ -5,9 +5,9 @@ Whoever compares a score with another harness's needs these rules more than the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from eval.averages import grouped, is_whole
 from eval.report.systems import LABELS, index_name
 from eval.results import HEADLINE, CollectionResult, Results
 
@@ -114,6 +114,7 @@ def _settings(parameters: Mapping[str, object]) -> str:
 
 def _names(collections: Iterable[CollectionResult]) -> str:
     """Collections by name; a group that is there whole by its own."""
-    named = {collection.key: collection for collection in collections}
-    parts = Counter(collection.group for collection in named.values())
-    return ", ".join(sorted({each.group if each.group and parts[each.group] == each.group_size else key for key, each in named.items()}))
+    named = []
+    for name, parts in grouped(collection.part() for collection in collections).items():
+        named += [name] if is_whole(parts) else [part.key for part in parts]
+    return ", ".join(sorted(named))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import TypeAlias
 
 from encoder.errors import InputError
-from eval.averages import Average, Part, average, data_sets
+from eval.averages import Average, average, data_sets, grouped
 from eval.results import HEADLINE, CollectionResult, IndexUsed, Interval, Results, System
 
 LABELS: Mapping[str, str] = {
@@ -22,6 +22,9 @@ LABELS: Mapping[str, str] = {
     "p@10": "P@10",
 }
 """Measure -> how the literature spells it, in the order of a table's columns."""
+
+SCORING = ("k", "use_title", "exclude_self")
+"""Fields of a collection's result that have to be equal for two scores to be comparable."""
 
 FINGERPRINT_WIDTH = 12
 """Digits of a fingerprint that a label shows."""
@@ -65,22 +68,32 @@ def check_data(results: Sequence[Results]) -> None:
     """Check that results can stand in one table.
 
     Raises:
-        InputError: There are none, a system has two results for one collection with the same index, or two results were made on
-            different data under one name.
+        InputError: There are none, a system has two results for one collection with the same index, or two results under one name
+            were made on different data or scored differently, see ``SCORING``.
     """
     if not results:
         raise InputError("there is nothing to report: no folder of results was given")
-    data: dict[str, str] = {}
+    firsts: dict[str, tuple[str, CollectionResult]] = {}
     seen: set[tuple[System, str, str]] = set()
     for result in results:
         for collection in result.collections:
             source, key = result.system.source, collection.key
-            if data.setdefault(key, collection.data_sha256) != collection.data_sha256:
+            other, first = firsts.setdefault(key, (source, collection))
+            if first.data_sha256 != collection.data_sha256:
                 raise InputError(f"{key} is other data for {source} than for a system before it; rename one of the folders")
+            for name, one, two in differently_scored(first, collection):
+                raise InputError(f"{key} was scored with {name} {one} for {other} and {two} for {source}; evaluate both alike")
             made = (result.system, key, index_name(collection.index))
             if made in seen:
                 raise InputError(f"{source} has two results for {key}; give one of them")
             seen.add(made)
+
+
+def differently_scored(one: CollectionResult, other: CollectionResult) -> Iterator[tuple[str, object, object]]:
+    """Fields of ``SCORING`` in which two results for one collection differ, with both values."""
+    for name in SCORING:
+        if getattr(one, name) != getattr(other, name):
+            yield name, getattr(one, name), getattr(other, name)
 
 
 def collections(results: Sequence[Results]) -> dict[str, CollectionResult]:
@@ -170,25 +183,20 @@ def _add(found: dict[str, dict[str, Score]], label: str, key: str, score: Score)
 
 
 def row_data_sets(row: Row, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> dict[str, float | None]:
-    """Data set -> the row's score; a group of collections is one data set, and None where the row lacks a part of it.
+    """Every data set of the table -> the row's score; a group of collections is one, and None where the row lacks a part of it.
 
     Args:
         row: A row.
         facts: What `collections` says.
         measure: Of it.
     """
-    return data_sets(
-        [
-            Part(key, facts[key].group, facts[key].group_size, score.measures[measure])
-            for key, score in row.scores.items()
-            if measure in score.measures
-        ]
-    )
+    values = {key: score.measures.get(measure) for key, score in row.scores.items()}
+    return data_sets(collection.part(values.get(key)) for key, collection in facts.items())
 
 
-def members(facts: Iterable[CollectionResult]) -> list[str]:
-    """The data sets of a table, in order: a group is one."""
-    return list(dict.fromkeys(collection.group or collection.key for collection in facts))
+def members(facts: Iterable[CollectionResult]) -> dict[str, list[str]]:
+    """The data sets of a table, in order, with the keys of their collections: a group is one, by split, see `eval.averages.grouped`."""
+    return {name: [part.key for part in parts] for name, parts in grouped(collection.part() for collection in facts).items()}
 
 
 def row_average(row: Row, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> Average:
@@ -199,7 +207,8 @@ def row_average(row: Row, facts: Mapping[str, CollectionResult], *, measure: str
         facts: What `collections` says.
         measure: Of it.
     """
-    return average(row_data_sets(row, facts, measure=measure), members(facts.values()))
+    scores = row_data_sets(row, facts, measure=measure)
+    return average(scores, list(scores))
 
 
 def points(fraction: float | None) -> str:

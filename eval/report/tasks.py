@@ -2,7 +2,8 @@
 
 A collection has a task only where the texts and judgements are the same as mteb's, so that a score may carry its name. Left out on
 purpose are CoIR's sets, whose titles mteb puts before the texts and CoIR leaves away, and cosqa: ours is free of duplicates, mteb's is
-not, and the scores differ by a factor of two.
+not, and the scores differ by a factor of two. Nor is a score mteb's where only one of us drops the document with the query's own id:
+mteb does so for FiQA, FEVER and MS MARCO, and BEIR, whose numbers a collection's policy is for, does not.
 
 Source: metadata of mteb 2.26.
 """
@@ -25,12 +26,14 @@ class Task:
         data_set: Its data set on the Hub.
         subset: Of the data set.
         languages: Of the texts, as ISO 639-3 and ISO 15924; a programming language has the script ``Code``.
+        exclude_self: A document with the query's own id is dropped (mteb's ``ignore_identical_ids``).
     """
 
     name: str
     data_set: str
     subset: str = "default"
     languages: tuple[str, ...] = ("eng-Latn",)
+    exclude_self: bool = False
 
 
 _FORUMS = (
@@ -86,15 +89,15 @@ TASKS: Mapping[str, Task] = {
     "nfcorpus": Task("NFCorpus", "mteb/nfcorpus"),
     "scifact": Task("SciFact", "mteb/scifact"),
     "trec-covid": Task("TRECCOVID", "mteb/trec-covid"),
-    "fiqa": Task("FiQA2018", "mteb/fiqa"),
-    "arguana": Task("ArguAna", "mteb/arguana"),
+    "fiqa": Task("FiQA2018", "mteb/fiqa", exclude_self=True),
+    "arguana": Task("ArguAna", "mteb/arguana", exclude_self=True),
     "climate-fever": Task("ClimateFEVER", "mteb/climate-fever"),
     "dbpedia-entity": Task("DBPedia", "mteb/dbpedia"),
-    "fever": Task("FEVER", "mteb/fever"),
+    "fever": Task("FEVER", "mteb/fever", exclude_self=True),
     "hotpotqa": Task("HotpotQA", "mteb/hotpotqa"),
-    "msmarco": Task("MSMARCO", "mteb/msmarco"),
+    "msmarco": Task("MSMARCO", "mteb/msmarco", exclude_self=True),
     "nq": Task("NQ", "mteb/nq"),
-    "quora": Task("QuoraRetrieval", "mteb/quora"),
+    "quora": Task("QuoraRetrieval", "mteb/quora", exclude_self=True),
     "scidocs": Task("SCIDOCS", "mteb/scidocs"),
     "webis-touche2020": Task("Touche2020", "mteb/touche2020"),
     "webis-touche2020-v3": Task("Touche2020Retrieval.v3", "mteb/webis-touche2020-v3"),
@@ -121,10 +124,11 @@ HUB = "https://huggingface.co/datasets/"
 def task_of(collection: CollectionResult) -> Task | None:
     """The task of a scored collection; None where there is none, or where what was scored is not what mteb scores.
 
-    That is so without titles, which mteb always uses, and for a local folder that only has the name: its size must be the published one.
+    That is so without titles, which mteb always uses, where the query's own document was dropped and mteb keeps it or the other way
+    round, and for a local folder that only has the name: its size must be the published one.
     """
     task = TASKS.get(collection.name)
-    if task is None or not collection.use_title:
+    if task is None or not collection.use_title or collection.exclude_self != task.exclude_self:
         return None
     return task if collection.revision is not None or _has_published_size(collection) else None
 

@@ -10,12 +10,12 @@ import typer
 
 from encoder import InputError
 from eval.evaluation import evaluate as run_evaluation
-from eval.peers import load_peer
 from eval.quickstart import QuickstartResult
 from eval.quickstart import quickstart as run_quickstart
 from eval.report.systems import LABELS
 from eval.report.writing import write_report
 from eval.results import CollectionResult, Results
+from eval.results_folder import REPORTS
 from retrieval.cli.output import (
     Int8Option,
     JsonOption,
@@ -28,8 +28,6 @@ from retrieval.cli.output import (
     show_progress,
 )
 from retrieval.files import cache_folder
-from retrieval.models import load_model
-from retrieval.protocols import DenseModel, TokenModel
 
 # On a terminal of 80 columns there is no room for "Recall".
 SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}
@@ -135,7 +133,7 @@ def evaluate(
     if no_cache and cache is not None:
         raise InputError("--cache and --no-cache exclude each other")
     results = run_evaluation(
-        _loaded(model, library, int8=int8),
+        model,
         data,
         split=split,
         out=out,
@@ -143,13 +141,15 @@ def evaluate(
         index=index,
         baselines=("bm25",) if bm25 else (),
         in_domain=in_domain or (),
+        library=library.value,
+        precision="int8" if int8 else "float",
         cache=None if no_cache else cache or cache_folder("vectors"),
         offline=offline,
         progress=show_progress(progress),
         command=command_line(),
         overwrite=overwrite,
     )
-    reports = [out / f"report{suffix}" for suffix in (".md", ".html")]
+    reports = [out / name for name in REPORTS]
     for file in reports:
         write_report([out], file)
     if as_json:
@@ -158,15 +158,6 @@ def evaluate(
     for collection in results.collections:
         _print_collection(results, collection)
     say(f"results: {out / 'results.json'}\nreport: {', '.join(map(str, reports))}")
-
-
-def _loaded(model: str, library: Library, *, int8: bool) -> str | DenseModel | TokenModel:
-    """The model where the choices are not the usual ones; the name otherwise, so that bad data is found before it is loaded."""
-    if library is not Library.QUIVER:
-        if int8:
-            raise InputError(f"--int8 is of Quiver's own models; leave it away with --library {library.value}")
-        return load_peer(library.value, model)
-    return load_model(model, precision="int8") if int8 and model != "bm25" else model
 
 
 def _print_collection(results: Results, collection: CollectionResult) -> None:

@@ -191,7 +191,8 @@ class ExactColBERTIndex:
         return largest_norm(self._rows)
 
     def _error(self, query: TokenVectors) -> float:
-        magnitude = float(np.linalg.norm(query, axis=1).sum()) * self._largest_norm
+        with np.errstate(over="ignore"):  # infinite is what it is then, and float32_error refuses that
+            magnitude = float(np.linalg.norm(query, axis=1).sum()) * self._largest_norm
         return float32_error(self.dim + len(query), magnitude)
 
 

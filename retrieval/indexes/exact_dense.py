@@ -134,7 +134,8 @@ class ExactDenseIndex:
         """
         check_k(k)
         matrix = check_queries(queries, self.dim)
-        lengths = np.linalg.norm(matrix, axis=1)
+        with np.errstate(over="ignore"):  # infinite is what it is then, and float32_error refuses that
+            lengths = np.linalg.norm(matrix, axis=1)
         errors = np.array([float32_error(self.dim, float(length) * self._largest_norm) for length in lengths])
         ids: list[Sequence[str]] = []
         scores: list[NDArray[np.float32]] = []

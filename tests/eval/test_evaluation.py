@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -52,7 +54,7 @@ def test_end_to_end(model: Any, make_collection: MakeCollection, tmp_path: Path)
     assert (scored.k, scored.use_title, scored.exclude_self, scored.unanswered) == (1000, True, False, 0)
     # "Wings a bird has two wings and flies" has 8 words, so titles count; no text has more.
     assert (scored.truncated.documents, scored.truncated.queries, scored.empty_texts) == (0, 0, 0)
-    assert scored.seconds.keys() == {"encode_queries", "encode_documents", "index", "search", "bm25", "other"}
+    assert scored.seconds.keys() == {"encode_queries", "encode_documents", "index", "search", "bm25", "check", "other"}
     assert (scored.group, scored.group_size, scored.in_domain, scored.licence, scored.revision) == (None, 1, False, None, None)
     assert scored.interval.low <= scored.measures["ndcg@10"] <= scored.interval.high
     assert scored.index.recall == {"overlap@10": 1.0, "overlap@100": 1.0}
@@ -186,11 +188,11 @@ def test_several_collections_keep_their_order(model: Any, make_collection: MakeC
 def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[str] = []
+    asked: list[tuple[str, str]] = []
     module = importlib.import_module("eval.evaluation")  # ``from eval import evaluate`` would be the function
-    monkeypatch.setattr(module, "load_model", lambda source: asked.append(source) or model)
+    monkeypatch.setattr(module, "load_model", lambda source, *, precision: asked.append((source, precision)) or model)
     evaluate(tmp_path / "model", make_collection(), baselines=())
-    assert asked == [str(tmp_path / "model")]
+    assert asked == [(str(tmp_path / "model"), "float")]
 
 
 @pytest.mark.parametrize("broken", ["qrels/test.tsv", "corpus.jsonl", "queries.jsonl"])
@@ -323,22 +325,128 @@ def test_what_is_finished_when_a_run_is_stopped_is_not_done_again(model: Any, ma
     assert not (out / ".unfinished").exists()
 
 
-@pytest.mark.parametrize("change", ["data", "k", "index"])
-def test_what_was_finished_otherwise_is_scored_again(
+@pytest.mark.parametrize("change", ["k", "index"])
+def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     model: Any, make_collection: MakeCollection, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, out = make_collection(), tmp_path / "out"
+    settings: dict[str, Any] = {"k": 5} if change == "k" else {"index": "Flat"}
+    _stopped_at_the_end(model, folder, out, monkeypatch)
+    model.encoded.clear()
+    with pytest.raises(InputError, match=r"holds an evaluation that was stopped, of other choices; finish it .*, or say overwrite"):
+        evaluate(model, folder, out=out, **settings)
+    # It is still there, and can be finished.
+    evaluate(model, folder, out=out)
+    assert model.encoded == []
+    (out / "results.json").unlink()
+    _stopped_at_the_end(model, folder, out, monkeypatch)
+    model.encoded.clear()
+    assert evaluate(model, folder, out=out, overwrite=True, **settings).collections[0].k == settings.get("k", 1000)
+    assert model.encoded
+
+
+def _stopped_at_the_end(model: Any, data: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation whose collections are finished and whose results were never written."""
     module = importlib.import_module("eval.evaluation")
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_results", lambda results, folder: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            evaluate(model, folder, out=out)
+            evaluate(model, data, out=out)
+
+
+def test_a_second_evaluation_in_one_folder_is_refused(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
+    folder, out = make_collection(), tmp_path / "out"
+
+    class Meanwhile:
+        """While it encodes, somebody else begins to write into the same folder."""
+
+        card = model.card
+        refused = 0
+
+        def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
+            code = f"from eval import evaluate; evaluate('bm25', {str(folder)!r}, out={str(out)!r})"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            self.refused += "another evaluation is writing here" in done.stderr
+            return model.encode(texts, role)
+
+    meanwhile = Meanwhile()
+    results = evaluate(meanwhile, folder, out=out)
+    assert meanwhile.refused == 2
+    assert read_results(out) == results
+    assert _files(out) == FILES
+
+
+def test_overwriting_leaves_nothing_of_the_old_results(make_collection: MakeCollection, tmp_path: Path) -> None:
+    first, second, out = make_collection("first"), make_collection("second"), tmp_path / "out"
+    evaluate("bm25", [first, second], out=out)
+    (out / "report.html").write_text("of the old results", encoding="utf-8")
+    (out / "note.txt").write_text("mine", encoding="utf-8")
+    evaluate("bm25", first, out=out, overwrite=True)
+    assert _files(out) == ["note.txt", "per_query/first.test.json", "queries/first.test.json", "results.json", "runs/first.test.trec"]
+
+
+@pytest.mark.parametrize("change", ["data", "policy"])
+def test_what_was_finished_otherwise_is_scored_again(
+    model: Any, make_collection: MakeCollection, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_collection(), tmp_path / "out"
+    _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
+    data: Any = folder
     if change == "data":
         with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
             file.write('{"_id": "d6", "text": "one more"}\n')
-    evaluate(model, folder, out=out, k=5 if change == "k" else 1000, index="Flat" if change == "index" else "exact")
+    else:
+        data = Benchmark.of_folder(folder, policy=Policy(use_title=False))
+    result = evaluate(model, data, out=out).collections[0]
     assert model.encoded
+    assert (result.documents, result.use_title) == ((6, True) if change == "data" else (5, False))
+
+
+def test_a_killed_process_goes_on_where_it_was(make_collection: MakeCollection, tmp_path: Path) -> None:
+    """SIGKILL in the middle of the second collection; the child says on its standard output what it encodes."""
+    many = {f"d{number}": ("", f"text number {number} about things") for number in range(700)}
+    first, out = make_collection("first"), tmp_path / "out"
+    second = make_collection("second", documents=many, queries={"q": "number 7"}, qrels={"q": {"d7": 1}})
+    script = tmp_path / "child.py"
+    script.write_text(CHILD, encoding="utf-8")
+    command = [sys.executable, str(script), str(first), str(second), str(out), str(tmp_path / "cache")]
+    # The second collection is encoded in calls of 512 and 188 documents; the process dies at the second.
+    killed = subprocess.run([*command, "188"], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (out / "results.json").exists()
+    again = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
+    assert (out / "results.json").exists()
+    assert [collection.documents for collection in read_results(out).collections] == [5, 700]
+    encoded = sum(int(line) for line in again.stdout.split())
+    # What was not committed when it died: at most the 700 documents, and at least the last call.
+    assert 188 <= encoded <= 700
+    assert "5\n" not in again.stdout  # the first collection was finished
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from eval import evaluate
+from retrieval.records import DenseEncoding, ModelCard, TextTokens
+
+first, second, out, cache, deadly = *map(Path, sys.argv[1:5]), int(sys.argv[5])
+
+class Model:
+    card = ModelCard("numbers", "dense", "1" * 64, 8, "dot", 9, 9)
+
+    def encode(self, texts, role, *, progress=False):
+        if role == "document":
+            if len(texts) == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            print(len(texts), flush=True)
+        vectors = np.array([np.random.default_rng(len(text)).standard_normal(8) for text in texts], np.float32)
+        zeros = np.zeros(len(texts))
+        return DenseEncoding(vectors, TextTokens(zeros.astype(np.int32), zeros.astype(bool), zeros.astype(bool)))
+
+evaluate(Model(), [first, second], out=out, cache=cache, baselines=())
+"""
 
 
 def test_with_a_cache_no_text_is_encoded_twice(model: Any, make_collection: MakeCollection, tmp_path: Path) -> None:
@@ -378,9 +486,56 @@ def test_an_index_that_cannot_be_built_is_refused_before_anything_is_encoded(mod
     assert model.encoded == []
 
 
+def test_overlap_is_not_reported_deeper_than_was_kept(model: Any, make_collection: MakeCollection) -> None:
+    documents = {f"d{number:03}": ("", f"word{number % 7} word{number}") for number in range(300)}
+    folder = make_collection(documents=documents, queries={"q": "word1 word2"}, qrels={"q": {"d001": 1}})
+    for k, overlaps in ((5, {}), (10, {"overlap@10": 1.0}), (50, {"overlap@10": 1.0}), (100, {"overlap@10": 1.0, "overlap@100": 1.0})):
+        used = evaluate(model, folder, k=k, index="Flat", baselines=()).collections[0].index
+        assert used.recall == overlaps
+        assert (used.kind, used.parameters["k"]) == ("faiss", k)
+
+
+def test_equals_at_the_cut_are_as_good_as_each_other() -> None:
+    exact = Hits([["c", "b", "a"]], [np.array([2, 1, 1], np.float32)])
+    other = Hits([["c", "a", "x"]], [np.array([2, 1, 0.5], np.float32)])
+    assert overlap(exact, other, 2) == 1.0
+    assert overlap(exact, other, 3) == pytest.approx(2 / 3)
+
+
+def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, model: Any) -> None:
+    class Huge:
+        card = replace(model.card, similarity="dot", fingerprint="2" * 64)
+
+        def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
+            encoding = model.encode(texts, role)
+            return replace(encoding, vectors=encoding.vectors * np.float32(1e30))
+
+    with pytest.raises(InputError, match=r"bag of words: its vectors cannot be searched: scores up to .* do not fit into float32"):
+        evaluate(Huge(), make_collection(), baselines=())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "bm25", "index": "Flat"}, "bm25 has no index"),
+        ({"model": "bm25", "precision": "int8"}, "bm25 has no index, no precision"),
+        ({"model": "bm25", "library": "pylate"}, "no other library"),
+        ({"model": "folder", "library": "pylate", "precision": "int8"}, "int8 is of Quiver's own models"),
+        ({"library": "pylate"}, "the model is loaded already"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    model: Any, make_collection: MakeCollection, options: dict[str, Any], message: str
+) -> None:
+    system = options.pop("model", model)
+    with pytest.raises(InputError, match=message):
+        evaluate(system, make_collection(), **options)
+
+
 def test_overlap_counts_what_both_found() -> None:
-    exact = Hits([["a", "b", "c"], ["a", "b", "c"]], [np.ones(3, np.float32)] * 2)
-    other = Hits([["c", "b", "x"], ["x", "y", "z"]], [np.ones(3, np.float32)] * 2)
+    falling = np.array([3, 2, 1], np.float32)
+    exact = Hits([["a", "b", "c"], ["a", "b", "c"]], [falling] * 2)
+    other = Hits([["c", "b", "x"], ["x", "y", "z"]], [falling - 1.5] * 2)
     assert overlap(exact, other, 3) == pytest.approx((2 / 3 + 0) / 2)
     assert overlap(exact, other, 1) == 0.0
     # Of a collection with fewer documents than the depth, all there are count.

@@ -157,6 +157,14 @@ def test_a_changed_or_missing_file_is_found(written: tuple[Results, Path], file:
         read_results(written[1])
 
 
+@pytest.mark.parametrize("content", ['{"a": ' * 5000 + "1" + "}" * 5000, '{"a": ' + "9" * 5000 + "}", '{"a": "\\ud800"}'])
+def test_what_json_allows_and_no_reader_can_hold_is_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=r"results\.json: cannot be read") as raised:
+        read_results(tmp_path)
+    assert len(str(raised.value).splitlines()) == 1
+
+
 def test_not_a_number_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "scores.json", {"score": math.nan})

@@ -13,7 +13,9 @@ from retrieval.cli.main import main
 pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow]
 
 
-def test_minilm_reaches_its_published_score(minilm: Path, quiver_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minilm_reaches_its_published_score(
+    minilm: Path, quiver_data: Path, scifact_vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = [
         "evaluate",
         "--model",
@@ -24,6 +26,8 @@ def test_minilm_reaches_its_published_score(minilm: Path, quiver_data: Path, tmp
         "test",
         "--out",
         str(tmp_path / "out"),
+        "--cache",
+        str(scifact_vectors),
     ]
     monkeypatch.setattr(sys, "argv", ["quiver", *arguments])
     main()  # a failure would leave by SystemExit

@@ -54,7 +54,7 @@ def test_with_everything_probed_it_is_exact(kind: str) -> None:
         ("SQ8", 0.95),
         ("PQ16np", 0.6),
         ("IVF16,PQ16np?nprobe=16", 0.6),
-        ("OPQ16,IVF16,PQ16np?nprobe=16", 0.6),
+        ("RR32,IVF16,PQ16np?nprobe=16", 0.6),
         ("IVF16,PQ16x4fs,RFlat?nprobe=16&k_factor=8", 0.9),
         ("IVF16_HNSW8,SQ8?nprobe=16&quantizer_efSearch=32", 0.95),
     ],

@@ -400,3 +400,39 @@ def test_neither_texts_nor_vectors_are_held(tmp_path: Path, monkeypatch: pytest.
         tracemalloc.stop()
     assert total == 20_000 * 256 * 1000.0
     assert peak < 8 << 20
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from retrieval.indexes import index_vectors
+from retrieval.records import DenseEncoding, ModelCard, TextTokens
+from retrieval.vectors import VectorStore
+
+class Random:
+    card = ModelCard("random", "dense", "f" * 64, 384, "cosine", 9, 9)
+    def encode(self, texts, role, *, progress=False):
+        one = np.ones(len(texts), np.int32)
+        rng = np.random.default_rng(int(texts[0]))
+        return DenseEncoding(rng.standard_normal((len(texts), 384), dtype=np.float32), TextTokens(one, one > 1, one > 1))
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+before, count = peak(), 400_000
+stored = VectorStore(Path(sys.argv[1])).encode(Random(), map(str, range(count)), "document")
+index = index_vectors([str(number) for number in range(count)], stored, Random.card)
+hits = index.search(stored.rows.span(0, 100), 100)
+assert [found[0] for found in hits.ids] == [str(number) for number in range(100)]
+print(index.nbytes, peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_encoding_and_exact_search_take_less_memory_than_the_vectors(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    size, grown = map(int, done.stdout.split())
+    assert size == 400_000 * 384 * 4
+    assert grown < 0.75 * size

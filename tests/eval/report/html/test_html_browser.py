@@ -20,9 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from eval import evaluate
 from eval.report.html import render_html
 from eval.results import Results
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.corpus import load_collection
+from retrieval.model_folder import ColBERTSettings, ModelFolder
+from retrieval.projection import Projection
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -372,3 +379,72 @@ def test_print_has_whole_tables_and_no_buttons(browser: Browser, page: Path) -> 
     assert browser.run("[...document.querySelectorAll('.box')].every(each => getComputedStyle(each).overflow === 'visible')")
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     browser.send("Emulation.setEmulatedMedia", media="")
+
+
+COLLECTIONS = ("scifact", "cranfield", "cosqa", "tldr_nl2cmd", "designdocs_long", "pycodesearch")
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
+def test_a_real_evaluation_of_four_systems_on_six_collections(
+    browser: Browser, real: list[Results], tmp_path: Path, size: tuple[int, int]
+) -> None:
+    file = _write(tmp_path / "report.html", real)
+    browser.open(file, size)
+    shot = tmp_path / "report.png"
+    assert browser.screenshot(shot) == size
+    browser.run(OPEN_ALL)
+    assert browser.run("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [size[0], size[0]]
+    shown = browser.run("document.body.innerText")
+    assert all(name in shown for name in (*COLLECTIONS, "bm25", "int8", "HNSW"))
+    assert browser.run("document.querySelectorAll('.matches li').length") > 100  # of the ColBERT
+    assert browser.run("document.querySelectorAll('svg').length") >= len(COLLECTIONS)
+    count, faults = browser.run(CHARTS)
+    assert count > 0
+    assert faults == []
+    assert browser.complaints() == []
+    assert browser.requests() == [file.as_uri()]
+
+
+@pytest.fixture(scope="module")
+def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    """MiniLM in float32 with an exact index and with a graph, in int8, and as a ColBERT; BM25 beside the first; on parts of real data."""
+    root = tmp_path_factory.mktemp("real")
+    folders: list[str | Path] = [_part(quiver_data / name, root / name) for name in COLLECTIONS]
+    dense = BiEncoder.from_pretrained(minilm)
+    torch.manual_seed(0)
+    settings = ModelFolder(
+        "colbert",
+        minilm,
+        lower_case=dense.settings.lower_case,
+        projections=(Projection(dense.encoder.config.hidden_size, 64),),
+        similarity="maxsim",
+        colbert=ColBERTSettings(query_prefix="", document_prefix="", query_expansion=False),
+    )
+    colbert = ColBERT(dense.encoder, dense.tokenizer, settings, source="minilm as ColBERT")
+    cache = root / "cache"
+    return [
+        evaluate(dense, folders, out=root / "exact", cache=cache, command="quiver evaluate --model minilm"),
+        evaluate(dense, folders, out=root / "graph", cache=cache, index="HNSW16,Flat?efSearch=16", baselines=(), k=100),
+        evaluate(minilm, folders, out=root / "int8", cache=cache, precision="int8", baselines=()),
+        evaluate(colbert, folders, out=root / "colbert", cache=cache, baselines=()),
+    ]
+
+
+def _part(source: Path, target: Path) -> Path:
+    """A dozen queries of a collection, what was judged for them, and sixty other documents."""
+    collection = load_collection(source, "test")
+    queries = collection.queries[:12]
+    judged = {query.id: collection.qrels[query.id] for query in queries}
+    wanted = {document for grades in judged.values() for document in grades}
+    documents = list(collection.documents)
+    kept = [document for place, document in enumerate(documents) if place < 60 or document.id in wanted]
+    (target / "qrels").mkdir(parents=True)
+    rows = [{"_id": document.id, "title": document.title, "text": document.text} for document in kept]
+    (target / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    asked = [{"_id": query.id, "text": query.text} for query in queries]
+    (target / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    lines = [f"{query}\t{document}\t{grade}\n" for query, grades in judged.items() for document, grade in grades.items()]
+    (target / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines), encoding="utf-8")
+    return target
