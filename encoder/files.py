@@ -17,32 +17,68 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        InputError: The file is missing, is not UTF-8 JSON, or holds something other than an object.
+        InputError: The file is missing or cannot be read, is not UTF-8 JSON, is nested too deeply or holds too long a number for
+            Python, or holds something other than an object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path}: the file is missing") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
+    except ValueError as error:  # the only other one: CPython refuses to convert integers of thousands of digits
+        raise InputError(f"{path}: holds a number of too many digits") from error
+    except RecursionError as error:
+        raise InputError(f"{path}: nested too deeply") from error
     if not isinstance(value, dict):
         raise InputError(f"{path}: must hold a JSON object, got {type(value).__name__}")
     return value
+
+
+def expand_home(path: str | Path) -> Path:
+    """The path with ``~`` and ``~user`` at its beginning replaced by the home folder.
+
+    Raises:
+        InputError: There is no such user, or nobody knows the home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}; write the path out") from error
 
 
 def check_target(path: Path) -> None:
     """Say early that a file cannot be written there.
 
     Raises:
-        InputError: The path is a folder, or its folder does not exist or may not be written.
+        InputError: The path is a folder, a device, a pipe or the like, or its folder does not exist or may not be written; for a link
+            all this is asked of what it leads to.
+    """
+    _target(path)
+
+
+def _target(path: Path) -> Path:
+    """The file to write: the path itself, or where it is a link, what it leads to.
+
+    A rename would put a file in the place of whatever has the name, a link or as root even a device.
     """
     # A path without a name is a folder too: ".", "/", or the working folder after somebody has deleted it.
     if not path.name or path.is_dir():
         raise InputError(f"{path}: cannot be written, it is a folder; name a file")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: cannot be written, the folder {path.parent} does not exist; make it first")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InputError(f"{path}: cannot be written (no permission in the folder {path.parent})")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: cannot be written, it is a device, a pipe or a socket; name a file")
+    # Not Path.resolve: up to Python 3.12 it raises on links that lead in a circle.
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise InputError(f"{path}: cannot be written, its link leads in a circle")
+    folder = target.parent
+    if not folder.is_dir():
+        raise InputError(f"{path}: cannot be written, the folder {folder} does not exist; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: cannot be written (no permission in the folder {folder})")
+    return target
 
 
 @contextmanager
@@ -50,12 +86,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside ``path`` that takes its name when the block ends without an error, and vanishes otherwise.
 
     A reader sees the old file or the new one, never a part of it, and the new one is on the disk when the block has ended.
+    A link stays: the file that it leads to is replaced.
 
     Raises:
-        InputError: The path is a folder, or its folder does not exist or cannot be written.
+        InputError: The path is a folder, a device, a pipe or the like, or its folder does not exist or cannot be written.
     """
-    check_target(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    target = _target(path)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.touch(exist_ok=False)
     except OSError as error:
@@ -64,10 +101,10 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync_folder(target.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from encoder.errors import InputError
+from encoder.files import expand_home
 
 # Everything a checkpoint of ours, of sentence-transformers or of PyLate consists of; no pickles, no ONNX, no images.
 PATTERNS = ["*.json", "*.safetensors", "*/config.json", "*/model.safetensors"]
@@ -20,7 +21,7 @@ def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
     Raises:
         InputError: It is neither a folder nor a model that the hub (or its cache, offline) has.
     """
-    path = Path(source).expanduser()
+    path = expand_home(source)
     if path.is_dir():
         return path
     if path.exists():

@@ -6,12 +6,14 @@ from the caller's run score it differently the second time.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from encoder.errors import InputError
+from encoder.files import expand_home
 from eval.collections.cache import Cache, CachedCollection, is_offline
 from eval.collections.entry import Entry
 from eval.collections.facts import Facts
@@ -21,6 +23,8 @@ from retrieval.records import Run
 from retrieval.run import ranked
 
 __all__ = ["Benchmark", "Facts", "LocalFolder", "Policy", "Source", "cut", "depth", "resolve"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,19 +92,31 @@ class Benchmark:
     source: Source
 
     @classmethod
-    def of_folder(cls, folder: Path, split: str = "test", *, name: str | None = None, policy: Policy | None = None) -> Benchmark:
-        """The benchmark of a local BEIR folder, of which nothing is known but what it holds.
+    def of_folder(cls, folder: Path, split: str | None = None, *, name: str | None = None, policy: Policy | None = None) -> Benchmark:
+        """The benchmark of a local BEIR folder.
+
+        A folder that is called what BEIR calls a collection (``msmarco``, ``cqadupstack/android``), in whatever case, is taken for it:
+        its name, its policy, its licence, the group that it is a part of and the split that its published numbers are on. Which version
+        it is, nobody knows. Of any other folder nothing is known but what it holds.
 
         Args:
-            folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``; its name as given (a link keeps its own)
-                is what the benchmark is called, and in lower case decides the policy where it is a collection's name in BEIR.
-            split: Which judgements.
+            folder: ``corpus.jsonl[.gz]``, ``queries.jsonl[.gz]`` and ``qrels/<split>.tsv``; its name is the one given (a link keeps its
+                own).
+            split: Which judgements; None means the published ones where the folder has them, otherwise ``test``.
             name: Another name.
             policy: Another policy.
         """
         # Of the path as it was given: a link called arguana may lead to a folder of any name, and the policy goes with the collection.
-        own = Path(os.path.abspath(folder)).name  # noqa: PTH100 - Path.resolve would follow the link
-        return cls(name or own, split, policy or _policy_of(f"beir/{own.lower()}"), Facts(), LocalFolder(folder, split))
+        own = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the link
+        entry = _beir_entry(own)
+        if entry is None:
+            split = "test" if split is None else split
+            return cls(name or own.name, split, policy or Policy(), Facts(), LocalFolder(folder, split))
+        if split is None:
+            split = entry.split if (folder / "qrels" / f"{entry.split}.tsv").is_file() else "test"
+            logger.info("%s: taken for %s by its name; split %s", folder, entry.key, split)
+        facts = Facts(entry.facts.licence, group=entry.facts.group, group_size=entry.facts.group_size)
+        return cls(name or entry.name, split, policy or _policy_of(entry), facts, LocalFolder(folder, split))
 
     @property
     def key(self) -> str:
@@ -124,18 +140,20 @@ def resolve(
     Args:
         data: A local BEIR folder, or a name of the registry: one collection (``beir/scifact``), a group (``beir/cqadupstack``) or a
             family (``beir``). A folder of such a name is taken if it holds a corpus.
-        split: Which judgements; None means the published ones of each, which for a folder is ``test``.
+        split: Which judgements; None means the published ones of each, and ``test`` for a folder of no published collection's name.
         offline: Fetch nothing.
-        cache: Folder of the fetched collections, if not ``$QUIVER_CACHE/collections`` or ``~/.cache/quiver/collections``.
+        cache: Folder of the fetched collections, if not ``$QUIVER_CACHE/collections`` or one in the user's cache folder.
         progress: Show how far fetching is.
 
     Raises:
-        InputError: There is no such folder, name or split; or something is missing and must not or cannot be fetched (names all that is
-            missing, and the command that fetches it).
+        InputError: There is no such folder, name or split, or the split is empty; or something is missing and must not or cannot be
+            fetched (names all that is missing, and the command that fetches it).
     """
-    folder, entries = Path(data).expanduser(), find(str(data))
+    if split is not None and not split.strip():
+        raise InputError("the split is empty; name one, such as test, or leave it away")
+    folder, entries = expand_home(data), find(str(data))
     if folder.is_dir() and not (entries and not any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))):
-        return [Benchmark.of_folder(folder, split or "test")]
+        return [Benchmark.of_folder(folder, split)]
     if not entries:
         raise InputError(
             f"unknown collection {str(data)!r}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and "
@@ -165,13 +183,18 @@ def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
     queries = entry.facts.queries if split == entry.split else None
     size = entry.facts.bytes if origin == entry.origin else None
     facts = replace(entry.facts, revision=record.revision, url=record.url, queries=queries, bytes=size)
-    return Benchmark(entry.name, split, _policy_of(entry.key), facts, CachedCollection(cache, origin, entry.name, split))
+    return Benchmark(entry.name, split, _policy_of(entry), facts, CachedCollection(cache, origin, entry.name, split))
 
 
-def _policy_of(key: str) -> Policy:
-    """The policy of a published collection; where there is none of that key, the default."""
-    entry = registry().get(key)
-    return Policy() if entry is None else Policy(exclude_self=entry.exclude_self, use_title=entry.use_title)
+def _beir_entry(folder: Path) -> Entry | None:
+    """The collection of BEIR that a folder has the name of: its own or, for a forum of CQADupStack, with that of the folder around it."""
+    *_, group, own = ("", *folder.parts)
+    names = (f"beir/{own}", f"beir/{group}/{own}")
+    return next((registry()[name.lower()] for name in names if name.lower() in registry()), None)
+
+
+def _policy_of(entry: Entry) -> Policy:
+    return Policy(exclude_self=entry.exclude_self, use_title=entry.use_title)
 
 
 def depth(k: int, policy: Policy) -> int:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import heapq
 import importlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from types import ModuleType
 from typing import Any
 
@@ -83,7 +84,7 @@ class _Best:
 def bm25_run(collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False) -> dict[str, dict[str, float]]:
     """Rank the collection's documents for its queries.
 
-    The documents are read twice; what stays in memory is one shard of them and k documents a query.
+    The documents are read twice where they do not fit into one shard; what stays in memory is one shard of them and k documents a query.
 
     Args:
         collection: Documents and queries.
@@ -104,9 +105,9 @@ def bm25_run(collection: Collection, *, k: int = 1000, use_title: bool = True, e
     bm25s = _bm25s()
     policy = Policy(exclude_self=exclude_self, use_title=use_title)
     queries = _tokenize(bm25s, [query.text for query in collection.queries])
-    statistics = _statistics(_shards(bm25s, collection, queries.vocab, policy), len(queries.vocab))
+    statistics, shards = _statistics(partial(_shards, bm25s, collection, queries.vocab, policy), len(queries.vocab))
     best = [_Best(np.empty(0, np.object_), np.empty(0, np.float32)) for _ in collection.queries]
-    for shard in _shards(bm25s, collection, queries.vocab, policy):
+    for shard in shards:
         scores = _posting_scores(shard, statistics)
         best = [
             _better(found, shard, _document_scores(shard, scores, words), depth(k, policy))
@@ -154,15 +155,19 @@ def _shard(ids: Sequence[str], words: Any, vocabulary: Mapping[str, int]) -> _Sh
     return _Shard(np.array(ids, np.object_), lengths, postings % len(ids), counts, starts)
 
 
-def _statistics(shards: Iterable[_Shard], words: int) -> _Statistics:
+def _statistics(read: Callable[[], Iterator[_Shard]], words: int) -> tuple[_Statistics, Iterable[_Shard]]:
+    """The statistics, and the shards to go through once more: a corpus that fits into one is not read again."""
+    reading = read()
+    first = list(islice(reading, 2))
     documents = length = 0
     frequencies = np.zeros(words, np.int64)
-    for shard in shards:
+    for shard in chain(first, reading):
         documents += len(shard.ids)
         length += int(shard.lengths.sum())
         frequencies += np.diff(shard.starts)
     idf = np.log(1 + (documents - frequencies + 0.5) / (frequencies + 0.5))
-    return _Statistics(idf.astype(np.float32), length / max(documents, 1))
+    statistics = _Statistics(idf.astype(np.float32), length / max(documents, 1))
+    return statistics, first if len(first) < 2 else read()
 
 
 def _posting_scores(shard: _Shard, statistics: _Statistics) -> NDArray[np.float32]:

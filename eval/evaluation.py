@@ -25,7 +25,7 @@ from encoder.files import write_json
 from eval.benchmark import Benchmark, resolve
 from eval.metrics import MEASURES, Scores, judged_at, score
 from eval.peers import load_peer
-from eval.provenance import data_sha256, provenance
+from eval.provenance import DataChecksum, provenance
 from eval.ranking import BASELINES, ModelRanker, Ranker, Ranking, rank_with_bm25
 from eval.results import (
     HEADLINE,
@@ -109,7 +109,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         model: A loaded model, the folder or hub id of one, or ``"bm25"`` (a folder of that name is ``"./bm25"``).
         data: BEIR folders, or names of the registry such as ``"beir/scifact"`` or ``"beir"``; a ``Benchmark`` where the policy or the split
             of one is not the usual.
-        split: Which judgements; None is each collection's own, ``test`` for a folder.
+        split: Which judgements; None is each collection's published split, ``test`` for a folder that is none of the registry's.
         out: Folder for ``results.json``, the TREC runs and the scores of every query; None writes nothing.
         k: Documents kept for a query; measures that look further down are left out, but for nDCG@10. MAP is over these documents.
         index: ``exact``, or for one vector a text a FAISS factory string with its search settings, such as ``IVF1024,Flat?nprobe=16``;
@@ -170,7 +170,7 @@ class _Walk:
         if done is None:
             started = time.perf_counter()
             result = self._score(checked)
-            other = time.perf_counter() - started - sum(result.seconds.values())
+            other = max(0.0, time.perf_counter() - started - sum(result.seconds.values()))
             done = replace(result, seconds={**result.seconds, "check": checked.seconds, "other": other})
             if self.stage is not None:
                 self.stage.keep(done)
@@ -354,13 +354,16 @@ def _check(benchmark: Benchmark, *, written: bool) -> _Checked:
     queries, shared = collection.qrels.keys(), 0
     if written and (spaced := next((key for key in queries if key.split() != [key]), None)):
         raise _spaced(benchmark, spaced)
+    checksum = DataChecksum()
     for document in collection.documents:
         if written and document.id.split() != [document.id]:
             raise _spaced(benchmark, document.id)
         shared += document.id in queries
+        checksum.add_document(document)
     if shared and not benchmark.policy.exclude_self:
         logger.warning("%s: %d query ids are document ids too; a query may find itself (exclude_self is off)", benchmark.name, shared)
-    return _Checked(benchmark, collection, data_sha256(collection), time.perf_counter() - started)
+    sha256 = checksum.hexdigest(collection.queries, collection.qrels)
+    return _Checked(benchmark, collection, sha256, time.perf_counter() - started)
 
 
 def _conditions(checked: _Checked) -> dict[str, object]:

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from encoder.errors import InputError
 from encoder.files import sync_folder, write_json, write_text
 from eval.decoding import decode
-from eval.results import HEADLINE, CollectionResult, FileReference, Results
+from eval.results import HEADLINE, CollectionResult, FileReference, Results, check_collection, check_results
 from retrieval.files import file_sha256
 
 logger = logging.getLogger(__name__)
@@ -65,13 +66,14 @@ def read_results(folder: str | Path) -> Results:
     if not path.is_file():
         raise InputError(f"{folder}: no {FILE} here: the evaluation did not finish, or wrote elsewhere; run quiver evaluate again")
     content = _content(path)
-    schema = content.pop("schema", None) if isinstance(content, dict) else None
+    schema = content.pop("schema", None)
     if schema != SCHEMA:
         raise InputError(
             f"{path}: the schema is {schema!r}, this version reads {SCHEMA!r}; it is not a result of quiver evaluate, or of another version"
         )
     headline = content.pop(HEADLINE, None)
     results = decode(Results, content, str(path))
+    check_results(results, str(path))
     if headline != results.headline:
         raise InputError(f"{path}: {HEADLINE} is {headline} but the collections say {results.headline}; the file was changed by hand")
     for collection in results.collections:
@@ -80,8 +82,8 @@ def read_results(folder: str | Path) -> Results:
     return results
 
 
-def _content(path: Path) -> object:
-    """The JSON of a file, of which nothing is known yet."""
+def _content(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, of which nothing else is known yet; empty where it is something else."""
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text, parse_constant=partial(_refuse_constant, path))
@@ -95,7 +97,7 @@ def _content(path: Path) -> object:
         raise InputError(f"{path}: not UTF-8; the file is damaged, run quiver evaluate again") from error
     except (ValueError, RecursionError) as error:  # an unpaired surrogate, a number of 5,000 digits, a thousand brackets
         raise InputError(f"{path}: cannot be read ({str(error)[:80]}); the file is damaged, run quiver evaluate again") from error
-    return content
+    return content if isinstance(content, dict) else {}
 
 
 class Stage:
@@ -128,10 +130,11 @@ class Stage:
         if not path.is_file():
             return None
         try:
-            result = decode(CollectionResult, json.loads(path.read_text(encoding="utf-8")), str(path))
+            result = decode(CollectionResult, _content(path), str(path))
+            check_collection(result, str(path))
             for reference in _references(result):
                 _check(self.folder, reference)
-        except (InputError, ValueError) as error:
+        except InputError as error:
             logger.warning("%s cannot be taken over, it is scored again (%s)", key, error)
             return None
         changed = [name for name, value in conditions.items() if getattr(result, name) != value]

@@ -207,9 +207,10 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
     """The judgements of a file as `read_qrels` knows them, with their places; a pair that comes twice is not noticed here.
 
     Raises:
-        InputError: While iterating, at the first line that is malformed.
+        InputError: While iterating, at the first line that is malformed; at the end, if there was nothing but a header.
     """
     split: str | None = "\t"
+    found = False
     for number, (line_number, line) in enumerate(read_lines(path)):
         place = Place(path, line_number)
         columns = line.split(split)
@@ -222,7 +223,10 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         grade = columns[-1].strip()
         if number == 0 and split and grade.lower() in _GRADE_HEADINGS:
             continue
+        found = True
         yield to_judgement(place, columns[0], columns[-2], grade)
+    if not found:
+        raise InputError(f"{path}: no judgements, only a header")
 
 
 def _split_file(folder: Path, split: str) -> Path:
@@ -231,8 +235,10 @@ def _split_file(folder: Path, split: str) -> Path:
     if split != PurePath(split).name:
         raise InputError(f"{folder}: a split is the name of a file in qrels/ without its suffix, not a path; got '{split}'")
     file = folder / "qrels" / f"{split}.tsv"
+    if file.is_dir():
+        raise InputError(f"{file}: is a folder; the judgements of a split are a file")
     if not file.is_file():
-        splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv"))
+        splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv") if path.is_file())
         there = f"the splits there are {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv"
         raise InputError(f"{file}: no split '{split}'; {there}")
     return file

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from encoder.errors import InputError
-from encoder.files import replacing
+from encoder.files import expand_home, replacing
 
 _BLOCK = 1 << 20
 _BOM = "\ufeff"
@@ -124,10 +124,13 @@ def cache_folder(name: str) -> Path:
 
     Returns:
         The folder; it may not exist yet.
+
+    Raises:
+        InputError: No home folder is known, or not that of the user whom ``QUIVER_CACHE`` or ``XDG_CACHE_HOME`` names.
     """
     if root := os.environ.get("QUIVER_CACHE"):
-        return Path(root).expanduser() / name
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quiver" / name
+        return expand_home(root) / name
+    return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "quiver" / name
 
 
 def file_sha256(path: Path) -> str:

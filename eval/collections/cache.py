@@ -7,10 +7,12 @@ one take turns.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -20,7 +22,9 @@ from encoder.files import read_json, sync_folder
 from eval.collections.download import reason
 from eval.collections.origins import Origin
 from retrieval.corpus import Collection
-from retrieval.files import file_sha256
+from retrieval.files import cache_folder, file_sha256
+
+logger = logging.getLogger(__name__)
 
 RECORD = "quiver.json"
 """The file in a fetched folder that says what it is."""
@@ -69,29 +73,27 @@ class Cache:
 
     @classmethod
     def usual(cls) -> Cache:
-        """``$QUIVER_CACHE/collections``, or ``~/.cache/quiver/collections``."""
-        base = os.environ.get("QUIVER_CACHE")
-        return cls((Path(base).expanduser() if base else Path.home() / ".cache" / "quiver") / "collections")
+        """``$QUIVER_CACHE/collections``, or ``quiver/collections`` in the user's cache folder.
+
+        Raises:
+            InputError: As `cache_folder`.
+        """
+        return cls(cache_folder("collections"))
 
     def folder(self, origin: Origin) -> Path:
         """Where what is fetched from an origin lies."""
         return self.root / origin.unit
 
     def record(self, origin: Origin) -> Record | None:
-        """What lies there; None if nothing does.
-
-        Raises:
-            InputError: The record is damaged.
-        """
+        """What lies there; None if nothing does, or its record is damaged: that is as good as nothing, and fetching puts it right."""
         path = self.folder(origin) / RECORD
         if not path.is_file():
             return None
-        content = read_json(path)
         try:
-            files = {name: FetchedFile(**file) for name, file in content["files"].items()}
-            return Record(content["url"], content["revision"], files)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}: damaged ({error}); remove {path.parent} and fetch the collection again") from error
+            return _read_record(path)
+        except InputError as error:
+            _warn(f"{error}; taken for not fetched, and fetching the collection again puts it right")
+            return None
 
     def fetch(self, origin: Origin, *, progress: bool = False) -> Record:
         """Make sure that a collection is here and sound: checksums are compared, and what is missing or damaged is fetched.
@@ -115,10 +117,7 @@ class Cache:
     def _sound(self, origin: Origin) -> Record | None:
         """The record of what is there, if every byte is as it was fetched."""
         folder = self.folder(origin)
-        try:
-            record = self.record(origin)
-        except InputError:
-            return None
+        record = self.record(origin)
         if record is None or not all((folder / name).is_file() for name in record.files):
             return None
         return record if all(file_sha256(folder / name) == file.sha256 for name, file in record.files.items()) else None
@@ -173,6 +172,24 @@ class CachedCollection:
 
     def __str__(self) -> str:
         return str(self.cache.folder(self.origin))
+
+
+def _read_record(path: Path) -> Record:
+    content = read_json(path)
+    files = content.get("files")
+    if not isinstance(content.get("url"), str) or not isinstance(content.get("revision"), str) or not isinstance(files, dict):
+        raise InputError(f"{path}: damaged; it must hold url, revision and files")
+    for name, file in files.items():
+        kinds = {key: type(value) for key, value in file.items()} if isinstance(file, dict) else None
+        if kinds != {"bytes": int, "sha256": str}:
+            raise InputError(f"{path}: damaged; {name!r} must have bytes and sha256")
+    return Record(content["url"], content["revision"], {name: FetchedFile(**file) for name, file in files.items()})
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once: the twelve forums of one archive share its record, and each asks for it."""
+    logger.warning("%s", message)
 
 
 def is_offline() -> bool:

@@ -75,8 +75,7 @@ def near(name: str) -> str:
 def held(entry: Entry, cache: Cache) -> tuple[Origin, Record] | None:
     """The first of an entry's origins that is in the cache, and its record; None where none is.
 
-    Raises:
-        InputError: A record is damaged.
+    One whose record is damaged is not there: a warning says so.
     """
     for origin in entry.origins.values():
         record = cache.record(origin)
@@ -86,11 +85,7 @@ def held(entry: Entry, cache: Cache) -> tuple[Origin, Record] | None:
 
 
 def missing(entries: Sequence[Entry], cache: Cache) -> list[Entry]:
-    """Those that are not in the cache.
-
-    Raises:
-        InputError: A record is damaged.
-    """
+    """Those that are not in the cache, or whose record is damaged."""
     return [entry for entry in entries if held(entry, cache) is None]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from encoder.errors import InputError
+from encoder.files import expand_home
 from eval.peers.checkpoint import check_present, is_late_interaction
 from eval.peers.pylate import PyLateModel
 from eval.peers.sentence_transformers import MultiVectorModel, SentenceTransformersModel
@@ -14,7 +15,7 @@ from retrieval.protocols import DenseModel, TokenModel
 
 
 def _sentence_transformers(source: str | Path, device: str | None) -> DenseModel | TokenModel:
-    if is_late_interaction(str(Path(source).expanduser())):
+    if is_late_interaction(str(expand_home(source))):
         return MultiVectorModel(source, device=device)
     return SentenceTransformersModel(source, device=device)
 
@@ -45,5 +46,5 @@ def load_peer(library: str, source: str | Path, *, device: str | None = None) ->
         raise InputError(f"unknown library {library!r}; there are {', '.join(LIBRARIES)}")
     if importlib.util.find_spec(library.replace("-", "_")) is None:
         raise InputError(f"{source}: {library} is not installed: pip install {library}")
-    check_present(str(Path(source).expanduser()))
+    check_present(str(expand_home(source)))
     return LIBRARIES[library](source, device)

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from encoder.files import expand_home
 from eval.peers.checkpoint import LOAD_ERRORS, cannot_load, check_projected
 from eval.peers.fingerprint import peer_fingerprint
 from eval.peers.token_counts import count_tokens
@@ -35,7 +36,7 @@ class PyLateModel:
     def __init__(self, source: str | Path, *, device: str | None = None) -> None:
         from pylate import models
 
-        name = str(Path(source).expanduser())
+        name = str(expand_home(source))
         check_projected(name)
         try:
             self._model = models.ColBERT(name, device=device)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from encoder.errors import InputError
+from encoder.files import expand_home
 from eval.peers.checkpoint import LOAD_ERRORS, cannot_load, is_late_interaction
 from eval.peers.fingerprint import peer_fingerprint
 from eval.peers.token_counts import count_tokens
@@ -39,7 +40,7 @@ class SentenceTransformersModel:
     def __init__(self, source: str | Path, *, device: str | None = None) -> None:
         from sentence_transformers import SentenceTransformer
 
-        name = str(Path(source).expanduser())
+        name = str(expand_home(source))
         if is_late_interaction(name):
             raise InputError(f"{source}: a ColBERT model (one vector a token); load it with the library pylate")
         self._model = _load(SentenceTransformer, name, device)
@@ -86,7 +87,7 @@ class MultiVectorModel:
                 f"{source}: a multi-vector model, and sentence-transformers {sentence_transformers.__version__} has none; "
                 "pip install 'sentence-transformers>=6', or load it with the library pylate"
             )
-        name = str(Path(source).expanduser())
+        name = str(expand_home(source))
         self._model = _load(sentence_transformers.MultiVectorEncoder, name, device)
         self._lengths = _lengths(self._model, name)
         # The library's other similarity divides by the tokens of the query, which orders documents the same.

@@ -99,7 +99,7 @@ class VectorSearch:
 
     def _query_vectors(self, queries: Sequence[Query], progress: bool) -> Any:
         stored = self._store.encode(self._model, [query.text for query in queries], "query", total=len(queries), progress=progress)
-        return query_vectors(stored, self._model.card)
+        return query_vectors(stored)
 
     def _findable_rows(self, query: str, documents: Sequence[str]) -> list[int]:
         """Rows of the documents that have a vector, each once."""

@@ -2,21 +2,23 @@
 
 The comparison is read from folders of results alone, so that nothing is searched again. Data sets are what averages count: a
 collection, or a group of them such as CQADupStack where both systems have all its parts. Each measure is a family of its own in
-Holm's correction, over all systems and data sets; the headline is the test, the other measures explain it.
+Holm's correction, over all systems and data sets; the headline is the test, the other measures explain it. Measures that one of the
+two lacks, for fewer documents were kept than they look at, are left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from encoder.errors import InputError
 from encoder.files import read_json
+from eval.averages import grouped, is_whole
 from eval.metrics import DEFAULT
-from eval.report.systems import label_systems
+from eval.report.systems import differently_scored, label_systems
 from eval.results import CollectionResult, FileReference, Results
 from eval.results_folder import FILE, read_results
 from eval.significance import CHANGED, PairedComparison, compare_parts, holm
@@ -60,7 +62,7 @@ class Pairing:
         data_set: A collection with its split, the name of a group, or ``average of N data sets``.
         parts: The collections in it, with their splits.
         queries: Judged queries, all of which count.
-        measures: Measure -> what it says.
+        measures: Measure -> what it says, for those that both were scored by on all of it.
     """
 
     system: str
@@ -115,9 +117,10 @@ class _Side:
     folder: Path
     collections: Mapping[str, CollectionResult]
     per_query: Mapping[str, FileReference | None]
+    measures: Mapping[str, Collection[str]]
 
-    def scores(self, key: str) -> QueryScores:
-        return _read_scores(self.path(self.per_query[key], key), self.collections[key].queries)
+    def scores(self, key: str, measures: Sequence[str]) -> QueryScores:
+        return _read_scores(self.path(self.per_query[key], key), self.collections[key].queries, measures)
 
     def texts(self, key: str) -> Mapping[str, str]:
         return read_json(self.path(self.collections[key].query_texts, key))
@@ -158,14 +161,15 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
         keys = [key for key in first.collections if key in second.collections]
         for key in keys:
             _check_same(first, second, key)
-        scores = {key: (first.scores(key), second.scores(key)) for key in keys}
+        shared = {key: [name for name in DEFAULT if name in first.measures[key] and name in second.measures[key]] for key in keys}
+        scores = {key: (first.scores(key, shared[key]), second.scores(key, shared[key])) for key in keys}
         for key in keys:
             if scores[key][0].keys() != scores[key][1].keys():
                 raise InputError(f"{second.folder}: other queries of {key} were scored than in {first.folder}; evaluate both again")
         data_sets, whole = _data_sets([_grouped(first.collections[key], second.collections[key]) for key in keys])
-        compared += [(first, second, name, parts, _compare(scores, {name: parts}, CHANGED)) for name, parts in data_sets.items()]
+        compared += [(first, second, name, parts, _compare(scores, shared, {name: parts}, CHANGED)) for name, parts in data_sets.items()]
         if whole and len(data_sets) > 1:
-            averaged.append((first, second, f"average of {len(data_sets)} data sets", keys, _compare(scores, data_sets, 0)))
+            averaged.append((first, second, f"average of {len(data_sets)} data sets", keys, _compare(scores, shared, data_sets, 0)))
     if not compared:
         raise InputError(f"there is nothing to compare: no collection was scored for {baseline} and for another system")
     pairings = _corrected(compared)
@@ -199,19 +203,21 @@ def _sides(folders: Sequence[str | Path], results: Sequence[Results]) -> list[_S
     sides = []
     for label, folder, result in zip(labels, folders, results, strict=True):
         collections = {collection.key: collection for collection in result.collections}
-        sides.append(_Side(label, Path(folder), collections, {key: collection.per_query for key, collection in collections.items()}))
+        references = {key: collection.per_query for key, collection in collections.items()}
+        sides.append(_Side(label, Path(folder), collections, references, {key: each.measures for key, each in collections.items()}))
     return sides
 
 
 def _beside(name: str, system: _Side) -> _Side:
     """The baseline of that name that was scored beside a system."""
-    references = {
-        key: baseline.per_query
-        for key, collection in system.collections.items()
-        for baseline in collection.baselines
-        if baseline.name == name
-    }
-    return _Side(name, system.folder, {key: system.collections[key] for key in references}, references)
+    found = {key: baseline for key, collection in system.collections.items() for baseline in collection.baselines if baseline.name == name}
+    return _Side(
+        name,
+        system.folder,
+        {key: system.collections[key] for key in found},
+        {key: baseline.per_query for key, baseline in found.items()},
+        {key: baseline.measures for key, baseline in found.items()},
+    )
 
 
 def _unpaired(first: _Side, second: _Side) -> Iterator[Unpaired]:
@@ -223,18 +229,16 @@ def _check_same(first: _Side, second: _Side, key: str) -> None:
     one, other = first.collections[key], second.collections[key]
     if one.data_sha256 != other.data_sha256:
         raise InputError(f"{key} is other data in {second.folder} than in {first.folder}; evaluate both on the same collection")
-    for name in ("k", "exclude_self", "use_title"):
-        a, b = getattr(one, name), getattr(other, name)
-        if a != b:
-            raise InputError(f"{key} was scored with {name} {a} in {first.folder} and {b} in {second.folder}; evaluate both alike")
+    for name, a, b in differently_scored(one, other):
+        raise InputError(f"{key} was scored with {name} {a} in {first.folder} and {b} in {second.folder}; evaluate both alike")
 
 
-def _read_scores(path: Path, queries: int) -> QueryScores:
+def _read_scores(path: Path, queries: int, measures: Sequence[str]) -> QueryScores:
     scores = read_json(path)
     if len(scores) != queries:
         raise InputError(f"{path}: holds the scores of {len(scores)} queries, {FILE} says {queries}; run quiver evaluate again")
     for query, values in scores.items():
-        for name in DEFAULT:
+        for name in measures:
             value = values.get(name) if isinstance(values, dict) else None
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise InputError(f"{path}: query {query!r} has no number for {name}; run quiver evaluate again")
@@ -248,13 +252,10 @@ def _grouped(one: CollectionResult, other: CollectionResult) -> CollectionResult
 
 def _data_sets(collections: Sequence[CollectionResult]) -> tuple[_DataSets, bool]:
     """Data set -> its collections, and whether every group is whole; the parts of one that is not stand for themselves."""
-    groups: dict[str, list[CollectionResult]] = {}
-    for collection in collections:
-        groups.setdefault(collection.group or collection.key, []).append(collection)
     found: dict[str, list[str]] = {}
     whole = True
-    for name, parts in groups.items():
-        if len(parts) == parts[0].group_size:
+    for name, parts in grouped(collection.part() for collection in collections).items():
+        if is_whole(parts):
             found[name] = [part.key for part in parts]
         else:
             found |= {part.key: [part.key] for part in parts}
@@ -262,18 +263,24 @@ def _data_sets(collections: Sequence[CollectionResult]) -> tuple[_DataSets, bool
     return found, whole
 
 
-def _compare(scores: Mapping[str, tuple[QueryScores, QueryScores]], data_sets: _DataSets, changed: int) -> dict[str, PairedComparison]:
-    """Every measure over the mean of the data sets, each of which is the mean of its parts."""
+def _compare(
+    scores: Mapping[str, tuple[QueryScores, QueryScores]], shared: Mapping[str, Sequence[str]], data_sets: _DataSets, changed: int
+) -> dict[str, PairedComparison]:
+    """Every measure that all parts have over the mean of the data sets, each of which is the mean of its parts."""
     shares = {key: 1 / len(data_sets) / len(parts) for parts in data_sets.values() for key in parts}
     compared = {}
     for measure in DEFAULT:
+        if not all(measure in shared[key] for key in shares):
+            continue
         one, other = ({key: {query: values[measure] for query, values in scores[key][side].items()} for key in shares} for side in (0, 1))
         compared[measure] = compare_parts(one, other, weights=list(shares.values()), changed=changed)
     return compared
 
 
 def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
-    by_measure = {name: holm([measures[name].p for *_, measures in compared]) for name in DEFAULT}
+    # A measure's family are the comparisons that have it.
+    by_measure = {name: holm([measures[name].p for *_, measures in compared if name in measures]) for name in DEFAULT}
+    corrected = {name: iter(values) for name, values in by_measure.items()}
     return tuple(
         Pairing(
             system=second.label,
@@ -281,9 +288,9 @@ def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
             data_set=data_set,
             parts=tuple(parts),
             queries=sum(second.collections[key].queries for key in parts),
-            measures={name: Measured(measures[name], by_measure[name][place], len(compared)) for name in DEFAULT},
+            measures={name: Measured(paired, next(corrected[name]), len(by_measure[name])) for name, paired in measures.items()},
         )
-        for place, (first, second, data_set, parts, measures) in enumerate(compared)
+        for first, second, data_set, parts, measures in compared
     )
 
 

@@ -38,13 +38,15 @@ _HEADER = ["Baseline", "System's", "Difference", "Interval", "p", "p corrected",
 def _method(comparison: Comparison) -> str:
     interval = comparison.pairings[0].measures[HEADLINE].paired.interval
     family = comparison.pairings[0].measures[HEADLINE].family
+    some_lack = any(measured.family < family for pairing in comparison.pairings for measured in pairing.measures.values())
     return " ".join(
         [
             f"Differences are system minus {comparison.baseline}, in points, over the same judged queries.",
             f"The interval holds {100 * interval.level:g} % of {interval.resamples:,} bootstrap resamples of the queries (percentiles).",
             f"p is that of a two-sided paired sign-flip test: all assignments of signs where they are no more than {PERMUTATIONS:,}, and"
             " otherwise as many at random.",
-            f"It is corrected after Holm for {family} {'comparison' if family == 1 else 'comparisons'} of each measure, not for looking"
+            f"It is corrected after Holm for {family} {'comparison' if family == 1 else 'comparisons'} of each measure"
+            f"{', fewer where not all have it' if some_lack else ''}, not for looking"
             f" at several measures: {LABELS[HEADLINE]} is the test, the others explain it.",
             "A group of collections is the mean of its parts, and an average the mean of the data sets above it: queries are drawn and"
             " flipped inside their collection.",

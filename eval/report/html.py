@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from encoder.errors import InputError
@@ -44,14 +44,26 @@ def render_html(results: Sequence[Results], *, title: str = TITLE) -> str:
     Raises:
         InputError: The results cannot stand in one table, or jinja2 is not installed.
     """
+    content = {"document": document(results), "dates": _dates(results), "protocol": protocol(results)}
+    return render_page("page.html.j2", content, title=title)
+
+
+def render_page(template: str, content: Mapping[str, object], *, title: str) -> str:
+    """A template of this package with the style, the script and the filters that all pages share.
+
+    Args:
+        template: Its file name.
+        content: What it shows, by the names it has there.
+        title: Of the page.
+
+    Raises:
+        InputError: jinja2 is not installed.
+    """
     environment = _environment()
     script = _source(environment, "page.js")
-    page = document(results)
-    return environment.get_template("page.html.j2").render(
+    return environment.get_template(template).render(
+        content,
         title=title,
-        document=page,
-        dates=_dates(results),
-        protocol=protocol(results),
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=_source(environment, "page.css"),

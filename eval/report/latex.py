@@ -1,10 +1,16 @@
 r"""Results as LaTeX tables that compile with booktabs and graphicx, and with nothing else.
 
 The best figure of a column is bold and the second underlined, by the figures as they are shown, so that equal figures look equal.
+
+The tables are ASCII and need no engine, input encoding or font encoding in particular. Letters with one accent and the signs of
+``SPECIAL`` are commands; any other character beyond ASCII, which pdflatex may not be able to set, is its number: ``[U+4E2D]``.
+Characters that cannot be seen are left out.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,9 +43,51 @@ SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': r"\symbol{34}",  # \textquotedbl is not in the default encoding, and babel gives the bare character a meaning
+    "`": r"\`{}",  # ?` and !` would be Spanish
+    "[": "{[}",  # a row that began with it or a star would hand it to the line break before it
+    "*": "{*}",
+    "\N{EN DASH}": "--",
+    "\N{EM DASH}": "---",
+    "\N{LEFT SINGLE QUOTATION MARK}": "`",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    "\N{LEFT DOUBLE QUOTATION MARK}": "``",
+    "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
+    "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "\N{PLUS-MINUS SIGN}": r"$\pm$",
+    "\N{LATIN SMALL LETTER SHARP S}": r"\ss{}",
+    "\N{LATIN SMALL LETTER AE}": r"\ae{}",
+    "\N{LATIN CAPITAL LETTER AE}": r"\AE{}",
+    "\N{LATIN SMALL LIGATURE OE}": r"\oe{}",
+    "\N{LATIN CAPITAL LIGATURE OE}": r"\OE{}",
+    "\N{LATIN SMALL LETTER O WITH STROKE}": r"\o{}",
+    "\N{LATIN CAPITAL LETTER O WITH STROKE}": r"\O{}",
+    "\N{LATIN SMALL LETTER L WITH STROKE}": r"\l{}",
+    "\N{LATIN CAPITAL LETTER L WITH STROKE}": r"\L{}",
+    "\N{LATIN SMALL LETTER DOTLESS I}": r"\i{}",
 }
 """Character -> how LaTeX prints it."""
+
+ACCENTS = {
+    "\N{COMBINING GRAVE ACCENT}": "`",
+    "\N{COMBINING ACUTE ACCENT}": "'",
+    "\N{COMBINING CIRCUMFLEX ACCENT}": "^",
+    "\N{COMBINING TILDE}": "~",
+    "\N{COMBINING DIAERESIS}": '"',
+    "\N{COMBINING MACRON}": "=",
+    "\N{COMBINING DOT ABOVE}": ".",
+    "\N{COMBINING BREVE}": "u",
+    "\N{COMBINING CARON}": "v",
+    "\N{COMBINING RING ABOVE}": "r",
+    "\N{COMBINING DOUBLE ACUTE ACCENT}": "H",
+    "\N{COMBINING CEDILLA}": "c",
+    "\N{COMBINING DOT BELOW}": "d",
+}
+"""Accent -> the command that every font encoding has for it."""
+
+INVISIBLE = ("Cc", "Cf", "Cs")
+"""Categories of characters that are left out: controls, formats such as the direction of writing, halves of a surrogate pair."""
 
 WIDTH = 65
 """Characters of a row, 2 between columns, from which on a table is shrunk to the width of the text."""
@@ -83,7 +131,7 @@ def render_latex(results: Sequence[Results]) -> str:
     rules = protocol(results)
     caption = " ".join([f"{LABELS[HEADLINE]} in points.", *(rules[about] for about in CAPTIONED if about in rules)])
     comments = [f"{each.key}: revision {each.revision or 'none'}, sha256 {each.data_sha256}" for each in facts.values()]
-    comments += [f"{label}: {' '.join((result.provenance.command or 'made without a command line').split())}" for label, result in named]
+    comments += [f"{label}: {result.provenance.command or 'made without a command line'}" for label, result in named]
     return "\n".join([*_comments(comments), *_table([*names, "Average"], lines, caption, "tab:retrieval")]) + "\n"
 
 
@@ -102,13 +150,31 @@ def render_paper_latex(results: Sequence[Results], *, against: str | None = None
 
 
 def escape_latex(text: str) -> str:
-    r"""Any text as LaTeX that prints it.
+    r"""Any text as ASCII LaTeX that prints it, as far as pdflatex can without further packages.
 
     Example:
-        >>> print(escape_latex("50% of a_b"))
-        50\% of a\_b
+        >>> print(escape_latex("50% of a_b: caf\u00e9 \u4e2d"))
+        50\% of a\_b: caf\'{e} {[}U+4E2D]
     """
-    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+    unjoined = re.split("(?<=-)(?=-)", unicodedata.normalize("NFC", _line(text)))  # two hyphens would be one dash
+    return "{}".join("".join(map(_printed, part)) for part in unjoined)
+
+
+def _printed(character: str) -> str:
+    if character in SPECIAL:
+        return SPECIAL[character]
+    if character.isascii():
+        return character
+    decomposed = unicodedata.normalize("NFD", character)
+    letter, accent = decomposed[0], decomposed[1:]
+    if letter.isascii() and letter.isalpha() and accent in ACCENTS:
+        return rf"\{ACCENTS[accent]}{{{letter}}}"
+    return f"{SPECIAL['[']}U+{ord(character):04X}]"
+
+
+def _line(text: str) -> str:
+    """The text in one line, without what cannot be seen."""
+    return "".join(character for character in " ".join(text.split()) if unicodedata.category(character) not in INVISIBLE)
 
 
 def _layout(layout: Layout) -> Iterator[str]:
@@ -166,4 +232,5 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _comments(comments: Sequence[str]) -> list[str]:
-    return ["% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.", *(f"% {comment}" for comment in comments)]
+    """Lines that LaTeX does not read: others' words in them must not end the line."""
+    return ["% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.", *(f"% {_line(comment)}" for comment in comments)]

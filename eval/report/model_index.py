@@ -44,7 +44,28 @@ def render_model_index(results: Results, *, name: str | None = None) -> str:
         raise InputError("there is nothing to publish: the results hold no collection")
     model = name or results.system.source.rstrip("/").rpartition("/")[2] or results.system.source
     index = eval_results_to_model_index(model, entries)
-    return f"---\n{yaml.safe_dump({'model-index': index}, sort_keys=False, allow_unicode=True)}---\n"
+    return f"---\n{_dump({'model-index': index})}---\n"
+
+
+def is_card(text: str) -> bool:
+    """Whether a text is what `render_model_index` or `render_eval_results` writes, to the letter.
+
+    A README with metadata at its top is none, nor is metadata that somebody put a field or a comment into: there is more in it.
+    """
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, RecursionError):  # not YAML, a date that is none, a thousand brackets
+        return False
+    match documents:
+        case [{"model-index": list(), **others} as index, None] if not others:
+            return text == f"---\n{_dump(index)}---\n"
+        case [[{"dataset": dict(), "value": float()}, *_] as entries]:
+            return text == _dump(entries)
+    return False
+
+
+def _dump(content: object) -> str:
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _entries(collection: CollectionResult) -> Iterator[EvalResult]:
@@ -79,7 +100,7 @@ def render_eval_results(results: Results, *, source_url: str | None = None) -> s
     if not known:
         raise InputError("none of the collections is a data set on the Hub that this format could name")
     entries = [_entry(collection, task, results, source_url) for collection, task in known]
-    return yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
+    return _dump(entries)
 
 
 def _entry(collection: CollectionResult, task: Task, results: Results, source_url: str | None) -> dict[str, object]:

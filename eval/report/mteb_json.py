@@ -47,10 +47,10 @@ def task_results(results: Results) -> Mapping[str, dict[str, object]]:
     if not known:
         without = ", ".join(map(repr, without_task(results))) or "there are no collections"
         raise InputError(f"mteb has no task for any of these, or scores them otherwise: {without}")
-    grouped: dict[str, list[tuple[CollectionResult, Task]]] = {}
+    by_task: dict[str, list[tuple[CollectionResult, Task]]] = {}
     for collection, task in known:
-        grouped.setdefault(task.name, []).append((collection, task))
-    files = {f"{name}.json": _file(name, members, results) for name, members in grouped.items()}
+        by_task.setdefault(task.name, []).append((collection, task))
+    files = {f"{name}.json": _file(name, members, results) for name, members in by_task.items()}
     for group, name in AGGREGATES.items():
         tasks = {collection.key: (collection, task) for collection, task in known if collection.group == group}
         wholes = [parts for parts in grouped(collection.part() for collection, _ in tasks.values()).values() if is_whole(parts)]

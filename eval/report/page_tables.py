@@ -91,11 +91,13 @@ class Table:
         name: What it is, for readers who do not see it.
         columns: Its columns.
         rows: A cell a column each.
+        kinds: Of each row, a class of the style sheet; empty where all rows are alike.
     """
 
     name: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    kinds: tuple[str, ...] = ()
 
 
 SYSTEM = Column("System", numeric=False, wide=True)

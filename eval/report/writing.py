@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from encoder.errors import InputError
 from encoder.files import check_target, write_json, write_text
+from eval.report.compare import Comparison
+from eval.report.compare_markdown import render_comparison
 from eval.report.html import render_html
 from eval.report.latex import render_latex, render_paper_latex
 from eval.report.markdown import render
-from eval.report.model_index import render_eval_results, render_model_index
+from eval.report.model_index import is_card, render_eval_results, render_model_index
 from eval.report.mteb_json import task_results, without_task
 from eval.report.paper import render_paper
+from eval.report.paper_html import render_paper_html
 from eval.results import Results
 from eval.results_folder import read_results
 
@@ -23,11 +26,17 @@ Render: TypeAlias = Callable[[Sequence[Results]], str]
 RESULTS: Mapping[str, Render] = {".md": render, ".html": render_html, ".tex": render_latex}
 """Suffix -> how results become that file; the first is that of a file without a suffix too."""
 
-PAPER: Mapping[str, Callable[..., str]] = {".md": render_paper, ".tex": render_paper_latex}
+PAPER: Mapping[str, Callable[..., str]] = {".md": render_paper, ".html": render_paper_html, ".tex": render_paper_latex}
 """As ``RESULTS``, beside the rows of the ModernBERT paper."""
 
 CARDS: Mapping[str, Callable[[Results], str]] = {"model-index": render_model_index, "eval-results": render_eval_results}
 """Name -> metadata of a model on the Hugging Face Hub."""
+
+COMPARISON = (".md",)
+"""Suffixes of a comparison."""
+
+YAML = (".yaml", ".yml")
+"""Suffixes of metadata."""
 
 
 def write_report(folders: Sequence[str | Path], out: str | Path) -> None:
@@ -59,21 +68,52 @@ def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str 
 
 
 def write_card(folder: str | Path, out: str | Path, *, kind: str = "model-index") -> None:
-    """The results of one system as metadata for the Hugging Face Hub.
+    """The results of one system as metadata for the Hugging Face Hub; only a file of such metadata alone is replaced.
 
     Args:
         folder: What ``quiver evaluate`` wrote.
-        out: The YAML file.
+        out: The YAML file; its suffix is in ``YAML``.
         kind: A key of ``CARDS``.
 
     Raises:
-        InputError: The kind is unknown, the folder is not one of results, holds nothing this format can name, or the file cannot be
-            written.
+        InputError: The kind is unknown, the file is not YAML by its suffix or holds something else already, the folder is not one of
+            results, holds nothing this format can name, or the file cannot be written.
     """
     if kind not in CARDS:
         raise InputError(f"unknown kind of card {kind!r}; there are {', '.join(CARDS)}")
-    check_target(Path(out))
-    write_text(Path(out), CARDS[kind](read_results(folder)))
+    target = Path(out)
+    check_target(target)
+    if target.suffix.lower() not in YAML:
+        raise InputError(f"{target}: metadata ends in {' or '.join(YAML)}; write it to a file of its own, and copy it where it belongs")
+    if target.exists() and not _holds_card(target):
+        raise InputError(f"{target}: holds something else than such metadata, which would be lost; name another file")
+    write_text(target, CARDS[kind](read_results(folder)))
+
+
+def write_comparison(comparison: Comparison, out: str | Path) -> None:
+    """A comparison as a Markdown file; a file already there is replaced.
+
+    Args:
+        comparison: What `eval.report.compare.compare_results` made.
+        out: The file, see `check_comparison_target`.
+
+    Raises:
+        InputError: As `check_comparison_target`.
+    """
+    check_comparison_target(out)
+    write_text(Path(out), render_comparison(comparison))
+
+
+def check_comparison_target(out: str | Path) -> None:
+    """Say before a comparison is made that it cannot be written there.
+
+    Args:
+        out: The file; its suffix is in ``COMPARISON``, or it has none.
+
+    Raises:
+        InputError: The suffix is another, or the file cannot be written.
+    """
+    _check_format(Path(out), COMPARISON)
 
 
 def write_mteb(folder: str | Path, out: str | Path) -> tuple[list[Path], list[str]]:
@@ -84,7 +124,7 @@ def write_mteb(folder: str | Path, out: str | Path) -> tuple[list[Path], list[st
         out: The folder to write into; made if it is missing.
 
     Returns:
-        The files, and the collections that mteb has no task for.
+        The files, and the collections that mteb has no task for or scores otherwise.
 
     Raises:
         InputError: The folder is not one of results, mteb knows none of its collections, or the files cannot be written.
@@ -102,8 +142,23 @@ def write_mteb(folder: str | Path, out: str | Path) -> tuple[list[Path], list[st
 
 
 def _write(folders: Sequence[str | Path], out: Path, formats: Mapping[str, Render]) -> None:
-    check_target(out)
-    layout = formats.get(out.suffix.lower() or next(iter(formats)))
-    if layout is None:
-        raise InputError(f"{out}: a report of this layout ends in {', '.join(formats)}; the suffix says which one it is")
+    layout = formats[_check_format(out, formats)]
     write_text(out, layout([read_results(folder) for folder in folders]))
+
+
+def _check_format(out: Path, suffixes: Collection[str]) -> str:
+    """The suffix of a report that can be written; a file without one has the first."""
+    check_target(out)
+    suffix = out.suffix.lower() or next(iter(suffixes))
+    if suffix not in suffixes:
+        raise InputError(f"{out}: a report of this layout ends in {', '.join(suffixes)}; the suffix says which one it is")
+    return suffix
+
+
+def _holds_card(path: Path) -> bool:
+    try:
+        return is_card(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        return False
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}), and what it holds would be lost; name another file") from error

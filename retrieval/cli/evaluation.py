@@ -112,7 +112,7 @@ def evaluate(
         list[str], typer.Option("--data", "-d", help="A BEIR folder, or a name such as beir/scifact or beir; may be repeated.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.json, reports, runs and scores by query.")],
-    split: Annotated[str | None, typer.Option(help="Which judgements; by default each collection's own, test for a folder.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which judgements; by default those of published figures, else test.")] = None,
     index: Annotated[str, typer.Option(help="exact, or a FAISS factory string with its settings: HNSW32,Flat?efSearch=128.")] = "exact",
     int8: Annotated[bool, Int8Option] = False,
     library: Annotated[Library, typer.Option(help="What runs the model.")] = Library.QUIVER,

@@ -11,11 +11,11 @@ import typer
 from typer.core import TyperGroup
 
 from encoder import InputError
-from encoder.files import check_target, write_text
-from eval.report.compare import compare_results
-from eval.report.compare_markdown import render_comparison
-from eval.report.writing import write_card, write_mteb, write_paper, write_report
-from retrieval.cli.output import JsonOption, help_alone, print_json, say
+from eval.report.compare import Comparison, compare_results
+from eval.report.systems import LABELS
+from eval.report.writing import check_comparison_target, write_card, write_comparison, write_mteb, write_paper, write_report
+from eval.results import HEADLINE
+from retrieval.cli.output import JsonOption, help_alone, print_json, print_table, say
 
 
 class _FoldersFirst(TyperGroup):
@@ -57,7 +57,7 @@ class Card(str, Enum):
 @app.command("write", epilog="Example: quiver report write results/a results/b --layout paper --against ModernBERT-base --out table7.tex")
 def write(
     folders: Annotated[list[Path], FoldersArgument],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file; .md, .html or .tex says what it is (paper: .md or .tex).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file; .md, .html or .tex says what it is.")],
     layout: Annotated[Layout, typer.Option(help="Own tables, or the ModernBERT paper's with its rows.")] = Layout.RESULTS,
     against: Annotated[str | None, typer.Option(help="With paper: a row such as ModernBERT-base to take the difference to.")] = None,
 ) -> None:
@@ -75,27 +75,47 @@ def write(
 def compare(
     baseline: Annotated[str, typer.Argument(help="A folder of results, or bm25: the baseline that each folder holds itself.")],
     systems: Annotated[list[Path], typer.Argument(help="Folders of results to compare with it.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The Markdown file to write; otherwise it is printed.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A Markdown file, .md: all measures, p, what changed most.")] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Say which differences are more than chance: paired tests over the queries, corrected for their number."""
     if out is not None:
-        check_target(out)
+        check_comparison_target(out)
     comparison = compare_results(baseline, *systems)
     if out is not None:
-        write_text(out, render_comparison(comparison))
+        write_comparison(comparison, out)
     if as_json:
         print_json(dataclasses.asdict(comparison))
-    else:
-        say(render_comparison(comparison).rstrip() if out is None else f"comparison: {out}")
+        return
+    _print_comparison(comparison)
+    if out is not None:
+        say(f"comparison: {out}")
 
 
-@app.command("card", epilog="Example: quiver report card results/a --out README-metadata.yaml")
+def _print_comparison(comparison: Comparison) -> None:
+    """The headline alone, which fits a terminal; all measures, p and the queries that changed are in the file."""
+    for system in comparison.systems:
+        rows = []
+        for pairing in (*comparison.pairings, *comparison.averages):
+            if pairing.system == system and HEADLINE in pairing.measures:
+                measured = pairing.measures[HEADLINE]
+                paired, between = measured.paired, measured.paired.interval
+                scores = (f"{100 * value:.2f}" for value in (paired.first, paired.second))
+                interval = f"{100 * between.low:+.1f} to {100 * between.high:+.1f}"
+                verdict = "unclear" if measured.verdict == "not significant" else measured.verdict
+                rows.append((pairing.data_set, *scores, f"{100 * paired.difference:+.2f}", interval, verdict))
+        title = f"{LABELS[HEADLINE]} of {system}, compared with {comparison.baseline}"
+        print_table(title, ("collection", "before", "now", "change", "95% interval", "verdict"), rows)
+    for each in comparison.unpaired:
+        say(f"not compared: {each.collection}, on which {each.lacks} was not evaluated")
+
+
+@app.command("card", epilog="Example: quiver report card results/a --out model-index.yaml")
 def card(
     folder: Annotated[Path, FolderArgument],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The YAML file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write, .yaml or .yml; one that holds anything else is left alone.")],
     kind: Annotated[
-        Card, typer.Option(help="model-index: front matter of a README; eval-results: a file for .eval_results/.")
+        Card, typer.Option(help="model-index: metadata to copy into a model card; eval-results: a file for .eval_results/.")
     ] = Card.MODEL_INDEX,
 ) -> None:
     """Write results as metadata of a model on the Hugging Face Hub."""
@@ -112,4 +132,4 @@ def mteb(
     files, without = write_mteb(folder, out)
     say(f"{len(files)} tasks: {out}")
     if without:
-        say(f"left out, for mteb has no task for them: {', '.join(without)}")
+        say(f"left out, for mteb has no task for them or scores them otherwise: {', '.join(map(repr, without))}")

@@ -6,10 +6,10 @@ A row has the keys ``query``, ``positive`` and, where the recipe names one, ``ne
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TypeAlias
 
 from encoder import InputError
+from encoder.files import expand_home
 from retrieval.docstrings import Pair, mine, split_by_module
 from retrieval.files import read_json_lines
 from retrieval.training.recipe import STDLIB_DOCSTRINGS, DataSection, Recipe
@@ -53,7 +53,7 @@ def _read_rows(data: DataSection) -> list[Row]:
     if data.negative_field is not None:
         fields["negative"] = data.negative_field
     rows: list[Row] = []
-    path = Path(data.train).expanduser()
+    path = expand_home(data.train)
     for number, row in read_json_lines(path):
         texts = {key: row.get(name) for key, name in fields.items()}
         for key, text in texts.items():

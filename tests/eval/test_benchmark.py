@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,64 @@ def test_collections_whose_queries_are_documents_exclude_them(make_collection: C
 @pytest.mark.parametrize("name", ["fiqa", "scifact", "arguana-like"])
 def test_no_other_collection_does(make_collection: Callable[..., Path], name: str) -> None:
     assert only(make_collection(name)).policy == Policy()
+
+
+@pytest.mark.parametrize("name", ["msmarco", "MSMARCO"])
+def test_a_folder_called_msmarco_is_scored_on_its_published_split(
+    make_collection: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Its ``test`` is TREC-DL 2019, and BEIR's number is on ``dev``."""
+    folder = make_collection(name)
+    (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
+    with caplog.at_level(logging.INFO, "eval.benchmark"):
+        benchmark = only(folder)
+    assert benchmark == Benchmark("msmarco", "dev", Policy(), Facts(licence="msr-la-nc"), LocalFolder(folder, "dev"))
+    assert caplog.messages == [f"{folder}: taken for beir/msmarco by its name; split dev"]
+    assert [query.id for query in benchmark.load().queries] == ["q1"]
+    assert only(folder, "test").split == Benchmark.of_folder(folder, "test").source.load().split == "test"
+    (folder / "qrels" / "dev.tsv").unlink()
+    assert only(folder).split == "test"
+
+
+def test_a_folder_of_another_name_is_scored_on_test(make_collection: Callable[..., Path]) -> None:
+    for name in ("my-msmarco", "msmarco-v2"):
+        folder = make_collection(name)
+        (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
+        assert only(folder) == Benchmark(name, "test", Policy(), Facts(), LocalFolder(folder, "test"))
+
+
+@pytest.mark.parametrize("root", ["cqadupstack", "CQADupStack"])
+def test_the_forums_of_cqadupstack_are_one_data_set(
+    make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    (tmp_path / root).mkdir()
+    for forum in ("android", "english"):
+        make_collection(forum).rename(tmp_path / root / forum)
+    android, english = only(tmp_path / root / "android"), only(tmp_path / root / "english")
+    assert (android.name, english.name, android.split) == ("cqadupstack-android", "cqadupstack-english", "test")
+    assert android.facts == english.facts == Facts(licence="apache-2.0", group="cqadupstack", group_size=12)
+    assert android.facts.revision is None
+    monkeypatch.chdir(tmp_path / root / "android")
+    assert only(".").name == "cqadupstack-android"
+    alone = make_collection("android")
+    assert only(alone) == Benchmark("android", "test", Policy(), Facts(), LocalFolder(alone, "test"))
+
+
+def test_what_is_said_wins_over_what_the_name_says(make_collection: Callable[..., Path]) -> None:
+    benchmark = Benchmark.of_folder(make_collection("arguana"), name="arguments", policy=Policy(use_title=False))
+    assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguments", "test", Policy(use_title=False))
+
+
+@pytest.mark.parametrize("split", ["", "  "])
+def test_an_empty_split_is_not_no_split(make_collection: Callable[..., Path], split: str) -> None:
+    for data in (make_collection(), "beir/scifact"):
+        with pytest.raises(InputError, match="the split is empty; name one"):
+            resolve(data, split)
+
+
+def test_the_folder_of_an_unknown_user() -> None:
+    with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
+        resolve("~nosuchuser/x")
 
 
 def test_the_name_does_not_depend_on_how_the_path_is_written(make_collection: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

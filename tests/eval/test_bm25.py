@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,104 @@ def test_equal_to_bm25s_own_retrieval() -> None:
     _, theirs = index.retrieve(asked, k=10, show_progress=False)
     ours = np.array([list(run[query.id].values()) for query in queries])
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def _all_at_once(collection: Collection) -> dict[str, dict[str, float]]:
+    """Every positive score of bm25s itself, which indexes the whole corpus."""
+    bm25s = pytest.importorskip("bm25s")
+    index = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
+    index.index(bm25s.tokenize([document.content() for document in collection.documents], show_progress=False), show_progress=False)
+    asked = bm25s.tokenize([query.text for query in collection.queries], return_ids=False, show_progress=False)
+    ids = [document.id for document in collection.documents]
+    scores = [index.get_scores_from_ids(index.get_tokens_ids(words)) for words in asked]
+    rows = zip(collection.queries, scores, strict=True)
+    return {query.id: {ids[place]: float(row[place]) for place in np.flatnonzero(row)} for query, row in rows}
+
+
+def _best(scores: dict[str, float], k: int) -> list[str]:
+    return sorted(scores, key=lambda document: (scores[document], document), reverse=True)[:k]
+
+
+def _random_collection() -> Collection:
+    """With many ties, empty documents, words that are in no document or in all, and queries with a word twice, unknown or none."""
+    rng = np.random.default_rng(5)
+    words = np.array([f"word{number}" for number in range(30)])
+    texts = [" ".join([*rng.choice(words, rng.integers(1, 5)), "everywhere"]) for _ in range(300)]
+    documents = [Document(f"d{place}", text, "the" * (place % 2)) for place, text in enumerate(texts)]
+    documents[:3] = documents[150:152] = [Document("e0", ""), Document("e1", "the of"), Document("e2", "?")][:3]
+    documents = [Document(f"d{rng.integers(1_000_000)}-{place}", each.text, each.title) for place, each in enumerate(documents)]
+    asked = [" ".join(rng.choice(words, 3)) for _ in range(20)]
+    queries = [*asked, "word1 word1 word2", "everywhere", "unicorn word3", "unicorn", "the of", ""]
+    return _collection(documents, [Query(f"q{place}", text) for place, text in enumerate(queries)])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("documents", "characters"), [(1, 1 << 24), (7, 1 << 24), (100_000, 100), (100_000, 1 << 24)])
+@pytest.mark.parametrize("k", [1, 10, 1000])
+def test_shards_change_nothing(monkeypatch: pytest.MonkeyPatch, documents: int, characters: int, k: int) -> None:
+    monkeypatch.setattr("eval.bm25._SHARD_DOCUMENTS", documents)
+    monkeypatch.setattr("eval.bm25._SHARD_CHARACTERS", characters)
+    collection = _random_collection()
+    expected = _all_at_once(collection)
+    run = bm25_run(collection, k=k)
+    assert sum(map(bool, run.values())) >= 23
+    assert run.keys() == expected.keys()
+    for query, scores in run.items():
+        assert list(scores) == _best(expected[query], k)
+        np.testing.assert_allclose(list(scores.values()), [expected[query][document] for document in scores], rtol=1e-6)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_ties_across_shards_are_by_id_descending(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    monkeypatch.setattr("eval.bm25._SHARD_DOCUMENTS", 2)
+    documents = [Document(f"d{number}", "same words") for number in (3, 1, 5, 2, 4, 0)][::order]
+    assert list(bm25_run(_collection(documents, [Query("q", "same")]), k=3)["q"]) == ["d5", "d4", "d3"]
+
+
+def test_the_corpus_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts count their living fellows: not more than a shard of them may be there at once."""
+    alive = most = 0
+
+    class Text(str):
+        __slots__ = ()
+
+        def __new__(cls, value: str) -> Text:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+            return super().__new__(cls, value)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+        def strip(self, chars: str | None = None) -> Text:
+            return Text(super().strip(chars))
+
+    class Streamed:
+        def __iter__(self) -> Iterator[Document]:
+            return (Document(f"d{place}", Text(f"word{place % 7} more")) for place in range(500))
+
+        def __len__(self) -> int:
+            return 500
+
+    monkeypatch.setattr("eval.bm25._SHARD_DOCUMENTS", 10)
+    collection = Collection("c", "test", Streamed(), [Query("q", "word3")], {"q": {"d3": 1}}, 0)
+    assert len(bm25_run(collection, use_title=False)["q"]) == 71
+    assert 10 <= most <= 30
+
+
+@pytest.mark.data
+@pytest.mark.parity
+def test_equal_to_bm25s_on_a_real_collection(quiver_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.bm25._SHARD_DOCUMENTS", 1_000)
+    collection = load_collection(quiver_data / "scifact", "test")
+    expected = _all_at_once(collection)
+    run = bm25_run(collection, k=100)
+    assert len(run) == 300
+    for query, scores in run.items():
+        assert list(scores) == _best(expected[query], 100)
+        np.testing.assert_allclose(list(scores.values()), [expected[query][document] for document in scores], rtol=1e-6)
 
 
 @pytest.mark.data

@@ -170,3 +170,29 @@ def test_fingerprints_tell_models_apart(minilm: Path, tmp_path: Path) -> None:
     assert BiEncoder.from_pretrained(tmp_path / "same").card.fingerprint == model.card.fingerprint
     folder = variant(minilm, tmp_path / "other", pooling="cls", prompts={}, include_prompt=True, modules=["normalize"])
     assert BiEncoder.from_pretrained(folder).card.fingerprint != model.card.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default"),
+    [
+        ({"query": "q: ", "passage": "p: "}, None),
+        ({"query": "q: ", "corpus": "c: ", "passage": "p: "}, None),
+        ({"query": "q: ", "document": "d: ", "passage": "p: "}, "query"),
+        ({"clustering": "topic: "}, "clustering"),
+        ({"query": "q: ", "other": "o: "}, "other"),
+        ({"query": "q: "}, None),
+        ({}, None),
+    ],
+)
+def test_other_names_of_prompts_mean_what_they_mean_there(
+    minilm: Path, tmp_path: Path, prompts: dict[str, str], default: str | None
+) -> None:
+    folder = variant(minilm, tmp_path / "model", pooling="mean", prompts={}, include_prompt=True, modules=["normalize"])
+    path = folder / "config_sentence_transformers.json"
+    settings = json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": default}
+    path.write_text(json.dumps(settings))
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    ours = BiEncoder.from_pretrained(folder)
+    texts = ["wings of birds", "deep sea"]
+    np.testing.assert_allclose(ours.encode_queries(texts), theirs.encode_query(texts), atol=1e-5)
+    np.testing.assert_allclose(ours.encode_documents(texts), theirs.encode_document(texts), atol=1e-5)

@@ -103,6 +103,28 @@ def test_fetch_takes_each_archive_once(quiver: Callable[..., Done], tmp_path: Pa
     assert asked == ["beir/scifact/mteb", "beir/nq/hub"]
 
 
+def test_a_damaged_record_stops_nothing(quiver: Callable[..., Done], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    archive = registry()["beir/cqadupstack/android"].origin
+    put(tmp_path, archive)
+    put(tmp_path, registry()["beir/scifact"].origin)
+    (tmp_path / "collections" / archive.unit / RECORD).write_text("", encoding="utf-8")
+    told = quiver("list", "--json")
+    assert told.code == 0
+    here = {row["key"] for row in json.loads(told.out) if row["folder"] is not None}
+    assert here == {"beir/scifact"}
+    assert quiver("list", "beir").code == quiver("show", "beir/cqadupstack/android").code == 0
+    assert "quiver collections fetch beir/cqadupstack" in quiver("missing", "beir/cqadupstack").out
+    assert len(caplog.messages) == 1  # twelve forums share the archive
+    assert "quiver.json: not JSON" in caplog.text
+
+
+def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
+    done = quiver("list")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "no home folder is known for ~nosuchuser" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -91,7 +91,7 @@ def test_the_suffix_says_what_a_report_is(quiver: Callable[..., Done], results: 
 
 
 def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
-    for file in ("table.md", "table.tex"):
+    for file in ("table.md", "table.tex", "table.html"):
         done = quiver("report", results / "a", "--layout", "paper", "--against", "ModernBERT-base", "--out", tmp_path / file)
         assert done.code == 0, done.err
         assert "57.0" in (tmp_path / file).read_text()  # SciFact of ModernBERT-base in Table 7
@@ -106,7 +106,9 @@ def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Done], re
     assert printed.code == 0, printed.err
     assert "scifact" in printed.out
     written = quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.md")
-    assert written.out == f"comparison: {tmp_path / 'comparison.md'}\n"
+    assert written.out.endswith(f"comparison: {tmp_path / 'comparison.md'}\n")
+    assert "Recall@100" in (tmp_path / "comparison.md").read_text()
+    assert max(map(len, printed.out.splitlines())) <= 80
     machine = json.loads(quiver("report", "compare", results / "b", results / "a", "--json").out)
     pairing = machine["pairings"][0]
     assert pairing["data_set"].startswith("scifact")
@@ -121,6 +123,45 @@ def test_cards_and_mteb_files(quiver: Callable[..., Done], results: Path, tmp_pa
     done = quiver("report", "mteb", results / "a", "--out", tmp_path / "mteb")
     assert (done.code, "mteb has no task" in done.err) == (2, True)
     assert not (tmp_path / "mteb").exists()
+
+
+def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
+    def card(out: Path, *options: str) -> Done:
+        return quiver("report", "card", results / "a", "--out", out, *options)
+
+    for out in (results / "a" / "results.json", tmp_path / "README.md", tmp_path / "card"):
+        before = out.read_text() if out.exists() else None
+        done = card(out)
+        assert (done.code, len(done.err.splitlines()), "ends in .yaml or .yml" in done.err) == (2, 1, True)
+        assert (out.read_text() if out.exists() else None) == before
+    mine = tmp_path / "mine.yml"
+    for content in (b"model-index: []\nlicense: mit\n", b"# words\n", b"\xff\xfe", b""):
+        mine.write_bytes(content)
+        done = card(mine)
+        assert (done.code, len(done.err.splitlines()), "holds something else" in done.err) == (2, 1, True)
+        assert mine.read_bytes() == content
+    first = card(tmp_path / "new.yml"), (tmp_path / "new.yml").read_text()
+    again = card(tmp_path / "new.yml"), (tmp_path / "new.yml").read_text()
+    assert (first[0].code, again[0].code) == (0, 0)
+    assert first[1] == again[1]
+    assert "README" not in quiver("report", "card", "--help").out
+
+
+def test_no_report_replaces_results(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
+    target = results / "a" / "results.json"
+    before = target.read_bytes()
+    commands = [
+        ("report", "compare", "bm25", results / "a", "--out"),
+        ("report", results / "a", "--out"),
+        ("report", results / "a", "--layout", "paper", "--out"),
+        ("report", "card", results / "a", "--out"),
+    ]
+    for command in commands:
+        done = quiver(*command, target)
+        assert (done.code, len(done.err.splitlines()), "ends in ." in done.err) == (2, 1, True), command
+        assert target.read_bytes() == before
+    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.html").code == 2
+    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison").code == 0
 
 
 def test_vectors_are_kept_unless_told_otherwise(
@@ -156,4 +197,4 @@ def test_a_name_that_is_not_here_is_not_fetched_offline(quiver: Callable[..., Do
 
 def test_int8_is_not_for_peers(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", model, "--library", "pylate", "--int8", "--data", data, "--out", tmp_path / "out")
-    assert (done.code, "--int8" in done.err) == (2, True)
+    assert (done.code, "int8" in done.err) == (2, True)

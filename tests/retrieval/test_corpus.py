@@ -208,6 +208,23 @@ def test_a_missing_split_lists_those_there_are(folder: Path) -> None:
         load_collection(folder, "train")
 
 
+def test_a_split_that_is_a_folder(folder: Path) -> None:
+    (folder / "qrels" / "train.tsv").mkdir()
+    with pytest.raises(InputError, match=r"qrels/train\.tsv: is a folder; the judgements of a split are a file"):
+        load_collection(folder, "train")
+    with pytest.raises(InputError, match=r"no split 'valid'; the splits there are dev, test$"):
+        load_collection(folder, "valid")
+
+
+def test_judgements_that_are_only_a_header(folder: Path) -> None:
+    path = lines(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore")
+    message = re.escape(f"{path}: no judgements, only a header")
+    with pytest.raises(InputError, match=message):
+        load_collection(folder, "test")
+    with pytest.raises(InputError, match=message):
+        read_qrels(path)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [("q1\tdX\t1", "document 'dX' is not in the corpus"), ("qX\td1\t1", "query 'qX' is not among the collection's queries")],

@@ -11,7 +11,7 @@ import pytest
 
 from encoder.errors import InputError
 from encoder.files import check_target
-from retrieval.files import atomic_file, file_sha256, read_lines
+from retrieval.files import atomic_file, cache_folder, file_sha256, read_lines
 
 
 def test_lines_keep_their_numbers_across_blank_lines_and_windows_ends(tmp_path: Path) -> None:
@@ -110,3 +110,20 @@ def test_sha256_of_a_file_longer_than_a_block(tmp_path: Path) -> None:
     content = os.urandom((1 << 20) + 17)
     (tmp_path / "a").write_bytes(content)
     assert file_sha256(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+def test_where_things_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("QUIVER_CACHE", "~/here")
+    assert cache_folder("vectors") == tmp_path / "here" / "vectors"
+    monkeypatch.delenv("QUIVER_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder("vectors") == tmp_path / ".cache" / "quiver" / "vectors"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder("vectors") == tmp_path / "xdg" / "quiver" / "vectors"
+
+
+def test_a_cache_of_an_unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
+    with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
+        cache_folder("vectors")

@@ -25,7 +25,7 @@ from eval.collections.coir import coir_tables
 from eval.collections.download import ATTEMPTS, reason
 from eval.collections.nanobeir import nano_tables
 from eval.collections.origins import Origin, ZipArchive
-from eval.collections.registry import registry
+from eval.collections.registry import held, missing, registry
 
 
 class Served(NamedTuple):
@@ -141,13 +141,44 @@ def test_damage_is_noticed_and_put_right(served: Served, site: Any) -> None:
     assert cache.fetch(origin) == record
     assert corpus.read_bytes() == whole
     assert len(site.requests) == 2
-    (cache.folder(origin) / RECORD).write_text('{"url": ""}', encoding="utf-8")
-    with pytest.raises(InputError, match=r"quiver\.json: damaged \('revision'\)|quiver\.json: damaged \('files'\)"):
-        cache.record(origin)
-    assert cache.fetch(origin) == record
     shutil.rmtree(cache.folder(origin))
     with pytest.raises(InputError, match="nothing was fetched there"):
         load(cache, origin)
+
+
+DAMAGED = {
+    "empty": "",
+    "no object": "[]",
+    "nested": '{"url":' + "[" * 100_000 + "]" * 100_000 + "}",
+    "no files": '{"url": "u", "revision": "r"}',
+    "files are a list": '{"url": "u", "revision": "r", "files": ["a"]}',
+    "url is a number": '{"url": 1, "revision": "r", "files": {}}',
+    "revision is null": '{"url": "u", "revision": null, "files": {}}',
+    "file is a string": '{"url": "u", "revision": "r", "files": {"a": "b"}}',
+    "size is a string": '{"url": "u", "revision": "r", "files": {"a": {"bytes": "1", "sha256": "s"}}}',
+    "checksum is missing": '{"url": "u", "revision": "r", "files": {"a": {"bytes": 1}}}',
+    "a field too many": '{"url": "u", "revision": "r", "files": {"a": {"bytes": 1, "sha256": "s", "md5": "m"}}}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_record_is_as_good_as_none(served: Served, site: Any, caplog: pytest.LogCaptureFixture, content: str) -> None:
+    origin, cache, _ = served
+    whole = cache.fetch(origin)
+    record = cache.folder(origin) / RECORD
+    record.write_text(content, encoding="utf-8")
+    entry = replace(registry()["beir/scifact"], origins={"zip": origin})
+    assert held(entry, cache) is None
+    assert missing([entry], cache) == [entry]
+    with pytest.raises(InputError, match="nothing was fetched there; run quiver collections fetch"):
+        load(cache, origin)
+    (warning,) = caplog.messages  # once, however often it is asked for
+    assert warning.startswith(f"{record}: ")
+    assert warning.endswith("; taken for not fetched, and fetching the collection again puts it right")
+    assert "\n" not in warning
+    assert cache.fetch(origin) == whole == cache.record(origin)
+    assert len(site.requests) == 2
+    assert len(load(cache, origin).documents) == 3
 
 
 def test_what_was_there_stays_when_a_new_fetch_fails(served: Served, site: Any) -> None:
@@ -316,7 +347,11 @@ def test_names_of_a_repository_stay_inside(published: Any, site: Any, tmp_path: 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QUIVER_CACHE", str(tmp_path))
     assert Cache.usual().root == tmp_path / "collections"
+    monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
+    with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
+        Cache.usual()
     monkeypatch.delenv("QUIVER_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert Cache.usual().root == Path.home() / ".cache" / "quiver" / "collections"
 
 

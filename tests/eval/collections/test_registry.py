@@ -46,7 +46,7 @@ def test_units_of_the_cache_do_not_clash() -> None:
 
 def test_beir_is_fifteen_data_sets() -> None:
     beir = find("beir")
-    parts = [Part(entry.name, entry.facts.group, entry.facts.group_size, 0.5) for entry in beir]
+    parts = [Part(entry.name, entry.split, entry.facts.group, entry.facts.group_size, 0.5) for entry in beir]
     assert len(beir) == 26
     assert len(data_sets(parts)) == 15
     assert data_sets(parts)["cqadupstack"] == 0.5

@@ -38,6 +38,7 @@ def make_folder(tmp_path: Path, make_scored: MakeScored, make_results: MakeResul
         bm25: Mapping[str, Headline] | None = None,
         changed: Mapping[str, Mapping[str, Any]] | None = None,
         folder: str | None = None,
+        measures: Sequence[str] = DEFAULT,
         **system: Any,
     ) -> Path:
         target = tmp_path / (folder or source)
@@ -48,15 +49,17 @@ def make_folder(tmp_path: Path, make_scored: MakeScored, make_results: MakeResul
             return FileReference(name, file_sha256(target / name))
 
         def by_query(headline: Headline) -> dict[str, dict[str, float]]:
-            return {query: {name: score if name == "ndcg@10" else score / 2 for name in DEFAULT} for query, score in headline.items()}
+            return {query: {name: score if name == "ndcg@10" else score / 2 for name in measures} for query, score in headline.items()}
 
         collections = []
         for name, headline in scores.items():
             fields: dict[str, Any] = {"queries": len(headline), "per_query": file(f"{name}.json", by_query(headline))}
             fields["query_texts"] = file(f"{name}.queries.json", {query: f"what is | {query}?" for query in headline})
             plain = make_scored(name, 0.5, floor=0.5)
+            fields["measures"] = {measure: plain.measures[measure] for measure in measures}
             if bm25 is not None and name in bm25:
-                fields["baselines"] = (replace(plain.baselines[0], per_query=file(f"{name}.bm25.json", by_query(bm25[name]))),)
+                reference = file(f"{name}.bm25.json", by_query(bm25[name]))
+                fields["baselines"] = (replace(plain.baselines[0], measures=fields["measures"], per_query=reference),)
             else:
                 fields["baselines"] = ()
             collections.append(replace(plain, **fields | dict((changed or {}).get(name, {}))))
@@ -137,6 +140,47 @@ def test_a_group_that_lacks_a_part_is_not_one(make_folder: MakeFolder) -> None:
     comparison = compare_results(make_folder("alpha", scores, changed=forums), make_folder("beta", scores, changed=forums))
     assert [each.data_set for each in comparison.pairings] == ["forum-a.test", "forum-b.test"]
     assert comparison.averages == ()
+
+
+def test_parts_of_different_splits_are_no_group(make_folder: MakeFolder) -> None:
+    forums = {name: {"group": "forums", "group_size": 2, "split": split} for name, split in (("forum-a", "test"), ("forum-b", "dev"))}
+    scores = {"forum-a": _scores(1, 10), "forum-b": _scores(2, 10)}
+    comparison = compare_results(make_folder("alpha", scores, changed=forums), make_folder("beta", scores, changed=forums))
+    assert [each.data_set for each in comparison.pairings] == ["forum-a.test", "forum-b.dev"]
+    assert comparison.averages == ()
+
+
+SHALLOW = ("ndcg@10", "map", "mrr@10", "recall@10", "p@10")
+
+
+def test_measures_that_look_deeper_than_was_kept_are_left_out(make_folder: MakeFolder) -> None:
+    shallow = {"cosqa": {"k": 10}}
+    alpha = make_folder("alpha", {"cosqa": _scores(1)}, bm25={"cosqa": _scores(3)}, measures=SHALLOW, changed=shallow)
+    beta = make_folder("beta", {"cosqa": _scores(2)}, measures=SHALLOW, changed=shallow)
+    for comparison in (compare_results(alpha, beta), compare_results("bm25", alpha)):
+        assert tuple(comparison.pairings[0].measures) == SHALLOW
+        assert "Recall@100" not in render_comparison(comparison)
+
+
+def test_a_measure_is_corrected_over_the_comparisons_that_have_it(make_folder: MakeFolder, tmp_path: Path) -> None:
+    def both(source: str, seed: int) -> Path:
+        """A folder with one collection scored to depth 1000 and one to depth 10."""
+        folder = make_folder(source, {"scifact": _scores(seed), "cosqa": _scores(seed + 10)}, changed={"cosqa": {"k": 10}})
+        content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        for name in set(DEFAULT) - set(SHALLOW):
+            del content["collections"][1]["measures"][name]
+        (folder / "results.json").write_text(json.dumps(content), encoding="utf-8")
+        return folder
+
+    comparison = compare_results(both("alpha", 1), both("beta", 2), both("gamma", 3))
+    assert [(each.data_set, len(each.measures)) for each in comparison.pairings] == [("scifact.test", 7), ("cosqa.test", 5)] * 2
+    deep = [each.measures["recall@100"] for each in comparison.pairings if "recall@100" in each.measures]
+    assert [each.corrected for each in deep] == holm([each.paired.p for each in deep])
+    assert ({each.family for each in deep}, comparison.pairings[0].measures["map"].family) == ({2}, 4)
+    assert [tuple(each.measures) for each in comparison.averages] == [SHALLOW, SHALLOW]
+    report = render_comparison(comparison)
+    assert "for 4 comparisons of each measure, fewer where not all have it, not for" in report
+    assert "fewer" not in render_comparison(compare_results(tmp_path / "alpha", make_folder("delta", {"scifact": _scores(9)})))
 
 
 def test_several_systems_against_one(make_folder: MakeFolder) -> None:

@@ -19,9 +19,10 @@ MakeResults = Callable[..., Results]
 COMMANDS = {
     *("begin", "end", "centering", "toprule", "midrule", "bottomrule", "caption", "label", "textbf", "underline", "resizebox"),
     *("textwidth", "rotatebox", "setlength", "tabcolsep", "textbackslash", "textasciitilde", "textasciicircum", "textless"),
-    *("textgreater", "textbar", "textquotedbl"),
+    *("textgreater", "textbar", "symbol", "c", "u", "r", "ss", "ldots", "times"),
 }
 NASTY = r"a\b{c}d&e%f$g#h_i~j^k<l>m|n" + '"o"'
+STRANGE = "[*caf\u00e9 \u0159\u016f\u015f\u0103 \u00df\u2026 2\u00d7 a--b---c ?`\x00\x1b\u202e\ud800 \u4e2d\u6587 \U0001f600 \u0105"
 
 
 @pytest.fixture
@@ -108,16 +109,34 @@ def test_the_papers_layout(results: list[Results]) -> None:
 def test_any_text_is_printed_as_it_is() -> None:
     assert escape_latex(NASTY) == (
         r"a\textbackslash{}b\{c\}d\&e\%f\$g\#h\_i\textasciitilde{}j\textasciicircum{}k\textless{}l\textgreater{}m\textbar{}n"
-        r"\textquotedbl{}o\textquotedbl{}"
+        r"\symbol{34}o\symbol{34}"
     )
     assert escape_latex(" two\n words ") == "two words"
+    assert escape_latex(STRANGE) == (
+        r"{[}{*}caf\'{e} \v{r}\r{u}\c{s}\u{a} \ss{}\ldots{} 2$\times$ a-{}-b-{}-{}-c ?\`{}"
+        " {[}U+4E2D]{[}U+6587] {[}U+1F600] {[}U+0105]"
+    )
+
+
+def test_others_words_stay_in_a_comment(make_scored: MakeScored, make_results: MakeResults) -> None:
+    inside = "x\n\\input{a}\r\\input{b}\u2028\\input{c}\x0b\\input{d}\x85\\input{e}\x00\ud800"
+    scored = make_scored(f"scifact{inside}", 0.5, revision=inside, data_sha256=inside, split=f"test{inside}")
+    latex = render_latex([make_results(f"alpha{inside}", scored, command=inside)])
+    comments = [line for line in latex.split("\n") if line.startswith("%")]
+    assert len(comments) == 3
+    assert sum(line.count("\\input{a}") for line in comments) == 6  # name, split, revision, checksum; label, command
+    code = re.split("[\n\r\u2028\x0b\x85]", latex)
+    assert not [line for line in code if "\\input" in line and not line.startswith("%")]
+    assert latex.encode("utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_it_compiles(results: list[Results], tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["", "\\usepackage[T1]{fontenc}\n"])
+def test_it_compiles(encoding: str, results: list[Results], make_scored: MakeScored, make_results: MakeResults, tmp_path: Path) -> None:
+    results = [*results, make_results(STRANGE, make_scored("scifact", 0.5), make_scored(STRANGE, 0.5))]
     document = (
-        "\\documentclass{article}\n\\usepackage[T1]{fontenc}\n\\usepackage{booktabs}\n\\usepackage{graphicx}\n\\begin{document}\n"
+        f"\\documentclass{{article}}\n{encoding}\\usepackage{{booktabs}}\n\\usepackage{{graphicx}}\n\\begin{{document}}\n"
         f"{render_latex(results)}\n{render_paper_latex(results, against='ModernBERT-base')}\n\\end{{document}}\n"
     )
     (tmp_path / "report.tex").write_text(document, encoding="utf-8")

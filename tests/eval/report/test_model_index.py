@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from encoder.errors import InputError
-from eval.report.model_index import render_eval_results, render_model_index
+from eval.report.model_index import is_card, render_eval_results, render_model_index
 from eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]
@@ -80,15 +80,28 @@ def test_eval_results_name_the_leaderboards_task(make_scored: MakeScored, make_r
 @pytest.mark.skipif(not hasattr(huggingface_hub, "parse_eval_result_entries"), reason="huggingface_hub is too old for this format")
 def test_the_hubs_client_reads_and_writes_the_same_eval_results(make_scored: MakeScored, make_results: MakeResults) -> None:
     text = render_eval_results(
-        make_results("alpha", make_scored("scifact", 0.6), make_scored("fiqa", 0.3)), source_url="https://example.org"
+        make_results("alpha", make_scored("scifact", 0.6), make_scored("nfcorpus", 0.3)), source_url="https://example.org"
     )
     content = yaml.safe_load(text)
     entries = huggingface_hub.parse_eval_result_entries(content)
     assert [(entry.dataset_id, entry.value, entry.source_url) for entry in entries] == [
         ("mteb/scifact", 60.0, "https://example.org"),
-        ("mteb/fiqa", 30.0, "https://example.org"),
+        ("mteb/nfcorpus", 30.0, "https://example.org"),
     ]
     assert huggingface_hub.eval_result_entries_to_yaml(entries) == content
+
+
+def test_what_these_formats_hold_is_told_from_everything_else(make_scored: MakeScored, make_results: MakeResults) -> None:
+    results = make_results("alpha", make_scored("scifact", 0.5))
+    card = render_model_index(results)
+    assert is_card(card)
+    assert is_card(render_eval_results(results))
+    others = [
+        *(card + "# My model\n", card.replace("model-index", "license: mit\nmodel-index"), "", "{}", "[]", "- one\n", '{"schema": 1}'),
+        *("a: 2030-99-99\n", "[" * 5000, "a: b: c", "\x00", card.replace("---", "")),
+        *(render_eval_results(results) + "# by hand\n", card.replace("type: text-retrieval", "type:  text-retrieval", 1)),
+    ]
+    assert [text[:30] for text in others if is_card(text)] == []
 
 
 def test_nothing_to_publish(make_scored: MakeScored, make_results: MakeResults) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ def test_a_group_has_its_parts_and_when_whole_its_mean(make_scored: MakeScored, 
     assert isinstance(scores, dict)
     assert scores["test"][0]["main_score"] == pytest.approx(0.155)
     assert "CQADupstackRetrieval.json" not in task_results(make_results("alpha", *forums[:11]))
+    # Twelve they are, but of two splits, or one of them twice.
+    mixed = [*forums[:11], replace(forums[11], split="dev")]
+    assert "CQADupstackRetrieval.json" not in task_results(make_results("alpha", *mixed))
+    assert "CQADupstackRetrieval.json" not in task_results(make_results("alpha", *forums[:11], forums[0]))
+    # Whole in one split, and with a part in another.
+    beside = task_results(make_results("alpha", *forums, replace(forums[0], split="dev")))["CQADupstackRetrieval.json"]["scores"]
+    assert beside == scores
 
 
 def test_map_has_mtebs_name_only_at_mtebs_depth(make_scored: MakeScored, make_results: MakeResults) -> None:
@@ -88,8 +96,21 @@ def test_local_data_are_named_by_their_checksum(make_scored: MakeScored, make_re
     assert content["dataset_revision"] == f"sha256:{'scifact':0<64}"
 
 
+@pytest.mark.parametrize("name", ["fiqa", "arguana", "scifact"])
+def test_whether_a_querys_own_document_counts_is_part_of_a_task(name: str, make_scored: MakeScored, make_results: MakeResults) -> None:
+    theirs, other = TASKS[name].exclude_self, not TASKS[name].exclude_self
+    assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=theirs))) == []
+    assert without_task(make_results("alpha", make_scored(name, 0.5, exclude_self=other))) == [f"{name}.test"]
+
+
+def test_a_name_does_not_break_the_line(make_scored: MakeScored, make_results: MakeResults) -> None:
+    with pytest.raises(InputError, match=r"'two\\nlines\.test'") as caught:
+        task_results(make_results("alpha", make_scored("two\nlines", 0.5)))
+    assert "\n" not in str(caught.value)
+
+
 def test_nothing_that_mteb_knows(make_scored: MakeScored, make_results: MakeResults) -> None:
-    with pytest.raises(InputError, match=r"mteb has no task for any of these: cosqa\.test, cranfield\.test"):
+    with pytest.raises(InputError, match=r"mteb has no task for any of these, or scores .*: 'cosqa\.test', 'cranfield\.test'$"):
         task_results(make_results("alpha", make_scored("cosqa", 0.5), make_scored("cranfield", 0.5)))
 
 
@@ -121,7 +142,9 @@ def test_every_task_is_of_a_collection_in_the_registry() -> None:
 def test_mteb_has_every_task_by_this_name() -> None:
     mteb = pytest.importorskip("mteb")
     for collection, task in TASKS.items():
-        metadata = mteb.get_task(task.name).metadata
+        theirs = mteb.get_task(task.name)
+        metadata = theirs.metadata
+        assert theirs.ignore_identical_ids == task.exclude_self, collection
         assert metadata.dataset["path"] == task.data_set, collection
         assert metadata.main_score == "ndcg_at_10", collection
         assert metadata.hf_subsets_to_langscripts[task.subset] == list(task.languages), collection

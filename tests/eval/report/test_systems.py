@@ -74,7 +74,7 @@ def test_averages_over_the_data_sets_of_a_table(make_scored: MakeScored, make_re
     results = [make_results("alpha", make_scored("scifact", 0.6), *forums), make_results("beta", *forums[:1])]
     facts = collections(results)
     whole, part = rows(label_systems(results))
-    assert members(facts.values()) == ["scifact.test", "forums"]
+    assert members(facts.values()) == {"scifact.test": ["scifact.test"], "forums": ["forum-a.test", "forum-b.test"]}
     assert row_data_sets(whole, facts) == {"scifact.test": 0.6, "forums": pytest.approx(0.3)}
     assert row_average(whole, facts).value == pytest.approx(0.45)
     assert row_average(part, facts) == Average(None, 0, 2)
@@ -96,6 +96,35 @@ def test_what_cannot_stand_in_one_table(make_scored: MakeScored, make_results: M
         rows(label_systems([first, make_results("beta", make_scored("scifact", 0.5, floor=0.3))]))
     with pytest.raises(InputError, match="nothing to report"):
         check_data([])
+
+
+@pytest.mark.parametrize(("field", "value", "shown"), [("k", 10, "1000"), ("use_title", False, "True"), ("exclude_self", True, "False")])
+def test_one_collection_is_scored_in_one_way(
+    field: str, value: object, shown: str, make_scored: MakeScored, make_results: MakeResults
+) -> None:
+    first = make_results("alpha", make_scored("scifact", 0.5))
+    second = make_results("beta", make_scored("scifact", 0.5, **{field: value}))
+    with pytest.raises(
+        InputError, match=rf"scifact\.test was scored with {field} {shown} for alpha and {value} for beta; evaluate both alike"
+    ):
+        check_data([first, second])
+    # On another collection it is a matter of that collection.
+    check_data([first, make_results("beta", make_scored("cosqa", 0.5, **{field: value}))])
+
+
+def test_parts_of_different_splits_are_no_group(make_scored: MakeScored, make_results: MakeResults) -> None:
+    def forum(letter: str, split: str) -> CollectionResult:
+        return make_scored(f"forum-{letter}", 0.2, split=split, group="forums", group_size=2)
+
+    mixed = [make_results("alpha", forum("a", "test"), forum("b", "dev"))]
+    facts = collections(mixed)
+    assert members(facts.values()) == {"forums.test": ["forum-a.test"], "forums.dev": ["forum-b.dev"]}
+    assert row_average(rows(label_systems(mixed))[0], facts) == Average(None, 0, 2)
+    assert mixed[0].headline is None
+    # A row of one split is named as the table names it, which another system has two splits of.
+    both = [make_results("alpha", forum("a", "test"), forum("b", "test")), make_results("beta", forum("a", "dev"), forum("b", "dev"))]
+    facts = collections(both)
+    assert row_data_sets(rows(label_systems(both))[0], facts) == {"forums.test": 0.2, "forums.dev": None}
 
 
 def test_points() -> None:

@@ -426,7 +426,7 @@ def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFacto
     cache = root / "cache"
     return [
         evaluate(dense, folders, out=root / "exact", cache=cache, command="quiver evaluate --model minilm"),
-        evaluate(dense, folders, out=root / "graph", cache=cache, index="HNSW16,Flat?efSearch=16", baselines=(), k=100),
+        evaluate(dense, folders, out=root / "graph", cache=cache, index="HNSW16,Flat?efSearch=16", baselines=()),
         evaluate(minilm, folders, out=root / "int8", cache=cache, precision="int8", baselines=()),
         evaluate(colbert, folders, out=root / "colbert", cache=cache, baselines=()),
     ]

@@ -1,0 +1,51 @@
+"""The layouts of the ModernBERT paper as one HTML page, in the style of `eval.report.html` and under its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from eval.report.html import render_page
+from eval.report.page_tables import SYSTEM, Cell, Column, Table
+from eval.report.paper import Layout, Line, paper_layouts, shown
+from eval.results import Results
+
+TITLE = "Retrieval results beside the ModernBERT paper"
+"""What the page is called."""
+
+KINDS: Mapping[str, str] = {"paper": "published", "floor": "published", "measured": "measured", "difference": "difference"}
+"""Origin of a row -> its class in the style sheet."""
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A layout as the page shows it."""
+
+    name: str
+    title: str
+    table: Table
+    notes: tuple[str, ...]
+
+
+def render_paper_html(results: Sequence[Results], *, against: str | None = None) -> str:
+    """The paper's tables with our rows, see `eval.report.paper.paper_layouts`; equal results give equal bytes.
+
+    Args:
+        results: One or more systems.
+        against: A row of the paper, such as ``ModernBERT-base``, to take the difference to.
+
+    Raises:
+        InputError: There are no results, they do not fit in one table, the paper has no such row, or jinja2 is not installed.
+    """
+    sections = [_Section(each.name, each.title, _table(each), each.notes) for each in paper_layouts(results, against=against)]
+    return render_page("paper.html.j2", {"layouts": sections}, title=TITLE)
+
+
+def _table(layout: Layout) -> Table:
+    columns = (SYSTEM, *map(Column, layout.columns), Column("Measured", numeric=False))
+    rows = tuple((Cell(line.label), *(_cell(line, cell) for cell in line.cells), Cell(line.measured)) for line in layout.lines)
+    return Table(layout.title, columns, rows, tuple(KINDS[line.origin] for line in layout.lines))
+
+
+def _cell(line: Line, cell: float | None) -> Cell:
+    return Cell(shown(line, cell), cell)
