@@ -82,11 +82,9 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
         if str(error).startswith(str(folder)):
             raise
         raise InputError(f"{folder}: {error}") from error
-    with torch.device("meta"):
-        shapes = Encoder(config)
-    state = from_hf_state(shapes, read_safetensors(folder), where=str(folder))
+    # Not on the meta device for the shapes first: initialising there makes torch import its compiler, a second and a half.
     encoder = Encoder(config)
-    encoder.load_state_dict(state, strict=True)
+    encoder.load_state_dict(from_hf_state(encoder, read_safetensors(folder), where=str(folder)), strict=True)
     return encoder.to(device=device, dtype=dtype).eval()
 
 

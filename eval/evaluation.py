@@ -11,11 +11,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -50,7 +49,7 @@ from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Run
 from retrieval.run import write_run
 from retrieval.token_matches import token_matches
-from retrieval.vectors import VectorStore
+from retrieval.vectors import vector_store
 
 logger = logging.getLogger(__name__)
 
@@ -292,8 +291,8 @@ def _ranker(model: DenseModel | TokenModel | None, index: str, cache: str | Path
     if model is None:
         yield rank_with_bm25
         return
-    with nullcontext(cache) if cache is not None else TemporaryDirectory(prefix="quiver-vectors-") as folder:
-        yield ModelRanker(model, VectorStore(Path(folder)), index, progress)
+    with vector_store(None if cache is None else Path(cache)) as store:
+        yield ModelRanker(model, store, index, progress)
 
 
 @contextmanager

@@ -20,9 +20,11 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +121,16 @@ class VectorStore:
         stored = session.stored()
         logger.info("%d texts, %d of them with vectors in %s", stored.counts.texts, stored.reused, folder)
         return stored
+
+
+@contextmanager
+def vector_store(folder: Path | None) -> Iterator[VectorStore]:
+    """The store in a folder, or for None one in a temporary folder that is gone when the block ends."""
+    if folder is not None:
+        yield VectorStore(folder)
+        return
+    with TemporaryDirectory(prefix="quiver-vectors-") as temporary:
+        yield VectorStore(Path(temporary))
 
 
 def packed(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> tuple[DenseVectors, list[int]]:

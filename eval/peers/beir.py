@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eval.benchmark import Policy, cut, depth
-from eval.peers.vector_search import VectorSearch, vector_store
+from eval.peers.vector_search import VectorSearch
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import DenseVectors, Document, Query
+from retrieval.vectors import vector_store
 
 # beir never lets a query find the document of its own id.
 _POLICY = Policy(exclude_self=True)

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encoder.errors import InputError
-from eval.peers.vector_search import VectorSearch, vector_store
+from eval.peers.vector_search import VectorSearch
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Document, ModelCard, Query
+from retrieval.vectors import vector_store
 
 if TYPE_CHECKING:
     from mteb import TaskMetadata

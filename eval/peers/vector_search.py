@@ -8,11 +8,8 @@ Shapes: Q queries, P documents, d vector width, n_i token vectors of text i.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -115,13 +112,3 @@ class VectorSearch:
             return ExactDenseIndex.from_vectors(ids, vectors)
         places: list[NDArray[np.int64]] = [np.arange(self._offsets[row], self._offsets[row + 1]) for row in rows]
         return ExactColBERTIndex.from_packed(ids, self._documents.rows.take(np.concatenate(places)), [len(place) for place in places])
-
-
-@contextmanager
-def vector_store(folder: Path | None) -> Iterator[VectorStore]:
-    """The store in a folder, or one that is gone afterwards."""
-    if folder is not None:
-        yield VectorStore(folder)
-        return
-    with TemporaryDirectory(prefix="quiver-vectors-") as temporary:
-        yield VectorStore(Path(temporary))

@@ -188,29 +188,33 @@ class Killed(BaseException):
     """Stands for a signal: nothing in the library may catch it and go on."""
 
 
+def dying_at(step: int) -> Callable[[Path, Path], Path]:
+    """``Path.replace``, but the process dies at one of its calls."""
+    original, calls = Path.replace, 0
+
+    def dying(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            raise Killed
+        return original(self, target)
+
+    return dying
+
+
 def test_a_kill_at_any_rename_leaves_old_new_or_nothing(
     make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both evaluations write the same file names, so that a mixture of the two would be possible."""
     first = make_collection()
     second = Benchmark.of_folder(make_collection("second", queries={"q1": "sea", "q2": "stone", "q3": "fish"}), name="tiny")
-    original = Path.replace
     steps = None
     outcomes: list[str] = []
     for kill_at in range(1, 50):
         out = tmp_path / f"out{kill_at}"
         old = evaluate("bm25", first, out=out)
-        calls = 0
-
-        def dying(self: Path, target: Path, kill_at: int = kill_at) -> Path:
-            nonlocal calls
-            calls += 1
-            if calls == kill_at:
-                raise Killed
-            return original(self, target)
-
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", dying)
+            patch.setattr(Path, "replace", dying_at(kill_at))
             try:
                 new = evaluate("bm25", second, out=out, overwrite=True)
             except Killed:
@@ -238,20 +242,9 @@ def test_after_a_kill_at_any_rename_the_next_evaluation_succeeds(
 ) -> None:
     folder, out = make_collection(), tmp_path / "out"
     expected = evaluate("bm25", folder).collections[0]
-    original = Path.replace
-    calls = 0
     for kill_at in range(1, 11):
-        calls = 0
-
-        def dying(self: Path, target: Path, kill_at: int = kill_at) -> Path:
-            nonlocal calls
-            calls += 1
-            if calls == kill_at:
-                raise Killed
-            return original(self, target)
-
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", dying)
+            patch.setattr(Path, "replace", dying_at(kill_at))
             with pytest.raises(Killed):
                 evaluate("bm25", folder, out=out, overwrite=True)
         again = evaluate("bm25", folder, out=out, overwrite=True)
@@ -264,11 +257,8 @@ def test_after_a_kill_at_any_rename_the_next_evaluation_succeeds(
 def test_the_first_results_of_a_folder_are_whole_or_absent(
     make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dying(self: Path, target: Path) -> Path:
-        raise Killed
-
     folder = make_collection()
-    monkeypatch.setattr(Path, "replace", dying)
+    monkeypatch.setattr(Path, "replace", dying_at(1))
     with pytest.raises(Killed):
         evaluate("bm25", folder, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

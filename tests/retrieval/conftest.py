@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from retrieval.cli.main import main
 from retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 256
@@ -68,3 +71,30 @@ def other_word_sum() -> WordSum:
 @pytest.fixture
 def word_by_word() -> WordByWord:
     return WordByWord()
+
+
+class Done(NamedTuple):
+    """What a command line did: its exit status, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run ``quiver`` with these arguments, in this process."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["quiver", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        else:
+            code = 0
+        found = capsys.readouterr()
+        return Done(code, found.out, found.err)
+
+    return run

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
-from retrieval.cli.main import main
 from retrieval.cli.output import print_table
 from retrieval.model_folder import ModelFolder
 
@@ -27,29 +25,6 @@ DOCUMENTS = {
 }
 QUERIES = {"q1": "which animal has wings", "q2": "what does search find", "q3": "not judged"}
 QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td4\t2\n"
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["quiver", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        else:
-            code = 0
-        found = capsys.readouterr()
-        return Done(code, found.out, found.err)
-
-    return run
 
 
 def make_model(folder: Path, *, seed: int = 1) -> Path:
@@ -78,7 +53,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_index_search_evaluate_report(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> None:
+def test_index_search_evaluate_report(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     built = quiver("index", "build", data, "--model", model, "--out", index)
     assert built.code == 0, built.err
@@ -122,7 +97,7 @@ def test_index_search_evaluate_report(quiver: Callable[..., Done], model: Path, 
     assert "bm25" in report
 
 
-def test_train_and_validate(quiver: Callable[..., Done], tmp_path: Path) -> None:
+def test_train_and_validate(quiver: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
@@ -137,7 +112,7 @@ def test_train_and_validate(quiver: Callable[..., Done], tmp_path: Path) -> None
     assert quiver("validate", "quickstart").out.strip() == "1 recipe checked, no problems"
 
 
-def test_doctor(quiver: Callable[..., Done]) -> None:
+def test_doctor(quiver: Callable[..., Any]) -> None:
     facts = json.loads(quiver("doctor", "--json").out)
     assert facts["check"]["finite"]
     assert facts["devices"]["attention (cpu, fp32)"] == "packed"
@@ -161,7 +136,7 @@ def test_doctor(quiver: Callable[..., Done]) -> None:
     ],
     ids=" ".join,
 )
-def test_help_shows_an_example(quiver: Callable[..., Done], command: tuple[str, ...]) -> None:
+def test_help_shows_an_example(quiver: Callable[..., Any], command: tuple[str, ...]) -> None:
     done = quiver(*command, "--help")
     assert done.code == 0
     assert "Example" in done.out or not command
@@ -203,9 +178,7 @@ def is_one_line(err: str) -> bool:
 
 
 @pytest.mark.parametrize("mistake", DATA_MISTAKES)
-def test_bad_data_is_one_line_and_leaves_nothing(
-    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, mistake: str
-) -> None:
+def test_bad_data_is_one_line_and_leaves_nothing(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str) -> None:
     change, message = DATA_MISTAKES[mistake]
     change(data)
     commands = [("evaluate", "--model", model, "--data", data, "--out", tmp_path / "out")]
@@ -222,7 +195,7 @@ def test_bad_data_is_one_line_and_leaves_nothing(
 
 @pytest.mark.parametrize("mistake", MODEL_MISTAKES)
 def test_a_bad_model_is_one_line_and_leaves_nothing(
-    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, mistake: str
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str
 ) -> None:
     change, message = MODEL_MISTAKES[mistake]
     change(model)
@@ -234,7 +207,7 @@ def test_a_bad_model_is_one_line_and_leaves_nothing(
         assert not (tmp_path / "out").exists()
 
 
-def test_an_index_of_another_model_is_refused(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> None:
+def test_an_index_of_another_model_is_refused(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     assert quiver("index", "build", data, "--model", model, "--out", index).code == 0
     other = make_model(tmp_path / "other", seed=2)
@@ -250,7 +223,7 @@ def test_an_index_of_another_model_is_refused(quiver: Callable[..., Done], model
     assert (gone.code, is_one_line(gone.err)) == (2, True)
 
 
-def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Done], tmp_path: Path) -> None:
+def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     source = (Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml").read_text()
     path.write_text(source.replace("pooling: mean", "poolling: mean").replace("batch_size: ", "batch_size: -").replace("seed: ", "seed: x"))
@@ -282,7 +255,7 @@ def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Done], tmp_path:
     ],
 )
 def test_mistakes_on_the_command_line(
-    quiver: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+    quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = quiver(*arguments)
@@ -305,9 +278,7 @@ def test_mistakes_on_the_command_line(
         (("bench", "index"), "No such command 'index'"),
     ],
 )
-def test_a_command_line_that_cannot_be_parsed_is_one_line_too(
-    quiver: Callable[..., Done], arguments: tuple[str, ...], message: str
-) -> None:
+def test_a_command_line_that_cannot_be_parsed_is_one_line_too(quiver: Callable[..., Any], arguments: tuple[str, ...], message: str) -> None:
     done = quiver(*arguments)
     assert (done.code, done.out) == (2, "")
     assert is_one_line(done.err), done.err
@@ -315,14 +286,14 @@ def test_a_command_line_that_cannot_be_parsed_is_one_line_too(
 
 
 @pytest.mark.parametrize(("family", "command"), [((), "quickstart"), (("index",), "build"), (("bench",), "encoder")])
-def test_no_command_shows_the_help(quiver: Callable[..., Done], family: tuple[str, ...], command: str) -> None:
+def test_no_command_shows_the_help(quiver: Callable[..., Any], family: tuple[str, ...], command: str) -> None:
     alone, asked = quiver(*family), quiver(*family, "--help")
     assert (alone.code, asked.code, alone.err) == (2, 0, "")
     assert alone.out == asked.out
     assert command in alone.out
 
 
-def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(recipe: str) -> None:
         raise KeyboardInterrupt
 
@@ -333,7 +304,7 @@ def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Done], monkeypatc
 
 
 def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
-    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
 ) -> None:
     broken = BiEncoder.from_pretrained(model)
     with torch.no_grad():
@@ -353,7 +324,7 @@ def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
 
 @pytest.mark.parametrize("target", [".", "folder", "missing/run.trec"])
 def test_files_that_cannot_be_written_are_found_before_encoding(
-    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
     assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "results").code == 0
@@ -373,7 +344,7 @@ def test_files_that_cannot_be_written_are_found_before_encoding(
 
 @pytest.mark.parametrize(("kind", "file"), [("query", "queries.jsonl"), ("document", "corpus.jsonl")])
 def test_ids_that_no_run_can_hold_are_found_before_encoding(
-    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file: str
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file: str
 ) -> None:
     damage(data / file, lambda text: text + json.dumps({"_id": "two words", "text": "wings"}) + "\n")
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
@@ -389,7 +360,7 @@ def _must_not_be_called(*args: object, **kwargs: object) -> None:
     raise RuntimeError("the model was asked for vectors")
 
 
-def test_a_split_is_a_name_and_no_path(quiver: Callable[..., Done], data: Path, tmp_path: Path) -> None:
+def test_a_split_is_a_name_and_no_path(quiver: Callable[..., Any], data: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", "bm25", "--data", data, "--split", "../qrels/test", "--out", tmp_path / "out")
     assert done.code == 2
     assert is_one_line(done.err), done.err

@@ -6,34 +6,19 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
 from encoder import Encoder, EncoderConfig, init_weights, save_encoder
 from eval.efficiency import read_benchmark
-from retrieval.cli.main import main
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["quiver", "bench", "encoder", *map(str, arguments), "--device", "cpu"])
+def bench(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def run(*arguments: object) -> Any:
         monkeypatch.setenv("COLUMNS", "160")
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-        else:
-            code = 0
-        found = capsys.readouterr()
-        return Done(code, found.out, found.err)
+        return quiver("bench", "encoder", *arguments, "--device", "cpu")
 
     return run
 
@@ -48,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_token_ids_with_files(bench: Callable[..., Done], tiny: Path, tmp_path: Path) -> None:
+def test_token_ids_with_files(bench: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "deep" / "bench"
     done = bench("--model", tiny, "--set", "fixed-512", "--docs", 2, "--lengths", "64+32", "--no-peers", "--rounds", 2, "--out", out)
@@ -69,7 +54,7 @@ def test_token_ids_with_files(bench: Callable[..., Done], tiny: Path, tmp_path: 
     assert [times.name for times in read_benchmark(out / "results.json").sets] == ["8"]
 
 
-def test_json_for_machines(bench: Callable[..., Done], tiny: Path) -> None:
+def test_json_for_machines(bench: Callable[..., Any], tiny: Path) -> None:
     done = bench("-m", tiny, "--lengths", "20x3", "--rounds", 2, "--no-peers", "--train", "--json")
     assert done.code == 0
     content = json.loads(done.out)
@@ -78,7 +63,7 @@ def test_json_for_machines(bench: Callable[..., Done], tiny: Path) -> None:
     assert (times["documents"], times["tokens"], times["libraries"][0]["gradient_difference"]) == (3, 60, 0.0)
 
 
-def test_the_default_is_the_papers_table(bench: Callable[..., Done], tiny: Path) -> None:
+def test_the_default_is_the_papers_table(bench: Callable[..., Any], tiny: Path) -> None:
     done = bench("-m", tiny, "--rounds", 1, "--no-peers", "--docs", 2, "--json")
     content = json.loads(done.out)
     assert [times["name"] for times in content["sets"]] == ["fixed-512", "variable-256"]
@@ -87,7 +72,7 @@ def test_the_default_is_the_papers_table(bench: Callable[..., Done], tiny: Path)
     assert [times["name"] for times in cpu["sets"]] == ["512x8", "variable-256x16", "512x2+32x14"]
 
 
-def test_texts_as_in_the_readme(bench: Callable[..., Done], minilm: Path, tmp_path: Path) -> None:
+def test_texts_as_in_the_readme(bench: Callable[..., Any], minilm: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"_id": str(n), "text": f"text number {n}"}) + "\n" for n in range(10)))
     done = bench("--model", minilm, "--data", corpus, "--docs", 4, "--rounds", 2, "--no-peers")
@@ -114,14 +99,14 @@ def test_texts_as_in_the_readme(bench: Callable[..., Done], minilm: Path, tmp_pa
         (["--lengths", "8", "--rounds", "0"], "'--rounds'"),
     ],
 )
-def test_mistakes_are_one_line(bench: Callable[..., Done], tiny: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_are_one_line(bench: Callable[..., Any], tiny: Path, arguments: list[str], message: str) -> None:
     done = bench("--model", tiny, *arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1, done.err
     assert message in done.err
 
 
-def test_a_failure_leaves_no_folder(bench: Callable[..., Done], tiny: Path, tmp_path: Path) -> None:
+def test_a_failure_leaves_no_folder(bench: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     done = bench("--model", tiny, "--lengths", "513", "--out", tmp_path / "bench")
     assert (done.code, done.out) == (2, "")
     assert "512 positions" in done.err
@@ -132,7 +117,7 @@ def test_a_failure_leaves_no_folder(bench: Callable[..., Done], tiny: Path, tmp_
 
 
 def test_a_plot_that_cannot_be_drawn_is_found_before_the_work(
-    bench: Callable[..., Done], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Callable[..., Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = bench("--model", tiny, "--lengths", "8", "--out", tmp_path / "bench")

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from eval.collections.cache import RECORD, Cache, FetchedFile, Record
 from eval.collections.origins import Origin
 from eval.collections.registry import registry
-from retrieval.cli.main import main
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
-def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
+def quiver(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     monkeypatch.setenv("QUIVER_CACHE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["quiver", "collections", *arguments])
-        capsys.readouterr()
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-        else:
-            code = 0
-        found = capsys.readouterr()
-        return Done(code, found.out, found.err)
-
-    return run
+    return partial(quiver, "collections")
 
 
 def put(root: Path, origin: Origin, revision: str = "md5:feed") -> None:
@@ -48,7 +28,7 @@ def put(root: Path, origin: Origin, revision: str = "md5:feed") -> None:
     (folder / RECORD).write_text(json.dumps({"url": origin.url, "revision": revision, "files": {}}), encoding="utf-8")
 
 
-def test_list(quiver: Callable[..., Done], tmp_path: Path) -> None:
+def test_list(quiver: Callable[..., Any], tmp_path: Path) -> None:
     put(tmp_path, registry()["beir/scifact"].origin)
     told = json.loads(quiver("list", "--json").out)
     assert len(told) == len(registry())
@@ -63,7 +43,7 @@ def test_list(quiver: Callable[..., Done], tmp_path: Path) -> None:
     assert "280,310" in table
 
 
-def test_show(quiver: Callable[..., Done]) -> None:
+def test_show(quiver: Callable[..., Any]) -> None:
     shown = quiver("show", "beir/webis-touche2020").out
     for part in ("Version 2", "382,545", "md5:46f650ba5a527fc69e0a6521c5a23563", "quiver collections fetch beir/webis-touche2020"):
         assert part in shown
@@ -74,7 +54,7 @@ def test_show(quiver: Callable[..., Done]) -> None:
     assert set(arguana[0]["origins"]) == {"zip", "hub", "mteb"}
 
 
-def test_missing(quiver: Callable[..., Done], tmp_path: Path) -> None:
+def test_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
     told = quiver("missing", "beir")
     assert told.code == 0
     # CQADupStack's archive counts once for its twelve forums.
@@ -85,7 +65,7 @@ def test_missing(quiver: Callable[..., Done], tmp_path: Path) -> None:
     assert quiver("missing", "nanobeir/nq").out.startswith("nothing is missing: all 1 are in ")
 
 
-def test_fetch_takes_each_archive_once(quiver: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def fetch(self: Cache, origin: Origin, *, progress: bool = False) -> Record:
@@ -103,7 +83,7 @@ def test_fetch_takes_each_archive_once(quiver: Callable[..., Done], tmp_path: Pa
     assert asked == ["beir/scifact/mteb", "beir/nq/hub"]
 
 
-def test_a_damaged_record_stops_nothing(quiver: Callable[..., Done], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_record_stops_nothing(quiver: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     archive = registry()["beir/cqadupstack/android"].origin
     put(tmp_path, archive)
     put(tmp_path, registry()["beir/scifact"].origin)
@@ -118,7 +98,7 @@ def test_a_damaged_record_stops_nothing(quiver: Callable[..., Done], tmp_path: P
     assert "quiver.json: not JSON" in caplog.text
 
 
-def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
     done = quiver("list")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
@@ -135,7 +115,7 @@ def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Done], mon
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: tuple[str, ...], message: str, quiver: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     done = quiver(*arguments)

@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
-from retrieval.cli.main import main
 from retrieval.model_folder import ModelFolder
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["quiver", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 1
-        found = capsys.readouterr()
-        return Done(code, found.out, found.err)
-
-    return run
 
 
 @pytest.fixture
@@ -63,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def results(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> Path:
+def results(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> Path:
     assert quiver("evaluate", "--model", model, "--data", data, "--out", tmp_path / "results" / "a").code == 0
     assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "results" / "b").code == 0
     return tmp_path / "results"
@@ -80,7 +56,7 @@ def test_an_evaluation_leaves_reports_to_read(results: Path) -> None:
     ("file", "start"),
     [("all.md", "# Retrieval results"), ("all", "# Retrieval results"), ("all.html", "<!doctype html>"), ("all.tex", "%")],
 )
-def test_the_suffix_says_what_a_report_is(quiver: Callable[..., Done], results: Path, tmp_path: Path, file: str, start: str) -> None:
+def test_the_suffix_says_what_a_report_is(quiver: Callable[..., Any], results: Path, tmp_path: Path, file: str, start: str) -> None:
     done = quiver("report", results / "a", results / "b", "--out", tmp_path / file)
     assert (done.code, done.out) == (0, f"report: {tmp_path / file}\n")
     written = (tmp_path / file).read_text().lower()
@@ -90,7 +66,7 @@ def test_the_suffix_says_what_a_report_is(quiver: Callable[..., Done], results: 
     assert (tmp_path / f"again-{file}").read_text().lower() == written
 
 
-def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
+def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     for file in ("table.md", "table.tex", "table.html"):
         done = quiver("report", results / "a", "--layout", "paper", "--against", "ModernBERT-base", "--out", tmp_path / file)
         assert done.code == 0, done.err
@@ -101,7 +77,7 @@ def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Done], re
     assert (done.code, "--layout paper" in done.err) == (2, True)
 
 
-def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
+def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     printed = quiver("report", "compare", results / "b", results / "a")
     assert printed.code == 0, printed.err
     assert "scifact" in printed.out
@@ -115,7 +91,7 @@ def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Done], re
     assert quiver("report", "compare", results / "a").code == 2
 
 
-def test_cards_and_mteb_files(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
+def test_cards_and_mteb_files(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     assert quiver("report", "card", results / "a", "--out", tmp_path / "card.yaml").code == 0
     index = yaml.safe_load((tmp_path / "card.yaml").read_text().strip("-\n"))["model-index"]
     assert index[0]["results"][0]["metrics"][0]["type"] == "ndcg_at_10"
@@ -125,8 +101,8 @@ def test_cards_and_mteb_files(quiver: Callable[..., Done], results: Path, tmp_pa
     assert not (tmp_path / "mteb").exists()
 
 
-def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
-    def card(out: Path, *options: str) -> Done:
+def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+    def card(out: Path, *options: str) -> Any:
         return quiver("report", "card", results / "a", "--out", out, *options)
 
     for out in (results / "a" / "results.json", tmp_path / "README.md", tmp_path / "card"):
@@ -147,7 +123,7 @@ def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Done], res
     assert "README" not in quiver("report", "card", "--help").out
 
 
-def test_no_report_replaces_results(quiver: Callable[..., Done], results: Path, tmp_path: Path) -> None:
+def test_no_report_replaces_results(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     target = results / "a" / "results.json"
     before = target.read_bytes()
     commands = [
@@ -165,7 +141,7 @@ def test_no_report_replaces_results(quiver: Callable[..., Done], results: Path, 
 
 
 def test_vectors_are_kept_unless_told_otherwise(
-    quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cached(name: str) -> int:
         found: int = json.loads((tmp_path / name / "results.json").read_text())["collections"][0]["cached"]
@@ -180,7 +156,7 @@ def test_vectors_are_kept_unless_told_otherwise(
     assert quiver(*command, tmp_path / "five", "--cache", tmp_path / "vectors", "--no-cache").code == 2
 
 
-def test_an_approximate_index_says_what_it_costs(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> None:
+def test_an_approximate_index_says_what_it_costs(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", model, "--data", data, "--index", "HNSW8,Flat?efSearch=64", "--out", tmp_path / "out")
     assert done.code == 0, done.err
     used = json.loads((tmp_path / "out" / "results.json").read_text())["collections"][0]["index"]
@@ -188,13 +164,13 @@ def test_an_approximate_index_says_what_it_costs(quiver: Callable[..., Done], mo
     assert quiver("evaluate", "--model", model, "--data", data, "--index", "IVF9999,Flat", "--out", tmp_path / "no").code == 2
 
 
-def test_a_name_that_is_not_here_is_not_fetched_offline(quiver: Callable[..., Done], model: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_not_here_is_not_fetched_offline(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", model, "--data", "beir/scifact", "--offline", "--out", tmp_path / "out")
     assert done.code == 2
     assert "quiver collections fetch beir/scifact" in done.err
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_int8_is_not_for_peers(quiver: Callable[..., Done], model: Path, data: Path, tmp_path: Path) -> None:
+def test_int8_is_not_for_peers(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     done = quiver("evaluate", "--model", model, "--library", "pylate", "--int8", "--data", data, "--out", tmp_path / "out")
     assert (done.code, "int8" in done.err) == (2, True)
