@@ -11,6 +11,7 @@ from encoder.head_checkpoint import load_classifier, load_masked_lm, load_span_q
 from encoder.head_transform import TransformConfig
 from encoder.heads import MaskedLM, MaskedLMLoss, SequenceClassifier, SpanLogits, SpanQA, init_head
 from encoder.init import init_weights
+from encoder.lora import add_lora, load_lora_state, lora_state, merge_lora, save_adapter
 from encoder.model import Encoder
 from encoder.packing import PackedBatch, pack, pack_ids, pack_padded
 from encoder.presets import PRESETS, preset
@@ -35,6 +36,7 @@ __all__ = [
     "Tokenizer",
     "TransformConfig",
     "TransformersEncoder",
+    "add_lora",
     "best_spans",
     "compile_encoder",
     "freeze",
@@ -43,12 +45,16 @@ __all__ = [
     "load_adapter",
     "load_classifier",
     "load_encoder",
+    "load_lora_state",
     "load_masked_lm",
     "load_span_qa",
+    "lora_state",
+    "merge_lora",
     "pack",
     "pack_ids",
     "pack_padded",
     "preset",
+    "save_adapter",
     "save_classifier",
     "save_encoder",
     "save_masked_lm",

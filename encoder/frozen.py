@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from encoder.config import Precision
 from encoder.errors import InputError
 from encoder.linear import Linear, Product, native_on_cpu, packable, packed_product
+from encoder.lora import lora_matrices
 from encoder.model import Encoder
 
 # Tokens the packed layout is chosen for; it serves every number of them.
@@ -46,7 +47,7 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
 
     Raises:
         InputError: It is not on a CPU, or this build of torch has no 8-bit kernels for this processor.
-        ValueError: It is frozen already, or the precision is unknown.
+        ValueError: It is frozen already, has low-rank updates, or the precision is unknown.
     """
     if precision not in FROZEN:
         raise ValueError(f"precision must be one of {', '.join(FROZEN)}, got {precision!r}")
@@ -54,6 +55,8 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
         raise InputError(f"an encoder is frozen on the CPU, this one is on {encoder.device}; a GPU needs no freezing")
     if encoder.frozen:
         raise ValueError("this encoder is frozen already")
+    if lora_matrices(encoder):
+        raise ValueError("this encoder has low-rank updates beside its matrices; merge_lora first")
     if precision == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
         raise InputError(f"int8 needs torch's x86 kernels, this machine has {torch.backends.quantized.engine!r}; use float")
     encoder.eval().requires_grad_(False)

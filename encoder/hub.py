@@ -8,7 +8,7 @@ from encoder.errors import InputError
 from encoder.files import expand_home
 
 # Everything a checkpoint of ours, of sentence-transformers or of PyLate consists of; no pickles, no ONNX, no images.
-PATTERNS = ["*.json", "*.safetensors", "*/config.json", "*/model.safetensors"]
+PATTERNS = ["*.json", "*.safetensors", "*/config.json", "*/model.safetensors", "artifact.metadata"]
 
 
 def local_folder(source: str | Path, *, revision: str | None = None) -> Path:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from encoder.attention import attend
 from encoder.config import EncoderConfig
 from encoder.linear import Linear
-from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate
+from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, thirds
 from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
 from encoder.positions import alibi_slopes
@@ -79,10 +79,7 @@ class SelfAttention(nn.Module):
     def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (N, H, K) each, from one product."""
         qkv = self.qkv(hidden).view(len(hidden), 3, self.heads, -1)  # (N, 3, H, K)
-        if rope is not None:
-            return rotate(qkv, *rope)
-        q, k, v = qkv.unbind(1)
-        return q, k, v
+        return thirds(qkv) if rope is None else rotate(qkv, *rope)
 
 
 class MLP(nn.Module):

@@ -89,20 +89,39 @@ class Linear(nn.Linear):
         Returns:
             One product a part, each to (n, O / parts).
         """
-        weights = self.weight.to(x.dtype).chunk(self.parts)
-        biases = [None] * self.parts if self.bias is None else self.bias.to(x.dtype).chunk(self.parts)
-        if len(x) < PACK_TOKENS or not packable(x.dtype):
-            return [partial(F.linear, weight=weight, bias=bias) for weight, bias in zip(weights, biases, strict=True)]
-        packed = (torch.ops.mkldnn._reorder_linear_weight(weight, len(x)) for weight in weights)
-        return [packed_product(weight, bias) for weight, bias in zip(packed, biases, strict=True)]
+        return ready_products(x, self.weight, self.bias, self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
-        if _multiplies_packed(x, self.weight):
-            output: Tensor = _PackedLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            return output
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return multiply(x, self.weight, self.bias)
+
+
+def ready_products(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> list[Product]:
+    """A matrix in equal parts of its rows, ready for ``x`` or pieces of it.
+
+    Args:
+        x: (N, D), what will be multiplied; without gradients.
+        weight: (O, D).
+        bias: (O,), or None.
+        parts: Number of parts.
+
+    Returns:
+        One product a part, each to (n, O / parts).
+    """
+    weights = weight.to(x.dtype).chunk(parts)
+    biases = [None] * parts if bias is None else bias.to(x.dtype).chunk(parts)
+    if len(x) < PACK_TOKENS or not packable(x.dtype):
+        return [partial(F.linear, weight=part, bias=shift) for part, shift in zip(weights, biases, strict=True)]
+    packed = (torch.ops.mkldnn._reorder_linear_weight(part, len(x)) for part in weights)
+    return [packed_product(part, shift) for part, shift in zip(packed, biases, strict=True)]
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(N, D) to (N, O) by a weight (O, D) in the dtype of ``x``, with gradients where they are wanted."""
+    if _multiplies_packed(x, weight):
+        output: Tensor = _PackedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return output
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def _multiplies_packed(x: Tensor, weight: Tensor) -> bool:

@@ -19,7 +19,7 @@ from encoder.lean import advance_, heads_buffer
 from encoder.linear import compute_dtype, lean
 from encoder.ops import add_norm
 from encoder.ops.norms import Norm
-from encoder.packing import PackedBatch
+from encoder.packing import PackedBatch, neighbours_of_equal_length
 from encoder.positions import RotaryTable
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Encoder(nn.Module):
             # Packed matrices have no gradients and one dtype.
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 return self.forward(batch)
-        batch = batch.to(self.device)
+        batch, places = self._arranged(batch.to(self.device))
         rows = [table(batch.positions) for table in self.rotary]
         ropes = [rows[place] for place in self._table_of] if rows else [None] * len(self.layers)
         dtype = self.embeddings.tokens.weight.dtype
@@ -116,4 +116,17 @@ class Encoder(nn.Module):
         else:
             for layer, rope in zip(self.layers, ropes, strict=True):
                 hidden, update = layer(hidden, update, batch, rope)
-        return add_norm(hidden, update, self.final_norm)[1].to(dtype)
+        output = add_norm(hidden, update, self.final_norm)[1].to(dtype)
+        return output if places is None else output[places]
+
+    def _arranged(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
+        """The batch in the order in which its layers do best, and where each token has gone; None where nothing has moved.
+
+        Attention on a CPU takes sequences of one length together: they are brought side by side once, not in every layer.
+        """
+        if self.device.type != "cpu" or torch.compiler.is_compiling():
+            return batch, None
+        if "arranged" not in batch.memo:
+            batch.memo["arranged"] = neighbours_of_equal_length(batch)
+        arranged: tuple[PackedBatch, Tensor | None] = batch.memo["arranged"]
+        return arranged

@@ -162,6 +162,81 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
         yield pack_ids([sequences[row] for row in rows], rows=rows, key_lengths=keys)
 
 
+def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """One batch with the sequences of several, in order; ``rows`` number them anew.
+
+    Args:
+        batches: At least one, all on one device.
+
+    Example:
+        >>> batch = concatenate([pack_ids([[5, 6]]), pack_ids([[7], [8, 9]])])
+        >>> batch.ids.tolist(), batch.offsets, batch.rows
+        ([5, 6, 7, 8, 9], (0, 2, 3, 5), (0, 1, 2))
+    """
+    lengths = [length for batch in batches for length in batch.lengths]
+    offsets = (0, *accumulate(lengths))
+    keys = None
+    if any(batch.key_lengths is not None for batch in batches):
+        keys = tuple(length for batch in batches for length in batch.key_lengths or batch.lengths)
+    device = batches[0].ids.device
+    return PackedBatch(
+        ids=torch.cat([batch.ids for batch in batches]),
+        cu_seqlens=torch.tensor(offsets, dtype=torch.int32).to(device, non_blocking=True),
+        offsets=offsets,
+        max_seqlen=max(lengths),
+        positions=torch.cat([batch.positions for batch in batches]),
+        rows=tuple(range(len(lengths))),
+        key_lengths=keys,
+    )
+
+
+def places_by_length(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
+    """Places of a batch's sequences by (length, key length), in order of first appearance."""
+    members: dict[tuple[int, int], list[int]] = {}
+    for place, shape in enumerate(zip(batch.lengths, batch.key_lengths or batch.lengths, strict=True)):
+        members.setdefault(shape, []).append(place)
+    return members
+
+
+def token_order(batch: PackedBatch, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The permutation of tokens, (N,), that brings the sequences into another order, and the way back, (N,)."""
+    device = batch.ids.device
+    order = torch.cat([torch.arange(batch.offsets[place], batch.offsets[place + 1]) for place in places]).to(device, non_blocking=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(len(order), device=device)
+    return order, inverse
+
+
+@torch.inference_mode(False)  # what inference makes and keeps, training could not use
+def neighbours_of_equal_length(batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
+    """The batch with sequences of one length side by side, as attention on a CPU takes them.
+
+    Returns:
+        The batch, and where each token of the given one stands in it, (N,); the given one and None where they stand so already.
+
+    Example:
+        >>> batch, places = neighbours_of_equal_length(pack_ids([[1], [2, 2], [3]]))
+        >>> batch.ids.tolist(), places.tolist()
+        ([1, 3, 2, 2], [0, 2, 3, 1])
+    """
+    flat = [place for places in places_by_length(batch).values() for place in places]
+    if flat == sorted(flat):
+        return batch, None
+    order, inverse = token_order(batch, flat)
+    offsets = (0, *accumulate(batch.lengths[place] for place in flat))
+    keys = batch.key_lengths
+    arranged = PackedBatch(
+        ids=batch.ids[order],
+        cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device=batch.ids.device),
+        offsets=offsets,
+        max_seqlen=batch.max_seqlen,
+        positions=batch.positions[order],
+        rows=tuple(batch.rows[place] for place in flat),
+        key_lengths=None if keys is None else tuple(keys[place] for place in flat),
+    )
+    return arranged, inverse
+
+
 def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
     """Pack a padded batch, as a trainer's collator gives it.
 

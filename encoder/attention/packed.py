@@ -1,17 +1,16 @@
 """Attention over packed batches on any device, without an n x n tensor in local layers and without masks in global ones.
 
-Global layers: sequences of one length form one mask-free call on views of the packed tensors. Local layers: the packed
-tokens are cut into blocks of queries; each block meets its own keys and a halo of window // 2 on either side, so the
-cost is N x window. Document borders and the window are one additive mask, made once a batch for all local layers.
+Global layers are in `encoder.attention.grouped`. Local layers: the packed tokens are cut into blocks of queries; each block
+meets its own keys and a halo of window // 2 on either side, so the cost is N x window. Document borders and the window are
+one additive mask, made once a batch for all local layers.
 
-Shapes: N packed tokens, H heads, K head width, G sequences of one length, n their length, W query blocks.
+Shapes: N packed tokens, H heads, K head width, W query blocks.
 Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention, unpadding); the blocking is ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from encoder.attention.grouped import attend_global, differentiated_on_cpu, length_groups
+from encoder.ops.heads import room_for_thirds
 from encoder.packing import PackedBatch
 
 # Queries in a block of a local layer: of 32, 64 and 128 the fastest on CPU (reference measurements: 19.5, 21.6 and
@@ -26,72 +27,6 @@ from encoder.packing import PackedBatch
 BLOCK = 32
 # Blocks of one call without gradients, 2,048 tokens: what the call copies stays small whatever the batch.
 LOCAL_BLOCKS = 64
-# Queries of one call with ALiBi, whose penalty is as wide as the sequence and differs from head to head.
-SLOPING_BLOCK = 128
-
-
-@dataclass(frozen=True)
-class LengthGroups:
-    """Sequences of a batch by length.
-
-    Attributes:
-        shapes: For each group (G, n, keys): sequences, tokens, leading tokens that may be attended to.
-        order: Permutation that brings the tokens into group order, (N,); None when they lie so already.
-        inverse: The way back, (N,).
-    """
-
-    shapes: tuple[tuple[int, int, int], ...]
-    order: Tensor | None
-    inverse: Tensor | None
-
-
-@torch.inference_mode(False)  # what inference makes and keeps, training could not use
-def length_groups(batch: PackedBatch) -> LengthGroups:
-    """Group a batch's sequences by (length, key length), in order of first appearance."""
-    members: dict[tuple[int, int], list[int]] = {}
-    key_lengths = batch.key_lengths or batch.lengths
-    for place, shape in enumerate(zip(batch.lengths, key_lengths, strict=True)):
-        members.setdefault(shape, []).append(place)
-    shapes = tuple((len(places), length, keys) for (length, keys), places in members.items())
-    flat = [place for places in members.values() for place in places]
-    if flat == sorted(flat):
-        return LengthGroups(shapes, None, None)
-    order = torch.cat([torch.arange(batch.offsets[place], batch.offsets[place + 1]) for place in flat]).to(
-        batch.ids.device, non_blocking=True
-    )
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
-    return LengthGroups(shapes, order, inverse)
-
-
-def _attend_global(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
-    if groups.order is not None:
-        q, k, v = q[groups.order], k[groups.order], v[groups.order]
-    outputs = []
-    # One split, not a slice a group: the backward of a slice is a whole tensor of zeros, that of the split one concatenation.
-    sizes = [sequences * length for sequences, length, _ in groups.shapes]
-    for (sequences, length, keys), *parts in zip(groups.shapes, *(torch.split(x, sizes) for x in (q, k, v)), strict=True):
-        # (G, H, n, K) views: nothing is copied.
-        query, key, value = (part.view(sequences, length, *part.shape[1:]).transpose(1, 2) for part in parts)
-        key, value = key[:, :, :keys], value[:, :, :keys]
-        if slopes is None:
-            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-        else:
-            mixed = _attend_sloping(query, key, value, slopes, dropout)
-        outputs.append(mixed.transpose(1, 2).flatten(0, 1))  # (G * n, H, K)
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output if groups.inverse is None else output[groups.inverse]
-
-
-def _attend_sloping(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, dropout: float) -> Tensor:
-    """ALiBi over whole sequences, a few queries at a time: the penalty is (H, SLOPING_BLOCK, n), never n x n."""
-    outputs = []
-    place = torch.arange(key.shape[2], device=key.device)
-    for start, rows in zip(range(0, query.shape[2], SLOPING_BLOCK), torch.split(query, SLOPING_BLOCK, dim=2), strict=True):
-        distance = (torch.arange(start, start + rows.shape[2], device=key.device)[:, None] - place).abs()
-        penalty = (-slopes.view(-1, 1, 1) * distance).to(query.dtype)
-        outputs.append(F.scaled_dot_product_attention(rows, key, value, attn_mask=penalty[None], dropout_p=dropout))
-    return torch.cat(outputs, dim=2)
 
 
 @dataclass(frozen=True)
@@ -183,7 +118,7 @@ def _attend_local(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, window: int,
     if not torch.is_grad_enabled():
         outputs = [_attend_blocks(q, k, v, mask, some, slopes, dropout) for some in _steps(blocks, half, LOCAL_BLOCKS)]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    elif q.device.type == "cpu" and slopes is None and not dropout and _has_cpu_kernel():
+    elif slopes is None and not dropout and differentiated_on_cpu(q, k, v):
         output = _LocalAttention.apply(q, k, v, mask.bias, half)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     else:
         # In one piece: each slice would be a whole tensor of zeros in the backward pass.
@@ -200,12 +135,6 @@ def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, some: Local
     query, key, value = some.views(q, k, v)
     mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     return mixed.transpose(1, 2).flatten(0, 1)
-
-
-@cache
-def _has_cpu_kernel() -> bool:
-    name = "_scaled_dot_product_flash_attention_for_cpu"
-    return hasattr(torch.ops.aten, name) and hasattr(torch.ops.aten, f"{name}_backward")
 
 
 class _LocalAttention(torch.autograd.Function):
@@ -233,7 +162,9 @@ class _LocalAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, bias, output, *sums = ctx.saved_tensors
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        of_q, of_k, of_v = (torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v))
+        of_q, of_k, of_v = room_for_thirds(q)
+        of_k.zero_()
+        of_v.zero_()
         for some, logsumexp in zip(_steps(len(bias), ctx.half, LOCAL_BLOCKS), sums, strict=True):
             start, end = some.queries
             upstream, mixed = (x[start:end].view(some.last - some.first, BLOCK, *x.shape[1:]).transpose(1, 2) for x in (gradient, output))
@@ -269,7 +200,7 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: i
     if window is None or batch.max_seqlen - 1 <= window // 2:
         if "groups" not in batch.memo:
             batch.memo["groups"] = length_groups(batch)
-        return _attend_global(q, k, v, batch.memo["groups"], slopes, dropout)
+        return attend_global(q, k, v, batch.memo["groups"], slopes, dropout)
     memo = ("local", window, q.dtype)
     if memo not in batch.memo:
         batch.memo[memo] = local_mask(batch, window, q.dtype)

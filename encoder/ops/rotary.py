@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from encoder.ops.choice import fused
+from encoder.ops.heads import joined
 
 # Tokens turned at a time on a CPU: their halves stay in its cache between the five passes over them.
 CHUNK = 1024
@@ -70,7 +71,7 @@ class _RotateInPlace(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        gradient = torch.stack((grad_q, grad_k, grad_v), dim=1)
+        gradient = joined(grad_q, grad_k, grad_v)
         for turned in gradient.unbind(1)[:2]:
             rotate_(turned, cos, -sin)
         return gradient, None, None

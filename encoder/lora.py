@@ -1,0 +1,248 @@
+"""LoRA: a low-rank update of every matrix of the blocks is trained, the encoder's own weights stay as they are.
+
+A matrix W becomes W + alpha / r * B A. B starts at zero, so an encoder that has just got its matrices gives what it gave
+before. In its state dict such an encoder looks merged: what is saved, hashed or exported from it is a plain model with
+plain names, at any step. The low-rank matrices themselves go by `lora_state`.
+
+Shapes: N packed tokens, D and O widths of a matrix's input and output, r the rank.
+Source: LoRA, arXiv:2106.09685, section 4.1; A's first values as in the authors' code (microsoft/LoRA, loralib/layers.py);
+the adapter's files as PEFT reads them (huggingface/peft, LoraConfig).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from encoder.adapter import TransformersEncoder
+from encoder.checkpoint import their_keys
+from encoder.errors import InputError
+from encoder.files import replacing, write_json
+from encoder.linear import Linear, Product, multiply, ready_products
+from encoder.model import Encoder
+
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""The files of `save_adapter`, named as PEFT names them."""
+
+
+class LoRALinear(nn.Module):
+    """`encoder.linear.Linear` with a low-rank update beside it; the matrix is frozen, the update is trained.
+
+    Args:
+        linear: The matrix; its weights are shared, not copied.
+        rank: r.
+        alpha: The update is scaled by alpha / r.
+        dropout: Share of the update's inputs that are set to zero in training.
+        generator: Of A's first values, on the CPU.
+    """
+
+    def __init__(self, linear: Linear, *, rank: int, alpha: float, dropout: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.alpha, self.dropout, self.parts = alpha, dropout, linear.parts
+        self.weight, self.bias = linear.weight, linear.bias
+        dtype, device = linear.weight.dtype, linear.weight.device
+        # In float32 on the CPU first: equal seeds give equal values whatever the device.
+        first = nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features), a=math.sqrt(5), generator=generator)
+        self.lora_a = nn.Parameter(first.to(device, dtype))
+        self.lora_b = nn.Parameter(torch.zeros(linear.out_features, rank, dtype=dtype, device=device))
+
+    @property
+    def rank(self) -> int:
+        """The number r."""
+        return len(self.lora_a)
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / self.rank
+
+    def merged(self) -> Tensor:
+        """W + alpha / r * B A, (O, D), summed in float32 at least and rounded once; without gradients."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
+            total = torch.addmm(self.weight.to(wide), self.lora_b.to(wide), self.lora_a.to(wide), alpha=self.scale)
+        return total.to(self.weight.dtype)
+
+    def products(self, x: Tensor) -> Sequence[Product]:
+        """The merged matrix's parts as products; see `encoder.linear.Linear.products`."""
+        return ready_products(x, self.merged(), self.bias, self.parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, D) to (N, O)."""
+        low = F.linear(F.dropout(x, self.dropout, self.training), self.lora_a.to(x.dtype))  # (N, r)
+        return torch.addmm(multiply(x, self.weight, self.bias), low, self.lora_b.to(x.dtype).t(), alpha=self.scale)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        del keep_vars
+        destination[f"{prefix}weight"] = self.merged()
+        if self.bias is not None:
+            destination[f"{prefix}bias"] = self.bias.detach()
+
+    def _load_from_state_dict(self, *arguments: object) -> None:
+        # Merged weights put into W would have the update in them twice.
+        raise ValueError("an encoder with LoRA takes no state dict: load_lora_state its low-rank matrices, or load weights before add_lora")
+
+
+def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float, dropout: float, seed: int) -> None:
+    """Give every matrix of the blocks a low-rank update, in place, and freeze all other weights of the encoder.
+
+    Args:
+        encoder: A native one; its hidden states are the same afterwards, to the bit, until B is trained.
+        rank: r, 1..D.
+        alpha: The update is scaled by alpha / r.
+        dropout: Share of the update's inputs that are set to zero in training, 0 <= dropout < 1.
+        seed: Of A's first values; equal seeds give equal values.
+
+    Raises:
+        InputError: The encoder runs in transformers, or a setting is out of its range.
+        ValueError: It is frozen for inference, or has low-rank updates already.
+    """
+    if not isinstance(encoder, Encoder):
+        raise InputError(f"LoRA needs a native encoder; {encoder.config.model_type} runs in transformers, train all of its weights")
+    if encoder.frozen:
+        raise ValueError("a frozen encoder has no gradients; to train, load the checkpoint with load_encoder")
+    if lora_matrices(encoder):
+        raise ValueError("this encoder has low-rank updates already; merge_lora first")
+    width = encoder.config.hidden_size
+    if not 1 <= rank <= width:
+        raise InputError(f"LoRA's rank must be 1..{width}, the encoder's width, got {rank}")
+    if not (alpha > 0 and 0 <= dropout < 1):
+        raise InputError(f"LoRA's alpha must be > 0 and its dropout >= 0 and < 1, got {alpha} and {dropout}")
+    generator = torch.Generator().manual_seed(seed)
+    encoder.requires_grad_(False)
+    for parent, name, linear in _children(encoder, Linear):
+        update = LoRALinear(linear, rank=rank, alpha=alpha, dropout=dropout, generator=generator)
+        setattr(parent, name, update.train(linear.training))
+
+
+def merge_lora(encoder: Encoder) -> None:
+    """Add the updates to the matrices they stand beside, in place: a plain encoder again, all of whose weights can be trained.
+
+    Raises:
+        ValueError: The encoder has none.
+    """
+    _needs_lora(encoder)
+    for parent, name, update in _children(encoder, LoRALinear):
+        rows, columns = update.weight.shape
+        with torch.random.fork_rng(devices=()):  # its first values are thrown away, and shall not move anyone's random numbers
+            plain = Linear(columns, rows, bias=update.bias is not None, dtype=update.weight.dtype, parts=update.parts)
+        with torch.no_grad():
+            update.weight.copy_(update.merged())
+        plain.weight, plain.bias = update.weight, update.bias
+        setattr(parent, name, plain.train(update.training))
+    encoder.requires_grad_(True)
+
+
+def lora_matrices(encoder: Encoder) -> dict[str, LoRALinear]:
+    """The matrices that have an update, by their names in the encoder; none for a plain one."""
+    return {name: module for name, module in encoder.named_modules() if isinstance(module, LoRALinear)}
+
+
+def lora_state(encoder: Encoder) -> dict[str, Tensor]:
+    """Copies of A and B of all matrices on the CPU, for a file to resume from: ``layers.0.mlp.up.lora_a`` and so on.
+
+    Raises:
+        ValueError: The encoder has none.
+    """
+    return {name: weight.detach().cpu().clone() for name, weight in _low_rank(_needs_lora(encoder)).items()}
+
+
+def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
+    """Put back what `lora_state` gave, in place.
+
+    Args:
+        encoder: As it was when `add_lora` returned: the same weights, the same rank.
+        state: A and B of all matrices.
+
+    Raises:
+        InputError: A matrix is missing, unknown or of another shape; nothing is changed then.
+        ValueError: The encoder has none.
+    """
+    own = _low_rank(_needs_lora(encoder))
+    if strange := sorted(own.keys() ^ state.keys()):
+        raise InputError(f"these low-rank matrices are of another model: {strange[0]} is {'missing' if strange[0] in own else 'unknown'}")
+    for name, weight in own.items():
+        if weight.shape != state[name].shape:
+            raise InputError(f"{name} has shape {tuple(state[name].shape)}, this model's LoRA asks for {tuple(weight.shape)}")
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(state[name])
+
+
+def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revision: str | None = None) -> None:
+    """Write the updates as an adapter that PEFT loads onto the Hugging Face model the encoder was started from.
+
+    Args:
+        encoder: With low-rank updates.
+        folder: Made if it is not there; each file is replaced whole.
+        base_model: Folder or hub id of that model.
+        revision: Its branch, tag or commit.
+
+    Raises:
+        InputError: The family has no Hugging Face model.
+        ValueError: The encoder has no updates.
+    """
+    updates = _needs_lora(encoder)
+    if encoder.config.family == "quiver":
+        raise InputError("family quiver has no Hugging Face model that an adapter would fit; save the merged encoder")
+    theirs = their_keys(encoder)
+    state: dict[str, Tensor] = {}
+    for name, update in updates.items():
+        place = theirs[f"{name}.weight"]
+        whole = update.lora_b.detach().cpu()
+        if place.swapped:
+            whole = torch.cat(whole.chunk(2)[::-1])
+        # Where they have several matrices in place of one of ours, all of them share A.
+        for key, part in zip(place.keys, whole.chunk(len(place.keys)), strict=True):
+            module = f"base_model.model.{key.removesuffix('.weight')}"
+            state[f"{module}.lora_A.weight"] = update.lora_a.detach().cpu().clone()
+            state[f"{module}.lora_B.weight"] = part.clone(memory_format=torch.contiguous_format)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    with replacing(target / ADAPTER_WEIGHTS) as temporary:
+        save_file(state, temporary, metadata={"format": "pt"})
+    write_json(target / ADAPTER_CONFIG, _adapter_config(encoder, base_model, revision))
+
+
+def _adapter_config(encoder: Encoder, base_model: str, revision: str | None) -> dict[str, object]:
+    updates = lora_matrices(encoder)
+    theirs = their_keys(encoder)
+    update = next(iter(updates.values()))
+    return {
+        "peft_type": "LORA",
+        "task_type": "FEATURE_EXTRACTION",
+        "base_model_name_or_path": base_model,
+        "revision": revision,
+        "r": update.rank,
+        "lora_alpha": update.alpha,
+        "lora_dropout": update.dropout,
+        # Whole names: a last part such as "dense" would be that of a pooler too.
+        "target_modules": [key.removesuffix(".weight") for name in updates for key in theirs[f"{name}.weight"].keys],
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def _children(encoder: Encoder, kind: type[Any]) -> list[tuple[nn.Module, str, Any]]:
+    """Every module of a kind with its parent and its name there, in the order of the encoder."""
+    return [(parent, name, child) for parent in encoder.modules() for name, child in parent.named_children() if isinstance(child, kind)]
+
+
+def _needs_lora(encoder: Encoder) -> dict[str, LoRALinear]:
+    updates = lora_matrices(encoder)
+    if not updates:
+        raise ValueError("this encoder has no low-rank updates; add_lora first")
+    return updates
+
+
+def _low_rank(updates: Mapping[str, LoRALinear]) -> dict[str, Tensor]:
+    return {f"{name}.{which}": getattr(update, which) for name, update in updates.items() for which in ("lora_a", "lora_b")}

@@ -1,0 +1,119 @@
+"""A LoRA encoder against the Hugging Face model: its adapter added by hand, opened by PEFT, and the gradients of the two."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from encoder import Encoder, add_lora, load_encoder, merge_lora, pack_ids, save_adapter, save_encoder
+from encoder.checkpoint import their_keys
+from encoder.lora import lora_matrices
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
+
+LENGTHS = (1, 63, 129, 300)
+RANK, ALPHA = 8, 12.0
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 512}
+
+
+def hugging_face(family: str, folder: Path) -> transformers.PreTrainedModel:
+    own = {
+        "modernbert": {"max_position_embeddings": 512, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+        "bert": {"max_position_embeddings": 512},
+        "roberta": {"max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1},
+    }[family]
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model(family, attn_implementation="sdpa", **SIZES, **own)
+    model = transformers.AutoModel.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # the library's initial weights are too small to show a mistake
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+def with_updates(folder: Path) -> Encoder:
+    encoder = load_encoder(folder)
+    add_lora(encoder, rank=RANK, alpha=ALPHA, dropout=0.0, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for update in lora_matrices(encoder).values():
+            update.lora_b.normal_(std=0.1, generator=generator)
+    return encoder
+
+
+def sequences() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, 512, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def theirs(model: torch.nn.Module) -> torch.Tensor:
+    """Hidden states of their model, one text at a time: no padding in the way."""
+    return torch.cat([model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in sequences()])
+
+
+FAMILIES = pytest.mark.parametrize("family", ["modernbert", "bert", "roberta"])
+
+
+@FAMILIES
+def test_an_adapter_added_by_hand_gives_our_states(family: str, tmp_path: Path) -> None:
+    model = hugging_face(family, tmp_path / "base")
+    encoder = with_updates(tmp_path / "base")
+    save_adapter(encoder, tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    batch = pack_ids(sequences())
+    with torch.no_grad():
+        before = theirs(model)
+        for module in settings["target_modules"]:
+            a, b = (adapter.pop(f"base_model.model.{module}.lora_{which}.weight") for which in "AB")
+            model.get_submodule(module).weight += settings["lora_alpha"] / settings["r"] * b @ a
+        assert not adapter, "all of the adapter has a place in their model"
+        expected = theirs(model)
+        assert (expected - before).abs().max() > 0.1
+        torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=1e-5)
+        merge_lora(encoder)
+        torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=1e-5)
+
+
+@FAMILIES
+def test_a_merged_checkpoint_opens_there(family: str, tmp_path: Path) -> None:
+    hugging_face(family, tmp_path / "base")
+    encoder = with_updates(tmp_path / "base")
+    save_encoder(encoder, tmp_path / "merged")
+    with torch.no_grad():
+        found = theirs(transformers.AutoModel.from_pretrained(tmp_path / "merged", attn_implementation="sdpa").eval())
+        torch.testing.assert_close(encoder(pack_ids(sequences())), found, atol=1e-5, rtol=1e-5)
+
+
+@FAMILIES
+def test_peft_opens_an_adapter_and_learns_as_we_do(family: str, tmp_path: Path) -> None:
+    """The same states, the same gradients of A and B, and the same states once it has merged them."""
+    peft = pytest.importorskip("peft")
+    model = hugging_face(family, tmp_path / "base")
+    encoder = with_updates(tmp_path / "base")
+    save_adapter(encoder, tmp_path / "adapter", base_model=str(tmp_path / "base"))
+    opened = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter", is_trainable=True).eval()
+    ours, expected = encoder(pack_ids(sequences())), theirs(opened)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    (ours**2).sum().backward()
+    (expected**2).sum().backward()
+    loaded = {name.replace(".default", ""): weight.grad for name, weight in opened.named_parameters() if "lora_" in name}
+    assert loaded.keys() == load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
+    for name, update in lora_matrices(encoder).items():
+        keys = [f"base_model.model.{key.removesuffix('.weight')}" for key in their_keys(encoder)[f"{name}.weight"].keys]
+        # Where they have several matrices, each has a copy of A, and the gradient of ours is the sum over the copies.
+        gradients = (
+            (update.lora_a.grad, sum(loaded[f"{key}.lora_A.weight"] for key in keys)),
+            (update.lora_b.grad, torch.cat([loaded[f"{key}.lora_B.weight"] for key in keys])),
+        )
+        for gradient, reference in gradients:
+            torch.testing.assert_close(gradient, reference, atol=1e-4 * reference.abs().max().item(), rtol=0, msg=name)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(opened.merge_and_unload()), ours, atol=1e-5, rtol=1e-5)
