@@ -113,7 +113,9 @@ class ColBERT:
     def card(self) -> ModelCard:
         """What an index or a report has to know of this model."""
         colbert = self.settings.colbert
-        described = [asdict(colbert), self.settings.lower_case]
+        # What only some models have is told only of them: fingerprints are kept in indexes.
+        described = [{name: value for name, value in asdict(colbert).items() if value is not None}, self.settings.lower_case]
+        described += [prompt for prompt in (self.settings.query_prompt, self.settings.document_prompt) if prompt]
         return ModelCard(
             source=self.source,
             kind="colbert",
@@ -122,8 +124,8 @@ class ColBERT:
             similarity="maxsim",
             query_length=colbert.query_length,
             document_length=colbert.document_length,
-            query_prompt=colbert.query_prefix,
-            document_prompt=colbert.document_prefix,
+            query_prompt=colbert.query_prefix + self.settings.query_prompt,
+            document_prompt=colbert.document_prefix + self.settings.document_prompt,
             precision=self.encoder.frozen or "float",
         )
 
@@ -145,13 +147,15 @@ class ColBERT:
         colbert = self.settings.colbert
         length = colbert.query_length if role == "query" else colbert.document_length
         prefix = self._prefix_ids[role]
-        tokens = self.tokenizer.encode(clean(texts, lower_case=self.settings.lower_case), max_length=length - (prefix is not None))
+        prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
+        cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
+        tokens = self.tokenizer.encode(cleaned, max_length=length - (prefix is not None))
         ids = tokens.ids if prefix is None else [[*text[:1], prefix, *text[1:]] for text in tokens.ids]
         described = describe_tokens(texts, ids, tokens.truncated)
         key_lengths = None
         if role == "query" and colbert.query_expansion and self._expansion_id is not None:
             key_lengths = None if colbert.attend_to_expansion else [len(text) for text in ids]
-            ids = [text + [self._expansion_id] * (length - len(text)) for text in ids]
+            ids = [text + [self._expansion_id] * ((colbert.expanded_length or length) - len(text)) for text in ids]
         keep = [[token not in self._skiplist for token in text] for text in ids] if role == "document" else None
 
         def forward(batch: PackedBatch) -> list[TokenVectors]:

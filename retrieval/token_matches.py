@@ -73,12 +73,13 @@ def token_texts(model: ColBERT, text: str, role: Role) -> list[str]:
     settings, tokenizer = model.settings.colbert, model.tokenizer
     prefix = settings.query_prefix if role == "query" else settings.document_prefix
     length = settings.query_length if role == "query" else settings.document_length
-    ids = tokenizer.encode(clean([text], lower_case=model.settings.lower_case), max_length=length - bool(prefix)).ids[0]
+    prompt = model.settings.query_prompt if role == "query" else model.settings.document_prompt
+    ids = tokenizer.encode(clean([text], prompt=prompt, lower_case=model.settings.lower_case), max_length=length - bool(prefix)).ids[0]
     if (inserted := tokenizer.token_id(prefix) if prefix else None) is not None:
         ids = [*ids[:1], inserted, *ids[1:]]
     if role == "query":
         expansion = tokenizer.special_id("mask") if settings.query_expansion else None
-        ids = ids if expansion is None else ids + [expansion] * (length - len(ids))
+        ids = ids if expansion is None else ids + [expansion] * ((settings.expanded_length or length) - len(ids))
     else:
         # As in the model: a word that is no single token stands for [UNK].
         known = [tokenizer.token_id(word) for word in settings.skiplist]

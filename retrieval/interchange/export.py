@@ -1,0 +1,242 @@
+"""A model written for another library, with its card.
+
+Every layout is whole or not there. What cannot be said in a layout without changing vectors is an error, not an approximation.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from encoder import Encoder, InputError, Tokenizer
+from encoder.files import read_json, sync_folder, write_text
+from encoder.hub import local_folder
+from encoder.tokens import SPECIAL_TOKENS
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.interchange.card import Origin, render_card
+from retrieval.interchange.dense import write_dense
+from retrieval.interchange.modules import write_encoder
+from retrieval.interchange.multi_vector import write_multi_vector
+from retrieval.interchange.pylate import write_colbert
+from retrieval.interchange.stanford import write_stanford
+from retrieval.interchange.usage import left_out
+from retrieval.model_folder import ModelFolder, load_parts
+from retrieval.model_settings import Kind
+
+logger = logging.getLogger(__name__)
+
+RUN_SCHEMA = "quiver-run/2"
+"""``schema`` of a run.json that a card is made from; `retrieval.training.run_record` says what stands in it."""
+
+ColBERTWriter = Callable[[Path, ModelFolder, Encoder, Tokenizer], None]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model scored, in the Hub's shape.
+
+    Attributes:
+        where: The folder of results, for errors.
+        fingerprint: Of the model that was scored; None where the results do not know.
+        entries: Of ``model-index``: ``task``, ``dataset`` and ``metrics`` each.
+    """
+
+    where: str
+    fingerprint: str | None
+    entries: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        folder: Where.
+        layout: A key of `LAYOUTS`.
+        kind: Of the model.
+        fingerprint: Of the model that was exported.
+        bytes: Size of all files.
+        left_out: What the layout does not hold.
+    """
+
+    folder: Path
+    layout: str
+    kind: Kind
+    fingerprint: str
+    bytes: int
+    left_out: tuple[str, ...]
+
+
+def _bare(folder: Path, model: BiEncoder | ColBERT) -> None:
+    write_encoder(folder, model.encoder, model.tokenizer)
+
+
+def _sentence_transformer(folder: Path, model: BiEncoder | ColBERT) -> None:
+    length = model.card.document_length
+    write_dense(folder, model.settings, model.encoder, model.tokenizer, max_length=length)
+
+
+def _colbert(write: ColBERTWriter) -> Callable[[Path, BiEncoder | ColBERT], None]:
+    def writer(folder: Path, model: BiEncoder | ColBERT) -> None:
+        write(folder, _explicit_skiplist(model.settings, model.tokenizer), model.encoder, model.tokenizer)
+
+    return writer
+
+
+LAYOUTS: Mapping[str, Mapping[Kind, Callable[[Path, BiEncoder | ColBERT], None]]] = {
+    "sentence-transformers": {"dense": _sentence_transformer, "colbert": _colbert(write_multi_vector)},
+    "pylate": {"colbert": _colbert(write_colbert)},
+    "hf": {"dense": _bare, "colbert": _bare},
+    "stanford": {"colbert": _colbert(write_stanford)},
+}
+"""Layout -> kind of model -> what writes it.
+
+sentence-transformers: bi-encoders for 5 and 6, ColBERT models (``MultiVectorEncoder``) for 6. pylate: for PyLate 1.6, and for
+sentence-transformers 6. hf: the encoder and its tokenizer alone. stanford: for Stanford's ColBERT, PyLate and sentence-transformers 6.
+"""
+
+
+def export_model(
+    source: str | Path,
+    out: Path,
+    *,
+    layout: str,
+    revision: str | None = None,
+    run: Path | None = None,
+    scores: Sequence[Scores] = (),
+    languages: Sequence[str] = (),
+    overwrite: bool = False,
+) -> Exported:
+    """Write a model in another library's layout, weights in float32, with a README.md that tells where it is from.
+
+    Args:
+        source: Any model that Quiver opens: folder or hub id.
+        out: Folder to write; its name is the model's in the card.
+        layout: A key of `LAYOUTS`.
+        revision: Of ``source`` on the hub.
+        run: Folder of the training that made it, with ``run.json``.
+        scores: What it scored.
+        languages: Codes of the languages it was trained on.
+        overwrite: Replace a model that is there, once the new one is written.
+
+    Raises:
+        InputError: The source is no model, the layout does not hold it, the run or the scores are of another model, or ``out``
+            cannot be written; nothing is left there.
+    """
+    if layout not in LAYOUTS:
+        raise InputError(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
+    _check_target(out, local_folder(source, revision=revision), overwrite=overwrite)
+    model = _load(source, revision)
+    kind = model.settings.kind
+    if kind not in LAYOUTS[layout]:
+        fitting = ", ".join(name for name, kinds in LAYOUTS.items() if kind in kinds)
+        raise InputError(f"{source}: a bi-encoder, and the layout {layout} is for ColBERT models; --layout must be one of {fitting}")
+    fingerprint = model.card.fingerprint
+    record = None if run is None else _record(run, fingerprint)
+    origin = Origin(out.resolve().name, record, _entries(scores, fingerprint), languages)
+    missing = left_out(model.settings) if layout == "hf" else []
+    if missing:
+        logger.warning("%s: the layout hf holds the encoder alone; not in it: %s", source, ", ".join(missing))
+    with _replacing_folder(out) as stage:
+        LAYOUTS[layout][kind](stage, model)
+        write_text(stage / "README.md", render_card(model, layout, origin=origin))
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    return Exported(out, layout, kind, fingerprint, size, tuple(missing))
+
+
+def _load(source: str | Path, revision: str | None) -> BiEncoder | ColBERT:
+    """Not `retrieval.models.load_model`: it packs the matrices for inference, which is lost work here."""
+    parts = load_parts(source, revision=revision)
+    model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
+    return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
+
+
+def _explicit_skiplist(settings: ModelFolder, tokenizer: Tokenizer) -> ModelFolder:
+    """A skipped word that is no token stands for [UNK] in PyLate and here, and for nothing in sentence-transformers 6."""
+    colbert = settings.colbert
+    words = tuple(dict.fromkeys(word if tokenizer.token_id(word) is not None else _unknown(tokenizer) for word in colbert.skiplist))
+    return replace(settings, colbert=replace(colbert, skiplist=tuple(word for word in words if word is not None)))
+
+
+def _unknown(tokenizer: Tokenizer) -> str | None:
+    """The text of [UNK]; None if the tokenizer has none."""
+    token = tokenizer.settings.get("unk_token", SPECIAL_TOKENS["unk"])
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and tokenizer.token_id(text) is not None else None
+
+
+def _record(run: Path, fingerprint: str) -> Mapping[str, Any]:
+    path = run / "run.json"
+    record = read_json(path)
+    if record.get("schema") != RUN_SCHEMA:
+        raise InputError(f"{path}: not the record of a training run ({RUN_SCHEMA})")
+    found = (record.get("model") or {}).get("fingerprint")
+    if found != fingerprint:
+        raise InputError(f"{path}: the record of another model (fingerprint {_short(found)}, the exported one has {_short(fingerprint)})")
+    return record
+
+
+def _entries(scores: Sequence[Scores], fingerprint: str) -> list[Mapping[str, Any]]:
+    """All entries.
+
+    Raises:
+        InputError: They are another model's, or two are of the same data.
+    """
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for each in scores:
+        if each.fingerprint != fingerprint:
+            theirs, ours = _short(each.fingerprint), _short(fingerprint)
+            raise InputError(f"{each.where}: scores of another model (fingerprint {theirs}, the exported one has {ours})")
+        for entry in each.entries:
+            same = [where for where, known in found if known["dataset"] == entry["dataset"]]
+            if same:
+                raise InputError(f"{each.where}: scores of {entry['dataset']['name']} too, as {same[0]}; give one of them")
+            found.append((each.where, entry))
+    return [entry for _, entry in found]
+
+
+def _short(fingerprint: str | None) -> str:
+    return (fingerprint or "unknown")[:12]
+
+
+def _check_target(out: Path, source: Path, *, overwrite: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file; --out names a folder")
+    if source.resolve().is_relative_to(out.resolve()):
+        raise InputError(f"{out}: the model to be exported lies there; choose another --out")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise InputError(f"{out}: not empty; choose another --out, or --overwrite")
+    if not any((out / name).is_file() for name in ("modules.json", "config.json")):
+        raise InputError(f"{out}: holds something other than a model, which is not replaced; choose another --out")
+
+
+@contextmanager
+def _replacing_folder(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that takes its name when the block ends without an error, and vanishes otherwise."""
+    target = out.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    stage, old = (target.with_name(f".{target.name}.{uuid.uuid4().hex}.{end}") for end in ("unfinished", "replaced"))
+    stage.mkdir()
+    try:
+        yield stage
+        if target.exists():
+            target.rename(old)
+        try:
+            stage.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)  # a leftover must not hide what went wrong
+    sync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,151 @@
+"""How a library opens an exported model, as code for its card; what each snippet gives are the vectors Quiver gives."""
+
+from __future__ import annotations
+
+import json
+
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.interchange.prefixes import reads_as_token, with_prefixes
+from retrieval.model_settings import ModelFolder
+
+QUERIES = '["which animal has wings"]'
+DOCUMENTS = '["A bird has wings, feathers and a beak."]'
+
+SENTENCE_TRANSFORMER = """\
+from sentence_transformers import SentenceTransformer  # 5 or 6
+
+model = SentenceTransformer({name})
+queries = model.encode_query({queries})
+documents = model.encode_document({documents})
+print(model.similarity(queries, documents))
+"""
+
+MULTI_VECTOR = """\
+from sentence_transformers import MultiVectorEncoder  # 6
+
+model = MultiVectorEncoder({name})
+queries = model.encode_query({queries})
+documents = model.encode_document({documents})
+print(model.similarity(queries, documents))
+"""
+
+PYLATE = """\
+from pylate import models, scores
+
+model = models.ColBERT({name})
+queries = model.encode({queries}, is_query=True)
+documents = model.encode({documents}, is_query=False)
+print(scores.colbert_scores(queries, documents))
+"""
+
+STANFORD = """\
+from colbert.infra import ColBERTConfig
+from colbert.modeling.checkpoint import Checkpoint
+
+model = Checkpoint({name}, colbert_config=ColBERTConfig.load_from_checkpoint({name}))
+queries = model.queryFromText({queries})
+documents = model.docFromText({documents})
+"""
+
+TRANSFORMERS = """\
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained({name}), AutoModel.from_pretrained({name})
+
+
+def encode(texts, prompt=""):
+    texts = [(prompt + text).strip() for text in texts]
+    batch = tokenizer(texts, padding=True, truncation=True, max_length={max_length}, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    {steps}
+
+
+queries = encode({queries}, {query_prompt})
+documents = encode({documents}, {document_prompt})
+print(queries @ documents.T)
+"""
+
+QUIVER = """\
+from retrieval import {kind}
+
+model = {kind}.from_pretrained({name})
+queries = model.encode_queries({queries})
+documents = model.encode_documents({documents})
+"""
+
+POOLING = {
+    "mean": "(hidden * mask).sum(1) / mask.sum(1)",
+    "max": 'hidden.masked_fill(mask == 0, float("-inf")).amax(1)',
+    "cls": "hidden[:, 0]",
+    "lasttoken": "hidden[torch.arange(len(hidden)), mask.sum((1, 2)) - 1]",
+}
+"""`retrieval.pooling.POOLINGS` over padded hidden states."""
+
+SNIPPETS = {
+    ("sentence-transformers", "dense"): (SENTENCE_TRANSFORMER,),
+    ("sentence-transformers", "colbert"): (MULTI_VECTOR,),
+    ("pylate", "colbert"): (PYLATE, MULTI_VECTOR),
+    ("stanford", "colbert"): (STANFORD, PYLATE, MULTI_VECTOR),
+    ("hf", "dense"): (TRANSFORMERS,),
+    ("hf", "colbert"): (TRANSFORMERS,),
+}
+"""Layout and kind -> what opens it, the first first."""
+
+
+def usage(model: BiEncoder | ColBERT, layout: str, name: str) -> str:
+    """Markdown with a block of code for each library that opens the layout.
+
+    Args:
+        model: What is exported.
+        layout: A key of `retrieval.interchange.export.LAYOUTS`.
+        name: Of the model, as a hub id or a folder.
+    """
+    settings = model.settings
+    missing = left_out(settings) if layout == "hf" else []
+    values = {
+        "name": json.dumps(name, ensure_ascii=False),
+        "queries": QUERIES,
+        "documents": DOCUMENTS,
+        "kind": type(model).__name__,
+        "max_length": model.card.document_length,
+        "steps": "return hidden, mask" if missing else _steps(settings),
+        "query_prompt": json.dumps(settings.query_prompt, ensure_ascii=False),
+        "document_prompt": json.dumps(settings.document_prompt, ensure_ascii=False),
+    }
+    templates = SNIPPETS[layout, settings.kind]
+    if layout == "stanford" and not _space_is_nothing(model):
+        templates = tuple(template for template in templates if template != MULTI_VECTOR)
+    if missing:
+        templates = (TRANSFORMERS.partition("\n\nqueries =")[0],)
+    if layout != "hf":  # which keeps neither pooling nor prompts
+        templates = (*templates, QUIVER)
+    blocks = [f"```python\n{template.format(**values).rstrip()}\n```\n" for template in templates]
+    if missing:
+        blocks.insert(0, f"This folder holds the encoder alone. Not in it, and needed for the model's vectors: {', '.join(missing)}.\n")
+    return "\n".join(blocks)
+
+
+def left_out(settings: ModelFolder) -> list[str]:
+    """What the encoder alone, with pooling and prompts by hand, lacks for the model's vectors."""
+    if settings.kind == "colbert":
+        return ["the projection", "the prefixes", "query expansion", "the skiplist"]
+    prompted = settings.query_prompt or settings.document_prompt
+    without_prompt = ["that prompts are not pooled"] if prompted and not settings.include_prompt else []
+    lower_case = ["that texts are lower-cased"] if settings.lower_case else []
+    return ["the Dense modules"] * bool(settings.projections) + without_prompt + lower_case
+
+
+def _space_is_nothing(model: BiEncoder | ColBERT) -> bool:
+    """Whether the space that sentence-transformers 6 puts behind a marker of Stanford's layout changes no token."""
+    prefixes = (model.settings.colbert.query_prefix, model.settings.colbert.document_prefix)
+    tokenizer = with_prefixes(model.tokenizer, prefixes)  # it does the same when it loads the folder
+    return all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes)
+
+
+def _steps(settings: ModelFolder) -> str:
+    vectors = POOLING.get(settings.pooling, "hidden")
+    return f"return torch.nn.functional.normalize({vectors}, dim=-1)" if settings.normalize else f"return {vectors}"
