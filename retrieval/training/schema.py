@@ -1,8 +1,9 @@
 """Frozen dataclasses from untyped mappings: all problems at once, each with its dotted path.
 
-The dataclass is the schema. Field types may be bool, int, float, str, a Literal of texts, another dataclass, and any of
-these or None; a field without a default is required. Bounds are field metadata, named as in ``CHECKS``; relations between
-fields are ``Rule``s. A number may come as text, since YAML readers differ on what a number is.
+The dataclass is the schema. Field types may be bool, int, float, str, a Literal of texts, another dataclass, a tuple of any
+number of one of the plain types, and any of these or None; a field without a default is required. A tuple is a list in YAML,
+and one value alone stands for a list of one. Bounds are field metadata, named as in ``CHECKS`` and asked of each item of a
+tuple; relations between fields are ``Rule``s. A number may come as text, since YAML readers differ on what a number is.
 This module knows nothing of recipes or files.
 """
 
@@ -112,6 +113,22 @@ class _Walk:
             if isinstance(raw, Mapping):
                 self.valid[path] = raw
             return self.section(wanted, raw, path)
+        value: object
+        if typing.get_origin(wanted) is tuple:
+            known = len(self.problems)
+            items = raw if isinstance(raw, list) else [raw]
+            one = typing.get_args(wanted)[0]
+            value = tuple(self.plain(one, item, metadata, f"{path}.{place}" if items is raw else path) for place, item in enumerate(items))
+            if len(self.problems) > known:
+                return None
+        else:
+            value = self.plain(wanted, raw, metadata, path)
+        if value is not None:
+            self.valid[path] = value
+        return value
+
+    def plain(self, wanted: object, raw: object, metadata: Mapping[str, object], path: str) -> object:
+        """One number, text or choice; None after a problem."""
         try:
             value = _choice(wanted, raw) if typing.get_origin(wanted) is Literal else _READERS[wanted](raw)
             for key, bound in metadata.items():
@@ -121,7 +138,6 @@ class _Walk:
         except ValueError as error:
             self.problems.append(f"{path}: {error}")
             return None
-        self.valid[path] = value
         return value
 
 

@@ -1,0 +1,266 @@
+"""The fields of a recipe: what each means, its unit, its bounds and where its usual value comes from.
+
+This module holds the fields alone; how they hang together stands in `retrieval.training.rules`, reading in `recipe`.
+
+Source of the default habits: the ModernBERT release's examples/train_st.py and train_pylate.py
+(AnswerDotAI/ModernBERT at 8c57a0f).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+STDLIB_DOCSTRINGS = "docstrings:stdlib"
+"""Value of ``data.train`` for pairs mined from the running interpreter's standard library."""
+
+
+@dataclass(frozen=True)
+class ArchitectureSection:
+    """The shape of an encoder that starts from random weights."""
+
+    family: Literal["modernbert"]
+    """Which switches of the encoder are set (arXiv:2412.13663, section 2.1)."""
+    hidden_size: int = field(metadata={"at_least": 2})
+    """Width D of the hidden states; a multiple of twice ``heads``."""
+    layers: int = field(metadata={"at_least": 1})
+    """Number of blocks."""
+    heads: int = field(metadata={"at_least": 1})
+    """Attention heads H."""
+    intermediate_size: int = field(metadata={"at_least": 1})
+    """Width of the gated MLP between its two projections."""
+    vocab_size: int = field(metadata={"at_least": 261})
+    """Token ids V: 256 bytes, five special tokens, and merges; a multiple of 64 keeps the embedding aligned."""
+    max_positions: int = field(metadata={"at_least": 3})
+    """Longest sequence in tokens, special tokens included; ModernBERT: 8,192."""
+    global_every: int = field(metadata={"at_least": 1})
+    """Every how many layers one is global, from the first on; ModernBERT: 3. The last is too if it divides layers - 1."""
+    window: int = field(metadata={"at_least": 2, "multiple_of": 2})
+    """Tokens that a local layer sees, half of them on either side; ModernBERT: 128."""
+    global_theta: float = field(metadata={"above": 0})
+    """RoPE base of global layers; ModernBERT: 160,000 at 8,192 tokens, 10,000 before its context extension."""
+    local_theta: float = field(metadata={"above": 0})
+    """RoPE base of local layers; ModernBERT: 10,000."""
+
+
+@dataclass(frozen=True)
+class ColBERTSection:
+    """How a ColBERT model reads texts. PyLate's defaults; a setting that the starting checkpoint has too is replaced."""
+
+    dim: int = field(default=128, metadata={"at_least": 1})
+    """Width d of a token's vector; must be the checkpoint's own if it has a projection already."""
+    query_prefix: str = "[Q] "
+    """Token put behind [CLS] of a query, added to the vocabulary if it is new; empty for none."""
+    document_prefix: str = "[D] "
+    """The same for documents."""
+    query_length: int = field(default=32, metadata={"at_least": 4})
+    """Tokens of a query, prefix and special tokens included; with expansion every query has that many."""
+    document_length: int = field(default=180, metadata={"at_least": 4})
+    """Tokens a document is cut to, prefix and special tokens included; written into the checkpoint."""
+    query_expansion: bool = True
+    """Fill queries up with [MASK] tokens, whose vectors count."""
+    attend_to_expansion: bool = False
+    """The other tokens see the expansion tokens."""
+    skiplist: Literal["punctuation", "none"] = "punctuation"
+    """Tokens whose document vectors are dropped: ASCII punctuation, or none (for code)."""
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The encoder and how a text becomes a vector, or vectors."""
+
+    init: str = field(metadata={"not_blank": True})
+    """``random``, or a folder or hub id whose weights the run starts from."""
+    revision: str | None = field(default=None, metadata={"not_blank": True})
+    """Branch, tag or commit of ``init`` on the hub."""
+    pooling: Literal["mean", "cls"] | None = None
+    """Which hidden states make the vector: the mean over all tokens, or the first. For ``kind: dense``, and there required."""
+    normalize: bool | None = None
+    """Vectors of length 1, and cosine as the similarity; else the dot product. For ``kind: dense``, and there required."""
+    max_length: int | None = field(default=None, metadata={"at_least": 3})
+    """Tokens a text is cut to, prompt and special tokens included; one length for both sides, as checkpoints store one.
+    For ``kind: dense``, and there required."""
+    query_prompt: str = ""
+    """Text before every query, in training and ever after; written into the checkpoint. For ``kind: dense``."""
+    document_prompt: str = ""
+    """Text before every document, in training and ever after; written into the checkpoint. For ``kind: dense``."""
+    colbert: ColBERTSection | None = None
+    """Prefixes, lengths and vector width; given if and only if ``kind`` is colbert."""
+    tokenizer: str | None = field(default=None, metadata={"not_blank": True})
+    """``train`` for a vocabulary learnt from the training texts, or a folder or hub id; given if and only if init is random."""
+    vocabulary: Literal["words", "identifiers"] = "words"
+    """How a new vocabulary cuts text: as ModernBERT's does, or for code: lower case, camelCase and snake_case taken apart."""
+    architecture: ArchitectureSection | None = None
+    """The encoder's shape; given if and only if init is random."""
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """The training rows: where they lie and which of their fields are what.
+
+    A source is one of: a .jsonl, .jsonl.gz or .parquet file; a folder with such files; ``hub://OWNER/NAME[@REVISION]/CONFIG/SPLIT``
+    for a data set of the hub, or ``hub://OWNER/NAME[@REVISION]/path/to/file.jsonl.gz`` for one file of it. Paths are relative to
+    the working directory. Fields are keys of a row; a dotted path goes into lists and mappings, and ``*`` stands for every item:
+    ``negative_passages.*.text``.
+    """
+
+    train: tuple[str, ...] = field(metadata={"not_blank": True})
+    """Sources of the rows, read one after the other; or ``docstrings:stdlib``. For ``format: beir`` BEIR folders."""
+    format: Literal["texts", "ids", "beir"] = "texts"
+    """What a row holds: the texts themselves; ids of texts that lie in ``queries`` and ``documents``; or, for a BEIR folder, its
+    judgements: one row for every document judged relevant."""
+    split: str = field(default="train", metadata={"not_blank": True})
+    """Which qrels of a BEIR folder are trained on."""
+    query_field: str = field(default="query", metadata={"not_blank": True})
+    """Field of the query: its text, or its id."""
+    document_fields: tuple[str, ...] = field(default=("positive",), metadata={"not_blank": True})
+    """Fields of the documents, texts or ids, put together in this order: the first document is the positive, all others are its
+    hard negatives. A field may hold one document or a list (also one stored as a string: ``"[7, 8]"``)."""
+    score_fields: tuple[str, ...] = field(default=(), metadata={"not_blank": True})
+    """Fields of the teacher's scores, put together in this order: one number for each document; needed by the distilling losses."""
+    documents_per_row: int | None = field(default=None, metadata={"at_least": 1})
+    """Documents that a row trains on, positive included; null for as many as the first row has. A row with fewer is an error."""
+    negatives: Literal["first", "random"] = "first"
+    """Which hard negatives are taken where a row has more: the first, or others in every epoch (drawn by seed, epoch and row)."""
+    short_rows: Literal["error", "skip"] = "error"
+    """What happens to a row with fewer documents than ``documents_per_row``; skipped rows are counted in run.json."""
+    queries: str | None = field(default=None, metadata={"not_blank": True})
+    """Source of the query texts by id; for ``format: ids``, and there required."""
+    documents: str | None = field(default=None, metadata={"not_blank": True})
+    """Source of the document texts by id; for ``format: ids``, and there required."""
+    query_id_field: str = field(default="query_id", metadata={"not_blank": True})
+    """Field of the id in ``queries``."""
+    document_id_field: str = field(default="document_id", metadata={"not_blank": True})
+    """Field of the id in ``documents``."""
+    text_field: str = field(default="text", metadata={"not_blank": True})
+    """Field of the text in ``queries`` and ``documents``."""
+    shuffle: bool = False
+    """Take the rows in an order drawn by ``training.seed`` before ``limit`` counts them; files are often sorted by source."""
+    limit: int | None = field(default=None, metadata={"at_least": 1})
+    """Rows that are used; null for all."""
+    revision: str = ""
+    """Which version of the data this is (a commit, a release, a date), for the record of the run."""
+
+
+@dataclass(frozen=True)
+class LossSection:
+    """What is minimised. Losses of sentence-transformers for ``kind: dense``, of PyLate for ``kind: colbert``."""
+
+    name: Literal["mnrl", "cached_mnrl", "margin_mse", "kl", "contrastive", "cached_contrastive", "distillation"]
+    """Dense: ``mnrl``, cross-entropy of the positive against all other documents of the batch (arXiv:1705.00652); ``cached_mnrl``,
+    the same in little memory (GradCache, arXiv:2101.06983); ``margin_mse`` (arXiv:2010.02666) and ``kl`` from teacher scores.
+    ColBERT: ``contrastive``, ``cached_contrastive`` likewise; ``distillation``, KL divergence from teacher scores."""
+    scale: float = field(default=20.0, metadata={"above": 0})
+    """mnrl, cached_mnrl: factor on the similarities before the softmax, 1 / temperature; sentence-transformers: 20."""
+    temperature: float = field(default=1.0, metadata={"above": 0})
+    """contrastive, cached_contrastive: the scores are divided by it; PyLate: 1. kl: student's and teacher's scores are."""
+    mini_batch_size: int = field(default=32, metadata={"at_least": 1})
+    """cached_mnrl, cached_contrastive: texts that are in memory at once; the result does not depend on it."""
+    gather_across_devices: bool = False
+    """mnrl, cached_mnrl, contrastive, cached_contrastive: documents of all processes are negatives, not only the own ones."""
+    student_scores: Literal["minmax", "as_they_are"] = "minmax"
+    """distillation: the student's scores of one query are brought to 0..1 before the softmax (PyLate's ``normalize_scores``)."""
+    teacher_scores: Literal["minmax", "as_they_are"] = "as_they_are"
+    """distillation, kl, margin_mse: the same for the teacher's, where the data set has not done it (JaColBERTv2.5 has both)."""
+    matryoshka_dims: tuple[int, ...] = field(default=(), metadata={"at_least": 1})
+    """Dense: widths at which the first entries of a vector alone must do as well (arXiv:2205.13147), D the first; empty for none."""
+
+
+@dataclass(frozen=True)
+class LoRASection:
+    """Low-rank matrices trained in place of the encoder's own (arXiv:2106.09685); they are merged when the run ends."""
+
+    rank: int = field(metadata={"at_least": 1})
+    """r, columns of the matrix that goes down and rows of the one that goes up."""
+    alpha: float = field(metadata={"above": 0})
+    """The product is scaled by alpha / rank."""
+    dropout: float = field(default=0.0, metadata={"at_least": 0, "at_most": 1})
+    """Share of the inputs of the low-rank path set to zero in training."""
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """How it is minimised."""
+
+    epochs: float = field(metadata={"above": 0})
+    """Passes over the rows."""
+    batch_size: int = field(metadata={"at_least": 1})
+    """Rows per forward pass and process; with in-batch negatives a query is told from batch_size - 1 other rows' documents."""
+    learning_rate: float = field(metadata={"above": 0, "at_most": 1})
+    """Peak of the schedule."""
+    warmup_ratio: float = field(metadata={"at_least": 0, "at_most": 1})
+    """Share of all updates over which the learning rate rises from zero."""
+    weight_decay: float = field(metadata={"at_least": 0, "at_most": 1})
+    """Decoupled decay per unit of learning rate."""
+    max_grad_norm: float = field(metadata={"above": 0})
+    """L2 norm that the gradient is clipped to."""
+    seed: int = field(metadata={"at_least": 0, "at_most": 2**32 - 1})
+    """Seed of the weights, the order of the rows and dropout."""
+    precision: Literal["fp32", "bf16"]
+    """Type of the forward and backward pass; weights and optimiser state stay float32."""
+    scheduler: Literal["linear", "cosine", "constant"]
+    """Course of the learning rate after the warm-up: falling to zero, or level."""
+    no_duplicates: bool
+    """No text twice in a batch, where it would count as a negative of itself."""
+    log_every: int = field(metadata={"at_least": 1})
+    """Updates between two logged losses."""
+    max_steps: int | None = field(default=None, metadata={"at_least": 1})
+    """Updates after which the run ends, whatever ``epochs`` says; null for no such end."""
+    accumulation: int = field(default=1, metadata={"at_least": 1})
+    """Batches whose gradients are summed for one update. It adds no negatives: for those raise batch_size, with a cached loss."""
+    optimizer: Literal["adamw", "schedule_free_adamw"] = "adamw"
+    """AdamW, or its schedule-free form (arXiv:2405.15682), which wants ``scheduler: constant``."""
+    max_length: int | None = field(default=None, metadata={"at_least": 3})
+    """Tokens that texts are cut to in training alone; the checkpoint keeps its own, longer limit."""
+    gradient_checkpointing: bool = False
+    """Layers are computed again in the backward pass: slower, and memory for one layer's activations instead of all."""
+    save_every: int | None = field(default=None, metadata={"at_least": 1})
+    """Updates between two checkpoints to resume from; null for one at the end of each epoch."""
+    keep_checkpoints: int = field(default=2, metadata={"at_least": 1})
+    """Checkpoints that are kept, the newest."""
+    average_checkpoints: int = field(default=1, metadata={"at_least": 1})
+    """The run's model is the mean of this many last checkpoints, the final weights among them; 1 for the final weights alone."""
+    lora: LoRASection | None = None
+    """Train low-rank matrices instead of the encoder's weights; null for all weights."""
+
+
+@dataclass(frozen=True)
+class DevelopmentSection:
+    """A benchmark that the model is scored on while it trains: nDCG@10 by exact search, in run.json and in the report."""
+
+    data: str = field(metadata={"not_blank": True})
+    """A BEIR folder, or the name of a published collection."""
+    split: str = field(default="dev", metadata={"not_blank": True})
+    """Its split."""
+    every: int | None = field(default=None, metadata={"at_least": 1})
+    """Updates between two scores; null for one at the end of each epoch. The last step is always scored."""
+    keep_best: bool = False
+    """The run's model is the checkpoint with the best score, not the last one."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run, fully determined but for the machine."""
+
+    name: str = field(metadata={"not_blank": True})
+    """Short name of the run."""
+    description: str = field(metadata={"not_blank": True})
+    """What it trains and what for."""
+    kind: Literal["dense", "colbert"]
+    """Which trainer follows it: ``dense``, one vector a text; ``colbert``, one vector a token."""
+    source: str = field(metadata={"not_blank": True})
+    """Paper or script that the settings come from."""
+    cost: str = field(metadata={"not_blank": True})
+    """Time and machine of a whole run."""
+    expected: str = field(metadata={"not_blank": True})
+    """Score that a whole run reaches, with its tolerance."""
+    model: ModelSection
+    """The encoder and how a text becomes a vector, or vectors."""
+    data: DataSection
+    """The training rows."""
+    loss: LossSection
+    """What is minimised."""
+    training: TrainingSection
+    """How it is minimised."""
+    development: DevelopmentSection | None = None
+    """A benchmark to watch; null for none."""
