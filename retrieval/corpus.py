@@ -99,7 +99,7 @@ def load_collection(folder: Path, split: str) -> Collection:
         InputError: A file is missing or malformed, the split is a path or does not exist (lists those that do), or a judgement
             names a query or document that the collection lacks (names the judgement's line).
     """
-    qrels_file = _split_file(folder, split)
+    qrels_file = find_split(folder, split)
     return assemble(
         folder.resolve().name,
         split,
@@ -203,6 +203,26 @@ def find_jsonl(folder: Path, stem: str) -> Path:
     return found[0]
 
 
+def find_split(folder: Path, split: str) -> Path:
+    """The file with a BEIR folder's judgements of a split.
+
+    Raises:
+        InputError: There is no such folder or split (lists those that there are), or the split is a path.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder")
+    if split != PurePath(split).name:
+        raise InputError(f"{folder}: a split is the name of a file in qrels/ without its suffix, not a path; got '{split}'")
+    file = folder / "qrels" / f"{split}.tsv"
+    if file.is_dir():
+        raise InputError(f"{file}: is a folder; the judgements of a split are a file")
+    if not file.is_file():
+        splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv") if path.is_file())
+        there = f"the splits there are {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv"
+        raise InputError(f"{file}: no split '{split}'; {there}")
+    return file
+
+
 def read_judgements(path: Path) -> Iterator[Judgement]:
     """The judgements of a file as `read_qrels` knows them, with their places; a pair that comes twice is not noticed here.
 
@@ -227,21 +247,6 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         yield to_judgement(place, columns[0], columns[-2], grade)
     if not found:
         raise InputError(f"{path}: no judgements, only a header")
-
-
-def _split_file(folder: Path, split: str) -> Path:
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder")
-    if split != PurePath(split).name:
-        raise InputError(f"{folder}: a split is the name of a file in qrels/ without its suffix, not a path; got '{split}'")
-    file = folder / "qrels" / f"{split}.tsv"
-    if file.is_dir():
-        raise InputError(f"{file}: is a folder; the judgements of a split are a file")
-    if not file.is_file():
-        splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv") if path.is_file())
-        there = f"the splits there are {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv"
-        raise InputError(f"{file}: no split '{split}'; {there}")
-    return file
 
 
 def _documents(path: Path) -> Iterator[tuple[Place, Document]]:

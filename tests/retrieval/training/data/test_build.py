@@ -1,0 +1,248 @@
+"""What the three formats read, through the door that a run uses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.corpus import load_collection
+from retrieval.docstrings import Pair
+from retrieval.training.data import HELD_OUT, prepare_rows, rows_of_pairs
+from retrieval.training.data.table import TableWriter
+from retrieval.training.data.texts_by_id import Entry, index_texts
+from retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
+
+pytest.importorskip("datasets")
+
+TRIPLET = ("positive", "negative")
+
+
+def rows_of(section: DataSection, work: Path, seed: int = 1) -> list[dict[str, Any]]:
+    return list(prepare_rows(section, work / "work", seed=seed).dataset)
+
+
+def documents(row: dict[str, Any]) -> list[str]:
+    return [row[name] for name in row if name.startswith("document_")]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
+def test_texts(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]], name: str) -> None:
+    rows = prepare_rows(DataSection(train=(str(write(name, triplets)),), document_fields=TRIPLET), tmp_path / "work", seed=0)
+    assert list(rows.dataset) == [{"query": f"q{n}", "document_1": f"p{n}", "document_2": f"n{n}"} for n in range(7)]
+    assert (len(rows), rows.documents_per_row, rows.scored, rows.skipped) == (7, 2, False, 0)
+    assert list(rows.texts()) == [text for row in triplets for text in row.values()]
+
+
+def test_equal_data_have_equal_sums_whatever_holds_them(write: Callable[..., Path], tmp_path: Path, ids: DataSection) -> None:
+    by_ids = prepare_rows(ids, tmp_path / "work", seed=0)
+    texts = [
+        {
+            "query": f"query {n}",
+            "docs": [f"document {n}", f"document {n + 1}"],
+            "last": f"document {n + 5}",
+            "scores": str([n + 0.5, 0.25, -1]),
+        }
+        for n in range(4)
+    ]
+    section = DataSection(train=("",), document_fields=("docs.0", "docs.1", "last"), score_fields=("scores",))
+    for name in ("texts.jsonl", "texts.parquet"):
+        same = prepare_rows(replace(section, train=(str(write(name, texts)),)), tmp_path / "work", seed=0)
+        assert (same.sha256, same.scored, same.documents_per_row) == (by_ids.sha256, True, 3)
+        assert list(same.dataset) == list(by_ids.dataset)
+    sums = {by_ids.sha256}
+    for change in ({"query": "query  0"}, {"last": "document 6"}, {"scores": [0.5, 0.25, -1.0000001]}):
+        path = write("other.jsonl", [{**texts[0], **change}, *texts[1:]])
+        sums.add(prepare_rows(replace(section, train=(str(path),)), tmp_path / "work", seed=0).sha256)
+    sums.add(prepare_rows(replace(section, train=(str(write("order.jsonl", texts[::-1])),)), tmp_path / "work", seed=0).sha256)
+    assert len(sums) == 5
+
+
+def test_ids(ids: DataSection, tmp_path: Path) -> None:
+    rows = prepare_rows(ids, tmp_path / "work", seed=0)
+    assert rows.dataset[1] == {
+        "query": "query 1",
+        "document_1": "document 1",
+        "document_2": "document 2",
+        "document_3": "document 6",
+        "scores": [1.5, 0.25, -1.0],
+    }
+    assert list(rows.texts())[:4] == ["query 0", "document 0", "document 1", "document 5"]
+
+
+def test_scores_stay_with_their_documents_where_a_row_is_cut(ids: DataSection, tmp_path: Path) -> None:
+    [row, *_] = rows_of(replace(ids, documents_per_row=2), tmp_path)
+    assert row == {"query": "query 0", "document_1": "document 0", "document_2": "document 1", "scores": [0.5, 0.25]}
+
+
+def test_missing_ids_are_counted_and_the_first_is_named(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [
+        {"query_id": 0, "document_ids": ["d0", "d1"]},
+        {"query_id": 1, "document_ids": ["d2", "d99", "d98"][:2]},
+        {"query_id": 77, "document_ids": ["d97", "d3"]},
+    ]
+    path = write("train.jsonl", rows)
+    section = replace(ids, score_fields=())
+    with pytest.raises(InputError) as caught:
+        prepare_rows(section, tmp_path / "work", seed=0)
+    assert str(caught.value) == f"{path}:2: document 'd99' is not in {ids.documents}; in all 3 ids of 2 rows have no text"
+    write("train.jsonl", rows[2:])
+    with pytest.raises(InputError, match=rf"^{path}:1: query '77' is not in {ids.queries}; in all 2 ids of 1 rows have no text"):
+        prepare_rows(section, tmp_path / "work", seed=0)
+    assert [path.name for path in (tmp_path / "work").iterdir() if path.is_dir()] == []
+
+
+def test_an_id_with_two_texts(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
+    entries = [{"document_id": f"d{n % 9}", "text": f"document {n % 9}"} for n in range(12)]
+    write("documents.jsonl.gz", entries)
+    assert len(rows_of(ids, tmp_path)) == 4
+    write("documents.jsonl.gz", [*entries, {"document_id": "d4", "text": "something else"}])
+    with pytest.raises(InputError, match=r"documents\.jsonl\.gz: id 'd4' has two different texts, in rows 5 and 13"):
+        rows_of(ids, tmp_path)
+
+
+def test_ids_of_equal_hash_keep_their_texts(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    with TableWriter(tmp_path / "table") as writer:
+        writer.add_text(b"something before")
+        entries = [Entry("f:1", f"id{n}", f"text {n}") for n in range(50)]
+        found = index_texts(entries, writer, tmp_path / "ids", source="f", advance=lambda steps: None, hashed=lambda key: 1)
+        assert found.numbers(["id7", "id49", "none"]).tolist() == [8, 50, -1]
+
+
+def test_blank_texts_by_id(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
+    entries = [{"document_id": f"d{n}", "text": "" if n in (1, 6) else f"document {n}"} for n in range(9)]
+    path = write("documents.jsonl.gz", entries)  # the positive of row 1; a negative of rows 0 and 1
+    with pytest.raises(InputError, match=rf"train.jsonl:2: the text of 'd1' in {path} is blank; .*data.short_rows: skip"):
+        rows_of(ids, tmp_path)
+    rows = prepare_rows(replace(ids, short_rows="skip"), tmp_path / "work", seed=0)
+    assert (len(rows), rows.skipped) == (3, 1)
+    assert documents(rows.dataset[0]) == ["document 0", "", "document 5"]
+
+
+@pytest.mark.parametrize("documents_per_row", [None, 3])
+def test_short_rows(write: Callable[..., Path], tmp_path: Path, documents_per_row: int | None) -> None:
+    rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "b", "c", "d"][: n % 4]} for n in (2, 1, 3, 0)]
+    path = write("rows.jsonl", [*rows, {"query": "q", "positive": None, "negatives": ["a", "b"]}, {"query": "r", "positive": "p"}])
+    section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), documents_per_row=documents_per_row)
+    with pytest.raises(InputError, match=rf"^{path}:2: 2 documents, 3 are wanted; .*data.short_rows: skip"):
+        prepare_rows(section, tmp_path / "work", seed=0)
+    kept = prepare_rows(replace(section, short_rows="skip"), tmp_path / "work", seed=0)
+    assert list(kept.dataset) == [{"query": f"q{n}", "document_1": "p", "document_2": "a", "document_3": "b"} for n in (2, 3)]
+    assert kept.skipped == 4
+    with pytest.raises(InputError, match=r"data.train: no rows in .* \(6 skipped\)"):
+        prepare_rows(replace(section, short_rows="skip", documents_per_row=9), tmp_path / "work", seed=0)
+
+
+def test_sources_follow_each_other_and_each_is_checked(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]]) -> None:
+    one, two = write("one.jsonl", triplets[:3]), write("two.parquet", triplets[3:])
+    section = DataSection(train=(str(one), str(two)), document_fields=TRIPLET)
+    assert [row["query"] for row in rows_of(section, tmp_path)] == [f"q{n}" for n in range(7)]
+    write("two.parquet", [{"query": "q", "pos": "p"}])
+    with pytest.raises(InputError, match=rf"^{two}:1: no field 'positive'; .*the row's fields are query, pos"):
+        rows_of(section, tmp_path)
+
+
+def test_what_lies_behind_the_limit_is_not_read(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]]) -> None:
+    path = write("rows.jsonl", triplets)
+    path.write_bytes(path.read_bytes() + b"{broken")
+    section = DataSection(train=(str(path),), document_fields=TRIPLET, limit=7)
+    assert len(rows_of(section, tmp_path)) == 7
+    with pytest.raises(InputError, match=r"rows.jsonl:8: malformed JSON"):
+        rows_of(replace(section, limit=8), tmp_path)
+
+
+def test_shuffling_before_the_limit(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write("rows.jsonl", [{"query": f"q{n}", "positive": f"p{n}"} for n in range(3000)])
+    section = DataSection(train=(str(path),), shuffle=True)
+    orders = {seed: [row["query"] for row in rows_of(section, tmp_path, seed)] for seed in (1, 2)}
+    assert orders[1] != orders[2]
+    assert sorted(orders[1]) == sorted(orders[2]) == sorted(f"q{n}" for n in range(3000))
+    limited = prepare_rows(replace(section, limit=40), tmp_path / "work", seed=1)
+    assert [row["query"] for row in limited.dataset] == orders[1][:40]
+    assert list(limited.texts())[::2] == orders[1][:40]
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Path:
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    corpus = [
+        {"_id": "d1", "title": "Wings", "text": "two of them"},
+        {"_id": "d2", "text": "fins"},
+        {"_id": "d3", "title": "", "text": "no"},
+    ]
+    queries = [{"_id": "q1", "text": "what flies"}, {"_id": "q2", "text": "what swims"}, {"_id": "q3", "text": "unjudged"}]
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq2\td2\t1\nq1\td1\t2\nq1\td3\t0\nq2\td1\t1\n")
+    return folder
+
+
+def test_judgements_of_a_beir_folder(beir: Path, tmp_path: Path) -> None:
+    section = DataSection(train=(str(beir),), format="beir")
+    expected = [("what swims", "fins"), ("what swims", "Wings two of them"), ("what flies", "Wings two of them")]
+    assert [(row["query"], row["document_1"]) for row in rows_of(section, tmp_path)] == expected
+    twice = replace(section, train=(str(beir), str(beir) + "/"), limit=4)
+    assert [(row["query"], row["document_1"]) for row in rows_of(twice, tmp_path)] == [*expected, expected[0]]
+    with pytest.raises(InputError, match=r"no split 'dev'; the splits there are train"):
+        rows_of(replace(section, split="dev"), tmp_path)
+    with pytest.raises(InputError, match="1 documents, 2 are wanted"):
+        rows_of(replace(section, documents_per_row=2), tmp_path)
+    (beir / "qrels" / "train.tsv").write_text("q1\td9\t1\n")
+    with pytest.raises(InputError, match=r"train.tsv:1: document 'd9' is not in the corpus"):
+        rows_of(section, tmp_path)
+    (beir / "qrels" / "train.tsv").write_text("q1\td1\t0\n")
+    with pytest.raises(InputError, match="no rows in"):
+        rows_of(section, tmp_path)
+
+
+@pytest.mark.data
+def test_a_real_collection(quiver_data: Path, tmp_path: Path) -> None:
+    rows = prepare_rows(DataSection(train=(str(quiver_data / "scifact"),), format="beir"), tmp_path / "work", seed=0)
+    collection = load_collection(quiver_data / "scifact", "train")
+    texts = {document.id: document.content() for document in collection.documents}
+    queries = {query.id: query.text for query in collection.queries}
+    expected = [(queries[query], texts[key]) for query, judged in collection.qrels.items() for key, grade in judged.items() if grade > 0]
+    assert len(rows) == 919
+    assert [(row["query"], row["document_1"]) for row in rows.dataset] == expected
+
+
+@pytest.mark.data
+def test_real_pairs(quiver_data: Path, tmp_path: Path) -> None:
+    path = quiver_data / "tldr_nl2cmd" / "train_pairs.jsonl.gz"
+    rows = prepare_rows(DataSection(train=(str(path),), document_fields=("pos",), shuffle=True, limit=500), tmp_path / "work", seed=0)
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        pairs = {(row["query"], row["pos"]) for row in map(json.loads, lines)}
+    assert len(rows) == 500
+    assert {(row["query"], row["document_1"]) for row in rows.dataset} < pairs
+
+
+PAIRS: Sequence[Pair] = [Pair(f"m.f{n}:1", f"does {n}", f"def f{n}(): ...", f"m{n % 9}", f"f{n}", 1) for n in range(40)]
+
+
+def test_mined_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of_pairs(PAIRS, tmp_path / "work")
+    assert [(row["query"], row["document_1"]) for row in rows.dataset] == [(pair.query, pair.code) for pair in PAIRS]
+    assert rows_of_pairs(PAIRS[:-1], tmp_path / "work").sha256 != rows.sha256 == rows_of_pairs(PAIRS, tmp_path / "work").sha256
+    with pytest.raises(InputError, match="no rows"):
+        rows_of_pairs([], tmp_path / "work")
+    monkeypatch.setattr("retrieval.training.data.prepare.mine", lambda *, progress: list(PAIRS))
+    section = DataSection(train=(STDLIB_DOCSTRINGS,))
+    mined = prepare_rows(section, tmp_path / "work", seed=3)
+    assert len(PAIRS) * (1 - HELD_OUT) <= len(mined) < len(PAIRS)
+    assert len(prepare_rows(replace(section, limit=5), tmp_path / "work", seed=3)) == 5
+    assert prepare_rows(section, tmp_path / "work", seed=4).sha256 != mined.sha256
+
+
+def test_half_a_surrogate_pair_is_refused_in_its_row(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"query": "q", "positive": "p"}\n{"query": "q", "positive": "\\ud800"}\n')
+    with pytest.raises(InputError, match=r"rows.jsonl:2: 'positive' holds an unpaired surrogate"):
+        rows_of(DataSection(train=(str(path),)), tmp_path)

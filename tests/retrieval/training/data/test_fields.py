@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.training.data.fields import Example, FieldReader, id_of, parse_list, text_of
+from retrieval.training.sections import DataSection
+
+
+def read(row: dict[str, Any], **fields: Any) -> Example:
+    reader = FieldReader(DataSection(train=("rows.jsonl",), **fields))
+    reader.check("rows.jsonl:1", row)
+    return reader.example("rows.jsonl:1", row)
+
+
+def test_documents_of_several_fields_are_put_together_in_their_order() -> None:
+    row = {"q": "a", "pos": "b", "negs": ["c", "d"], "more": "e", "other": 7}
+    assert read(row, query_field="q", document_fields=("pos", "negs", "more")) == Example("rows.jsonl:1", "a", ["b", "c", "d", "e"], [])
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("passages.*.text", ["x", "y"]),
+        ("passages.1.text", ["y"]),
+        ("passages.7.text", []),
+        ("groups.*.*", ["u", "v", "w"]),
+        ("groups.*", ["u", "v", "w"]),
+        ("deep.er.text", ["z"]),
+        ("dotted.key", ["k"]),
+        ("nothing", []),
+        ("nothing.*.text", []),
+        ("empty", []),
+        ("empty.*.text", []),
+    ],
+)
+def test_paths(path: str, found: list[str]) -> None:
+    row = {
+        "query": "q",
+        "positive": "p",
+        "passages": [{"text": "x"}, {"text": "y"}],
+        "groups": [["u", "v"], ["w"]],
+        "deep": {"er": {"text": "z"}},
+        "dotted.key": "k",
+        "nothing": None,
+        "empty": [],
+    }
+    if path == "groups.*":  # one star leaves the inner lists as they are, and a document is no list
+        with pytest.raises(InputError, match="must hold text"):
+            read(row, document_fields=("positive", path))
+    else:
+        assert read(row, document_fields=("positive", path)).documents == ["p", *found]
+
+
+def test_ids_and_scores_may_be_numbers_texts_and_lists_stored_as_texts() -> None:
+    row = {"qid": 5, "docs": "[7, 8]", "more": ["9"], "scores": "[0.5, 1e-3]", "other": ["2"]}
+    example = read(row, format="ids", query_field="qid", document_fields=("docs",), score_fields=("scores",))
+    assert example == Example("rows.jsonl:1", "5", ["7", "8"], [0.5, 0.001])
+    both = read(row, format="ids", query_field="qid", document_fields=("qid", "docs"), score_fields=("scores", "other"))
+    assert (both.documents, both.scores) == (["5", "7", "8"], [0.5, 0.001, 2.0])
+
+
+def test_a_text_that_looks_like_a_list_is_text() -> None:
+    assert read({"query": "[1] what", "positive": "[1, 2]"}).documents == ["[1, 2]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("[]", []),
+        ("[1, -2, +3]", [1, -2, 3]),
+        ("[1. 2.5 .5]", [1.0, 2.5, 0.5]),
+        ("[ 1.0e-01\n -2E3 ]", [0.1, -2000.0]),
+        ("['a', \"b c\"]", ["a", "b c"]),
+        ("['a' 'b']", ["a", "b"]),
+        ('["q\\"1"]', ['q"1']),
+        (" [1,2,] ", [1, 2]),
+    ],
+)
+def test_lists_stored_as_text(text: str, items: list[object]) -> None:
+    assert parse_list("f:1", "scores", text) == items
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2", "[__import__('os')]", "[1;2]", "[a, b]", "[1 + 1]", "[12ab]", "['a\\'b']", "[,]", "[" * 20_000, "[(1, 2)]"]
+)
+def test_what_is_no_list_is_refused_and_never_run(text: str) -> None:
+    with pytest.raises(InputError, match=r"f:1: the field 'scores' holds no list of numbers or ids"):
+        parse_list("f:1", "scores", text)
+
+
+@pytest.mark.parametrize(
+    "score",
+    ["[1, NaN]", "[1, nan]", "[1, -inf]", "[1, Infinity]", [1, float("nan")], [1, None], [1, True], [1, "x"], [1, [2]], [1, 10**400]],
+)
+def test_a_score_is_a_finite_number(score: object) -> None:
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: a score in 'scores' must be a finite number, got"):
+        read({"query": "q", "docs": ["a", "b"], "scores": score}, document_fields=("docs",), score_fields=("scores",))
+
+
+@pytest.mark.parametrize("scores", [[1, 2, 3], [1], [], None, 1])
+def test_every_document_has_a_score(scores: object) -> None:
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: \d scores \(scores\) for 2 documents"):
+        read({"query": "q", "docs": ["a", "b"], "scores": scores}, document_fields=("docs",), score_fields=("scores",))
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "problem"),
+    [
+        ({"query": "q", "postive": "p"}, {}, "no field 'positive'; did you mean 'postive'\\? the row's fields are query, postive"),
+        ({}, {}, "no field 'query'; the row's fields are none"),
+        ({"query": 3, "positive": "p"}, {}, "the field 'query' must hold text, got 3"),
+        ({"query": None, "positive": "p"}, {}, "the field 'query' must hold text, got null"),
+        ({"query": ["q"], "positive": "p"}, {}, "the field 'query' must hold text"),
+        ({"query": "q", "positive": ["p", None]}, {}, "the field 'positive' must hold text, got null"),
+        ({"query": "q", "positive": {"text": "p"}}, {}, "the field 'positive' must hold text"),
+        ({"query": "q", "positive": "p"}, {"document_fields": ("positive.text",)}, "finds \"p\" where 'text' should be"),
+        ({"query": "q", "positive": {"a": 1}}, {"document_fields": ("positive.*.a",)}, "finds a mapping where '\\*' wants a list"),
+        ({"query": "q", "positive": [{"b": "p"}]}, {"document_fields": ("positive.*.a",)}, "an item of 'positive.\\*.a' has no 'a'"),
+        ({"query": "q", "a": ["p", "p2"], "b": "n"}, {"document_fields": ("a", "b")}, "holds 2 documents; .*take one: a.0"),
+        ({"query": "q", "a": [{"t": "p"}] * 2, "b": "n"}, {"document_fields": ("a.*.t", "b")}, "holds 2 documents; .*take one: a.0.t"),
+        ({"query": 1.5, "positive": 2}, {"format": "ids"}, "'query' must hold an id, text or a whole number, got 1.5"),
+        ({"query": True, "positive": 2}, {"format": "ids"}, "'query' must hold an id, text or a whole number, got true"),
+        ({"query": " ", "positive": 2}, {"format": "ids"}, "'query' must hold an id"),
+    ],
+)
+def test_what_is_wrong_with_a_row(row: dict[str, Any], fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=rf"^rows\.jsonl:1: .*{problem}"):
+        read(row, **fields)
+
+
+@pytest.mark.parametrize(
+    ("row", "flaw"),
+    [
+        ({"query": "q", "positive": " "}, "the field 'positive' holds no positive"),
+        ({"query": "q", "positive": None}, "the field 'positive' holds no positive"),
+        ({"query": "q", "positive": []}, "the field 'positive' holds no positive"),
+        ({"query": "\t", "positive": "p"}, "the field 'query' is blank"),
+        ({"query": "q", "positive": "p"}, ""),
+    ],
+)
+def test_flaws(row: dict[str, Any], flaw: str) -> None:
+    assert read({**row, "negative": ""}, document_fields=("positive", "negative")).flaw == flaw
+
+
+def test_a_negative_is_never_taken_for_the_positive() -> None:
+    assert read({"query": "q", "positive": [], "negative": "n"}, document_fields=("positive", "negative")).flaw
+
+
+def test_a_later_row_may_lack_documents() -> None:
+    reader = FieldReader(DataSection(train=("rows.jsonl",), document_fields=("positive", "negative")))
+    assert reader.example("rows.jsonl:2", {"query": "q", "positive": "p"}).documents == ["p"]
+    with pytest.raises(InputError, match=r"rows\.jsonl:2: no field 'query'"):
+        reader.example("rows.jsonl:2", {"positive": "p"})
+
+
+def test_text_and_id_of_a_corpus_row() -> None:
+    row = {"id": 7, "meta": {"text": "a"}}
+    assert (id_of("c:1", "id", row), text_of("c:1", "meta.text", row)) == ("7", "a")
+    with pytest.raises(InputError, match="c:1: no field 'text'; the row's fields are id, meta"):
+        text_of("c:1", "text", row)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.training.data.sources import count_rows, iter_source, parse_hub, source_files
+
+ROWS = [{"query": f"q{n}", "positive": [f"p{n}", "x"], "rest": n} for n in range(5)]
+KINDS = ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_files(write: Callable[..., Path], name: str) -> None:
+    path = write(name, ROWS)
+    assert list(iter_source(str(path))) == [(f"{path}:{n}", row) for n, row in enumerate(ROWS, start=1)]
+    assert count_rows([str(path), str(path)]) == 10
+
+
+def test_parquet_reads_the_columns_that_are_asked_for(write: Callable[..., Path]) -> None:
+    path = write("rows.parquet", ROWS)
+    assert [row for _, row in iter_source(str(path), ("query", "positive.0"))] == [
+        {"query": row["query"], "positive": row["positive"]} for row in ROWS
+    ]
+    # Whoever misses a field has to be able to say what there is.
+    assert [set(row) for _, row in iter_source(str(path), ("query", "postive"))] == [{"query", "positive", "rest"}] * 5
+
+
+def test_a_folder_is_read_in_the_order_of_names(write: Callable[..., Path], tmp_path: Path) -> None:
+    write("folder/b.jsonl.gz", ROWS[2:4])
+    write("folder/a.parquet", ROWS[:2])
+    write("folder/c.jsonl", ROWS[4:])
+    write("folder/inner/d.jsonl", ROWS)
+    (tmp_path / "folder" / "README.md").write_text("no rows")
+    assert [row for _, row in iter_source(str(tmp_path / "folder"))] == ROWS
+    assert [file.name for file in source_files(str(tmp_path / "folder"))] == ["a.parquet", "b.jsonl.gz", "c.jsonl"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_damaged_files(write: Callable[..., Path], name: str) -> None:
+    path = write(name, ROWS * 50)
+    path.write_bytes(path.read_bytes()[:-30] if name != "rows.jsonl" else b'{"query": "q"}\n{"que')
+    with pytest.raises(InputError, match=rf"^{path}.*(damaged|malformed)"):
+        list(iter_source(str(path)))
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match=f"^{path}"):
+        list(iter_source(str(path)))
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        list(iter_source(str(tmp_path / "none.jsonl")))
+    (tmp_path / "rows.csv").write_text("a,b")
+    with pytest.raises(InputError, match=r"rows.csv: rows are read from .jsonl, .jsonl.gz, .parquet, a folder of them, or hub://"):
+        list(iter_source(str(tmp_path / "rows.csv")))
+    with pytest.raises(InputError, match=r"no .jsonl, .jsonl.gz, .parquet in this folder"):
+        list(iter_source(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "source", ["hub://a", "hub://a/b", "hub://a/b/c", "hub://a/b/c/d/e", "hub://a/b@/c/d", "hub:///b/c/d", "hub://a/../c/d", "hub://a/b//d"]
+)
+def test_what_is_no_source_on_the_hub(source: str) -> None:
+    with pytest.raises(InputError, match="must read hub://OWNER/NAME"):
+        parse_hub(source)
+
+
+def test_parts_of_a_source_on_the_hub() -> None:
+    assert parse_hub("hub://a/b@v1/x/train") == ("a/b", "v1", ("x", "train"))
+    assert parse_hub("hub://a/b/x/y/rows.jsonl.gz") == ("a/b", None, ("x", "y", "rows.jsonl.gz"))
+    assert parse_hub("hub://a/b/x/y/rows.jsonl.gz").is_file
+    assert not parse_hub("hub://a/b/x/train").is_file
+
+
+CARD = """---
+configs:
+- config_name: triplet
+  data_files:
+  - split: train
+    path: data/train-*
+  - split: test
+    path: data/test-*
+- config_name: other
+  data_files: other/*.parquet
+---
+"""
+
+
+@pytest.fixture
+def data_set(hub: Path, write: Callable[..., Path]) -> Path:
+    pytest.importorskip("datasets")
+    write("hub/owner/name/data/train-00000-of-00002.parquet", ROWS[:3])
+    write("hub/owner/name/data/train-00001-of-00002.parquet", ROWS[3:])
+    write("hub/owner/name/data/test-00000-of-00001.parquet", ROWS[:1])
+    write("hub/owner/name/other/rows.parquet", ROWS[1:2])
+    write("hub/owner/name/plain/rows.jsonl.gz", ROWS)
+    (hub / "owner/name/README.md").write_text(CARD)
+    return hub / "owner/name"
+
+
+def test_splits_of_the_hub(data_set: Path) -> None:
+    source = "hub://owner/name/triplet/train"
+    assert list(iter_source(source)) == [(f"{source} row {n}", row) for n, row in enumerate(ROWS, start=1)]
+    assert [row for _, row in iter_source(source, ("positive.0",))] == [{"positive": row["positive"]} for row in ROWS]
+    assert [set(row) for _, row in iter_source("hub://owner/name/triplet/test", ("nothing",))] == [{"query", "positive", "rest"}]
+    assert [row for _, row in iter_source("hub://owner/name@any/other/train")] == ROWS[1:2]
+    assert count_rows([source]) == 0
+
+
+def test_files_of_the_hub(data_set: Path) -> None:
+    path = data_set / "plain" / "rows.jsonl.gz"
+    assert list(iter_source("hub://owner/name/plain/rows.jsonl.gz")) == [(f"{path}:{n}", row) for n, row in enumerate(ROWS, start=1)]
+    assert source_files("hub://owner/name/plain/rows.jsonl.gz") == [path]
+    assert len(source_files("hub://owner/name/triplet/train")) == 6
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("hub://owner/name/triplet/dev", "Bad split: dev"),
+        ("hub://owner/name/nothing/train", "'nothing' not found"),
+        ("hub://owner/name/plain/none.jsonl", "cannot be read"),
+    ],
+)
+def test_what_the_hub_does_not_have(data_set: Path, source: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        list(iter_source(source))
+
+
+def test_a_damaged_file_of_the_hub(data_set: Path) -> None:
+    file = data_set / "data" / "train-00001-of-00002.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(InputError, match="hub://owner/name/triplet/train: the hub did not give it"):
+        list(iter_source("hub://owner/name/triplet/train"))
+
+
+def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Callable[..., Path]) -> None:
+    """In a process of its own: the client reads its settings when it is imported."""
+    pytest.importorskip("datasets")
+    commit = "c" * 40
+    write(f"cache/datasets--owner--name/snapshots/{commit}/plain/rows.jsonl", ROWS)
+    (tmp_path / "cache/datasets--owner--name/refs").mkdir()
+    (tmp_path / "cache/datasets--owner--name/refs/main").write_text(commit)
+    code = (
+        "from encoder.errors import InputError\nfrom retrieval.training.data.sources import iter_source\n"
+        "for name in ('plain/rows.jsonl', 'plain/none.jsonl', 'triplet/train'):\n"
+        "    try: print(len(list(iter_source('hub://owner/name/' + name))))\n"
+        "    except InputError as error: print(error)\n"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "d")}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    rows, file, split = found.stdout.splitlines()
+    assert rows == "5"
+    for name, line in (("plain/none.jsonl", file), ("triplet/train", split)):
+        assert line.startswith(f"hub://owner/name/{name}: the hub did not give it (")
+        assert line.endswith("check the name and the network, or name a folder of local copies in QUIVER_HUB")
+
+
+def test_parquet_is_read_in_little_memory(tmp_path: Path) -> None:
+    """What pyarrow holds at any time is a row group, not all that has been read."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, group = tmp_path / "rows.parquet", arrow.table({"text": [f"{n} " + os.urandom(500).hex() for n in range(500)]})
+    with parquet.ParquetWriter(path, group.schema, use_dictionary=False) as writer:
+        for _ in range(40):
+            writer.write_table(group)
+    before, most, rows = arrow.total_allocated_bytes(), 0, 0
+    for rows, _ in enumerate(iter_source(str(path)), start=1):
+        if rows % 256 == 0:
+            most = max(most, arrow.total_allocated_bytes() - before)
+    assert rows == 20_000
+    assert most < path.stat().st_size / 4
+
+
+def test_a_missing_library_is_one_line(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, hub: Path) -> None:
+    path = write("rows.parquet", ROWS)
+    for name in ("pyarrow", "pyarrow.parquet", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=r"this data needs pyarrow: pip install 'quiver-retrieval\[train\]'"):
+        list(iter_source(str(path)))
+    with pytest.raises(InputError, match="this data needs datasets"):
+        list(iter_source("hub://owner/name/triplet/train"))
