@@ -1,0 +1,1 @@
+"""Better training rows from rows that are there: hard negatives, and a teacher's scores."""

@@ -1,0 +1,245 @@
+"""Hard negatives for training: documents that a system ranks high for a query and that are not its positives.
+
+Queries are searched in parts, each kept on the disk when it is done: a run that is killed goes on where it was, and ends with the
+same files. In memory are the numbers of queries and documents, one part's candidates, and what the index takes; what the files hold
+stands in `retrieval.training.mining.mined`.
+
+Shapes: Q queries, P documents.
+Source: NV-Retriever, arXiv:2407.15831 (positive-aware margins).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.indexes import IndexFolder, index_vectors
+from retrieval.progress import progress_bar
+from retrieval.protocols import DenseModel, TokenModel
+from retrieval.training.mining.margins import Ranked, Rules, choose_negatives
+from retrieval.training.mining.mined import MinedQuery, write_mined
+from retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
+from retrieval.training.mining.searchers import BM25_NAME, BM25_PARAMETERS, BM25Searcher, Searcher, VectorSearcher
+from retrieval.training.mining.work_folder import open_work
+from retrieval.vectors import vector_store
+from retrieval.versions import installed_version
+
+SCHEMA = "quiver-mining/1"
+RECORD = "mining.json"
+"""The file that says how it was done; it is written last."""
+
+# Queries of a part: each part goes through the whole corpus, so that the more documents there are, the more queries share a walk.
+_QUERIES = (256, 4096)
+_DOCUMENTS_A_QUERY = 64
+# Candidates that a part holds, 12 bytes each and an id.
+_CANDIDATES = 2_000_000
+# Copies of positives that are searched past; a corpus with more of them than this has a shorter range of ranks.
+_COPIES = 1000
+
+
+@dataclass(frozen=True)
+class System:
+    """What ranks the documents.
+
+    Attributes:
+        model: It encodes what has no vectors yet; None is BM25.
+        index: An index built by the model; its documents are the corpus.
+        cache: Folder that keeps vectors for the next time; None keeps none.
+    """
+
+    model: DenseModel | TokenModel | None
+    index: IndexFolder | None = None
+    cache: Path | None = None
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the record says of it."""
+        if self.model is None:
+            return {"name": BM25_NAME, **BM25_PARAMETERS}
+        return asdict(self.model.card)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal ones rank equally, wherever the model lies."""
+        return BM25_NAME if self.model is None else self.model.card.fingerprint
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written of what was found.
+
+    Attributes:
+        ids: Rows hold ids, and the texts are files of their own: each text is written once, however many rows it is in.
+        suspects: Candidates that a margin left out and that are listed, at most, for each query.
+        limit: Queries that are mined for, the first ones; None for all. The corpus is whole in any case.
+    """
+
+    ids: bool = False
+    suspects: int = 5
+    limit: int | None = None
+
+
+def mine_negatives(
+    source: PairSource | BeirSource,
+    system: System,
+    out: Path,
+    *,
+    rules: Rules,
+    output: Output,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Mine hard negatives into a folder.
+
+    Args:
+        source: Queries, positives and documents.
+        system: What ranks the documents.
+        out: The folder to write.
+        rules: Which candidates become negatives.
+        output: What is written of them.
+        overwrite: Begin anew, whatever is in ``out``.
+        progress: Show bars.
+        command: The command line to record.
+
+    Returns:
+        What ``mining.json`` holds.
+
+    Raises:
+        InputError: The data, the model or the index cannot be used, or ``out`` is taken.
+    """
+    started = time.perf_counter()
+    if system.index is not None and system.model is not None:
+        system.index.check_model(system.model.card)
+    settings = {"system": system.fingerprint, "rules": asdict(rules), "output": asdict(output)}
+    with open_work(out, RECORD, settings, overwrite=overwrite) as work:
+        data = read_mining_data(source, work.fresh("texts"), index=system.index)
+        work.agree(data=data.sha256)
+        depths = _depths(data, rules, len(data.queries) if output.limit is None else min(output.limit, len(data.queries)))
+        parts = _parts(depths, data.searchable)
+        missing = [number for number in range(len(parts)) if not work.has(number)]
+        if missing:
+            with _searcher(data, system, len(depths), progress=progress) as searcher:
+                miner = _Miner(data, searcher, rules, output.suspects)
+                with progress_bar("mining", len(depths), enabled=progress) as advance:
+                    advance(len(depths) - sum(parts[number].stop - parts[number].start for number in missing))
+                    for number in missing:
+                        work.write(number, miner.mine(parts[number], int(depths[parts[number]].max())))
+                        advance(parts[number].stop - parts[number].start)
+        found = (MinedQuery.parse(line) for number in range(len(parts)) for line in work.read(number).splitlines())
+        result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
+        record = {
+            "schema": SCHEMA,
+            "command": command,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": {name: installed_version(name) for name in ("quiver-retrieval", "torch", "numpy", "faiss-cpu", "bm25s")},
+            **settings,
+            "system": system.description,
+            "data": {
+                **{name: str(value) if isinstance(value, Path) else value for name, value in asdict(source).items()},
+                "index": None if system.index is None else str(system.index.path),
+                "sha256": data.sha256,
+                "documents": data.searchable,
+                "without_positive": data.without_positive,
+            },
+            "result": result,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+        work.finish(RECORD, record)
+    return record
+
+
+class _Miner:
+    """Parts of the queries to lines of JSON."""
+
+    def __init__(self, data: MiningData, searcher: Searcher, rules: Rules, suspects: int) -> None:
+        self._data, self._searcher, self._rules, self._suspects = data, searcher, rules, suspects
+
+    def mine(self, part: slice, depth: int) -> bytes:
+        """A line for each query of a part."""
+        queries = np.arange(part.start, part.stop)
+        ranked = self._searcher.search(part.start, part.stop, depth)
+        counts = np.diff(self._data.starts[part.start : part.stop + 1])
+        owners = np.repeat(queries, counts)
+        positives = self._data.positives[self._data.starts[part.start] : self._data.starts[part.stop]]
+        scores = np.split(self._searcher.score(owners, positives), np.cumsum(counts)[:-1])
+        lines = [self._one(*given) for given in zip(queries.tolist(), ranked, scores, strict=True)]
+        return "".join(line + "\n" for line in lines).encode("ascii")
+
+    def _one(self, query: int, found: Ranked, positive_scores: NDArray[np.float32]) -> str:
+        data = self._data
+        lowest = float(positive_scores.min())
+        picked = choose_negatives(found, data.documents.same[found.rows], data.excluded(query), lowest, self._rules, query=query)
+        positives = data.positives_of(query)
+        suspects = picked.suspects.at(np.arange(min(self._suspects, len(picked.suspects.rows))))
+        mined = MinedQuery(
+            query=query,
+            positives=positives.tolist(),
+            positive_scores=_plain(positive_scores),
+            negatives=picked.chosen.rows.tolist(),
+            negative_scores=_plain(picked.chosen.scores),
+            suspects=suspects.rows.tolist(),
+            suspect_scores=_plain(suspects.scores),
+            suspect_ranks=picked.ranks[: self._suspects].tolist(),
+            positives_found=int(np.isin(positives, found.rows[: self._rules.ranks.last]).sum()),
+            candidates=picked.candidates,
+            copies=picked.left_out - int(np.isin(found.rows, positives).sum()),
+            dropped=picked.dropped,
+        )
+        return json.dumps(asdict(mined))
+
+
+def _plain(scores: NDArray[np.float32]) -> list[float]:
+    """Scores with nine digits, which give every float32 back."""
+    return [float(f"{score:.9g}") for score in scores.tolist()]
+
+
+def _depths(data: MiningData, rules: Rules, count: int) -> NDArray[np.int64]:
+    """How many documents to ask for so that the last rank is reached once positives and copies are out, for each query mined for."""
+    copies = np.bincount(data.documents.same[: data.searchable], minlength=len(data.documents))
+    extra = np.fromiter((copies[data.excluded(query)].sum() for query in range(count)), np.int64, count)
+    depths: NDArray[np.int64] = np.minimum(rules.ranks.last + np.minimum(extra, _COPIES), data.searchable)
+    return depths
+
+
+def _parts(depths: NDArray[np.int64], documents: int) -> list[slice]:
+    """Queries in runs that are searched together."""
+    most = min(max(documents // _DOCUMENTS_A_QUERY, _QUERIES[0]), _QUERIES[1])
+    parts: list[slice] = []
+    first = 0
+    while first < len(depths):
+        widths = np.maximum.accumulate(depths[first : first + most])
+        size = max(1, int(np.searchsorted(widths * np.arange(1, len(widths) + 1), _CANDIDATES, side="right")))
+        parts.append(slice(first, min(first + size, len(depths))))
+        first = parts[-1].stop
+    return parts
+
+
+@contextmanager
+def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -> Iterator[Searcher]:
+    if system.model is None:
+        yield BM25Searcher(islice(data.queries, count), data.documents, data.documents.ids, searchable=data.searchable)
+        return
+    model, index = system.model, system.index
+    with vector_store(system.cache) as store:
+        queries = store.encode(model, islice(data.queries, count), "query", total=count, progress=progress)
+        if index is None:
+            scored = np.arange(len(data.documents))
+            documents = store.encode(model, data.documents, "document", total=len(scored), progress=progress)
+            yield VectorSearcher(index_vectors(data.documents.ids, documents, model.card), queries, scored, documents)
+            return
+        # Vectors inside an index cannot be asked for: those of the positives are made once more.
+        scored = np.unique(data.positives[: data.starts[count]])
+        texts = (data.documents[number] for number in scored.tolist())
+        documents = store.encode(model, texts, "document", total=len(scored), progress=progress, description="positives")
+        yield VectorSearcher(index.index, queries, scored, documents)

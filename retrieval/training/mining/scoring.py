@@ -1,0 +1,198 @@
+"""Teacher scores for the rows of a training file: the same rows, each with one score for each of its documents.
+
+    OUT/train.jsonl.gz    the rows with the field ``scores``
+    OUT/scoring.json      which teacher, how, and what its scores look like; written last
+
+Rows are scored in parts that are kept on the disk: a run that is killed goes on where it was, and ends with the same files.
+
+Shapes: R rows, B pairs of a part.
+Source of min-max normalised teacher scores: JaColBERTv2.5, arXiv:2407.20750.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from encoder.errors import InputError
+from retrieval.files import atomic_file
+from retrieval.progress import progress_bar
+from retrieval.training.mining.scoring_data import ScoringData, read_rows, read_scoring_data
+from retrieval.training.mining.teachers import Teacher
+from retrieval.training.mining.work_folder import WorkFolder, open_work
+from retrieval.training.sections import DataSection
+from retrieval.versions import installed_version
+
+SCHEMA = "quiver-scoring/1"
+RECORD, ROWS = "scoring.json", "train.jsonl.gz"
+"""What a run leaves in its folder."""
+
+SCORES = "scores"
+"""Field of the scores; one that a row has already is replaced."""
+
+# Pairs of a part: less than a minute of a small cross-encoder on two CPU cores.
+_PAIRS = 4096
+
+
+def min_max(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The scores of one row brought to 0..1; all zero where they are equal.
+
+    Example:
+        >>> min_max(np.array([1.0, 3.0, 2.0], np.float32)).tolist()
+        [0.0, 1.0, 0.5]
+    """
+    low, high = scores.min(), scores.max()
+    return (scores - low) / (high - low) if high > low else np.zeros_like(scores)
+
+
+NORMALISERS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {"none": lambda scores: scores, "minmax": min_max}
+"""How the scores of a row are written."""
+
+
+def score_rows(
+    section: DataSection,
+    teacher: Teacher,
+    out: Path,
+    *,
+    normalize: str = "none",
+    cache: Path | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Score the rows of a source into a folder.
+
+    Args:
+        section: Where the rows lie and which of their fields are what, as in a recipe; its ``format`` is texts or ids.
+        teacher: Gives the scores.
+        out: The folder to write.
+        normalize: A key of ``NORMALISERS``.
+        cache: Folder that keeps vectors for the next time; None keeps none.
+        overwrite: Begin anew, whatever is in ``out``.
+        progress: Show bars.
+        command: The command line to record.
+
+    Returns:
+        What ``scoring.json`` holds.
+
+    Raises:
+        InputError: The rows or the teacher cannot be used, a score is not finite, or ``out`` is taken.
+    """
+    started = time.perf_counter()
+    if normalize not in NORMALISERS:
+        raise InputError(f"scores are normalised by one of {', '.join(NORMALISERS)}, got {normalize!r}")
+    settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
+    with open_work(out, RECORD, settings, overwrite=overwrite) as work:
+        data = read_scoring_data(section, work.fresh("texts"))
+        work.agree(data=data.sha256)
+        parts = _parts(data.ends)
+        missing = [number for number in range(len(parts)) if not work.has(number)]
+        if missing:
+            with teacher.scorer(data, cache=cache, progress=progress) as score:
+                pairs = int(data.ends[-1])
+                with progress_bar("scoring", pairs, enabled=progress) as advance:
+                    sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
+                    advance(pairs - sum(sizes[number] for number in missing))
+                    for number in missing:
+                        work.write(number, _checked(score(*data.pairs(parts[number])), section, parts[number], data.ends).tobytes())
+                        advance(sizes[number])
+        result = _write(section, data, _row_scores(work, parts, data.ends), out, NORMALISERS[normalize])
+        record = {
+            "schema": SCHEMA,
+            "command": command,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": {name: installed_version(name) for name in ("quiver-retrieval", "torch", "numpy", "sentence-transformers")},
+            **settings,
+            "teacher": dict(teacher.description),
+            "data": {"sha256": data.sha256},
+            "result": result,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+        work.finish(RECORD, record)
+    return record
+
+
+def _named_fields(section: DataSection) -> dict[str, Any]:
+    """What of a section decides which texts are scored."""
+    names = (
+        "train",
+        "format",
+        "query_field",
+        "document_fields",
+        "queries",
+        "documents",
+        "query_id_field",
+        "document_id_field",
+        "text_field",
+    )
+    fields = asdict(section)
+    return {name: fields[name] for name in names}
+
+
+def _parts(ends: NDArray[np.int64]) -> list[slice]:
+    """Runs of rows with at most ``_PAIRS`` pairs together, one row at least."""
+    parts: list[slice] = []
+    first, rows = 0, len(ends) - 1
+    while first < rows:
+        last = max(first + 1, int(np.searchsorted(ends, ends[first] + _PAIRS, side="right")) - 1)
+        parts.append(slice(first, last))
+        first = last
+    return parts
+
+
+def _checked(scores: NDArray[np.float32], section: DataSection, rows: slice, ends: NDArray[np.int64]) -> NDArray[np.float32]:
+    if not np.isfinite(scores).all():
+        pair = int(ends[rows.start]) + int(np.isfinite(scores).argmin())
+        row = int(np.searchsorted(ends, pair, side="right"))
+        raise InputError(f"{', '.join(section.train)}: row {row}: the teacher's score is not finite; the model cannot be used on it")
+    return np.ascontiguousarray(scores, "<f4")
+
+
+def _row_scores(work: WorkFolder, parts: list[slice], ends: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+    """The scores of each row, in order."""
+    for number, part in enumerate(parts):
+        scores = np.frombuffer(work.read(number), "<f4")
+        yield from np.split(scores, ends[part.start + 1 : part.stop] - ends[part.start])
+
+
+def _write(
+    section: DataSection,
+    data: ScoringData,
+    scores: Iterator[NDArray[np.float32]],
+    out: Path,
+    normalise: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+) -> dict[str, Any]:
+    """Write the rows once more with their scores; what came of them, for the record."""
+    best, positives, everything, lowest, highest = 0, 0.0, 0.0, np.inf, -np.inf
+    rows = read_rows(section)
+    with atomic_file(out / ROWS) as file:
+        for _ in range(len(data)):
+            (place, row), raw = next(rows), next(scores)
+            values = [float(f"{score:.9g}") for score in normalise(raw).tolist()]
+            try:
+                line = json.dumps({**row, SCORES: values}, ensure_ascii=False, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{place}: a field holds what JSON cannot ({error}); leave it out of the file") from error
+            file.write(line.encode("utf-8") + b"\n")
+            best += bool(raw.argmax() == 0)
+            positives += float(raw[0])
+            everything += float(raw.sum(dtype=np.float64))
+            lowest, highest = min(lowest, float(raw.min())), max(highest, float(raw.max()))
+    count, pairs = len(data), int(data.ends[-1])
+    means = {"positive": positives / count, "others": (everything - positives) / max(pairs - count, 1)}
+    return {
+        "rows": count,
+        "pairs": pairs,
+        "positive_first": best,
+        "mean_scores": {name: round(mean, 6) for name, mean in means.items()},
+        "lowest": lowest,
+        "highest": highest,
+    }

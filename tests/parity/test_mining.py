@@ -1,0 +1,80 @@
+"""Our hard negatives against ``mine_hard_negatives`` of sentence-transformers on equal settings, with a real model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrieval.docstrings import mine, split_by_module
+from retrieval.models import load_model
+from retrieval.training.mining.margins import Margin, Ranks, Rules
+from retrieval.training.mining.negatives import Output, System, mine_negatives
+from retrieval.training.mining.positives import PairSource
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.parity
+
+COUNT = 60
+NEGATIVES = 4
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[dict[str, str]]:
+    """Docstrings and functions of the standard library, short ones; two queries have two positives."""
+    found = [pair for pair in split_by_module(mine(), held_out=0.15, seed=1)[0] if len(pair.code) < 400][::25][:COUNT]
+    rows = [{"query": pair.query, "positive": pair.code} for pair in found]
+    assert len({row["query"] for row in rows}) == len({row["positive"] for row in rows}) == COUNT
+    return [*rows, *({"query": rows[place]["query"], "positive": rows[place + 10]["positive"]} for place in (2, 5))]
+
+
+@pytest.fixture(scope="module")
+def reference(minilm: Path) -> Any:
+    return sentence_transformers.SentenceTransformer(str(minilm), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each library has encoded: the same texts for every setting."""
+    return tmp_path_factory.mktemp("vectors")
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings"),
+    [
+        (Rules(NEGATIVES, Ranks(1, 30)), {"relative_margin": 0.05, "range_max": 30}),
+        (Rules(NEGATIVES, Ranks(1, 30), (Margin("margin-pos", 0.1),)), {"absolute_margin": 0.1, "range_max": 30}),
+        (Rules(NEGATIVES, Ranks(1, 30), (Margin("max-score", 0.3),)), {"max_score": 0.3, "range_max": 30}),
+        (Rules(NEGATIVES, Ranks(6, 30), ()), {"range_min": 5, "range_max": 30}),
+    ],
+    ids=["perc-pos", "margin-pos", "max-score", "ranks"],
+)
+def test_the_same_negatives(
+    rules: Rules, settings: dict[str, Any], pairs: list[dict[str, str]], minilm: Path, reference: Any, vectors: Path, tmp_path: Path
+) -> None:
+    theirs = sentence_transformers.util.mine_hard_negatives(
+        datasets.Dataset.from_list(pairs),
+        reference,
+        num_negatives=NEGATIVES,
+        output_format="n-tuple",
+        output_scores=True,
+        verbose=False,
+        cache_folder=str(vectors / "theirs"),
+        **settings,
+    )
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    system = System(load_model(minilm), cache=vectors / "ours")
+    mine_negatives(PairSource((str(file),)), system, tmp_path / "out", rules=rules, output=Output())
+    ours = [json.loads(line) for line in gzip.decompress((tmp_path / "out" / "train.jsonl.gz").read_bytes()).splitlines()]
+    whole = {(row["query"], row["positive"]): row for row in ours if len(row["negatives"]) == NEGATIVES}
+    # They drop what is short, as data.short_rows: skip does; rows of one query need not be neighbours there.
+    assert len(theirs) == len(whole) > COUNT / 3
+    for row in theirs:
+        mined = whole[row["query"], row["positive"]]
+        assert mined["negatives"] == [row[f"negative_{place}"] for place in range(1, NEGATIVES + 1)]
+        assert mined["scores"] == pytest.approx(row["scores"], abs=1e-5)

@@ -1,0 +1,142 @@
+"""``quiver mine`` and ``quiver score`` end to end with a real model of two layers, and one line for every mistake."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from retrieval.biencoder import BiEncoder
+from retrieval.model_folder import ModelFolder
+
+DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
+QUERIES = {f"q{number}": f"number {number}" for number in range(5)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    tokenizer = Tokenizer.train(list(DOCUMENTS.values()), vocab_size=300, max_length=32)
+    config = EncoderConfig.modernbert(
+        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
+    )
+    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", DOCUMENTS), ("queries", QUERIES)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts.items()))
+    (folder / "qrels" / "train.tsv").write_text("".join(f"q{number}\td{number}\t1\n" for number in range(5)))
+    return folder
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"question": QUERIES[f"q{number}"], "pos": DOCUMENTS[f"d{number}"]}) + "\n" for number in range(5)))
+    return path
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress((folder / "train.jsonl.gz").read_bytes()).splitlines()]
+
+
+def test_mine_and_score(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mined"
+    mined = quiver("mine", data, "--model", model, "--out", out, "-n", 3, "--margin", "none", "--ranks", "2-8")
+    assert mined.code == 0, mined.err
+    assert "candidates within the ranks" in mined.out
+    assert "  documents_per_row: 4\n  short_rows: skip" in mined.out
+    rows = rows_of(out)
+    assert [row["query_id"] for row in rows] == list(QUERIES)
+    assert all(len(row["negatives"]) == 3 and len(row["scores"]) == 4 for row in rows)
+    scored = quiver("score", out / "train.jsonl.gz", "--teacher", model, "--out", tmp_path / "scored", "--normalize", "minmax")
+    assert scored.code == 0, scored.err
+    assert "rows whose positive scores best" in scored.out
+    for row in rows_of(tmp_path / "scored"):
+        assert (min(row["scores"]), max(row["scores"])) == (0.0, 1.0)
+
+
+def test_an_index_needs_no_model(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
+    rules = ("-n", 2, "--margin", "max-score=0.99", "--choose", "random", "--seed", 5, "--no-cache")
+    by_index = quiver("mine", data, "--index", tmp_path / "index", "--out", tmp_path / "a", "--json", *rules)
+    assert by_index.code == 0, by_index.err
+    record = json.loads(by_index.out)
+    assert record["rules"]["margins"] == [["max-score", 0.99]]
+    assert record["data"]["index"] == str(tmp_path / "index")
+    assert quiver("mine", data, "--model", model, "--out", tmp_path / "b", *rules).code == 0
+    assert rows_of(tmp_path / "a") == rows_of(tmp_path / "b")
+
+
+def test_ids_and_their_texts(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mined"
+    mined = quiver("mine", data, "--model", model, "--out", out, "--ids", "-n", 2, "--margin", "none")
+    assert mined.code == 0, mined.err
+    assert "  format: ids\n" in mined.out
+    sources = ("--queries", out / "queries.jsonl.gz", "--documents", out / "documents.jsonl.gz")
+    scored = quiver("score", out / "train.jsonl.gz", "--format", "ids", *sources, "-t", model, "-o", tmp_path / "scored", "--json")
+    assert scored.code == 0, scored.err
+    assert json.loads(scored.out)["result"]["pairs"] == 15
+    assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
+
+
+def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path) -> None:
+    fields = ("--query-field", "question", "--positive-field", "pos", "--corpus", data, "--limit", 2, "--suspects", 0)
+    mined = quiver("mine", pairs, "-m", "bm25", "-o", tmp_path / "out", "-n", 4, "--margin", "none", *fields)
+    assert mined.code == 0, mined.err
+    rows = rows_of(tmp_path / "out")
+    assert [row["query"] for row in rows] == ["number 0", "number 1"]
+    assert [row["document_ids"][0] for row in rows] == ["d0", "d1"]
+    assert "suspected false negatives" in mined.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{data}",), "give --model (a folder, a hub id or bm25) or --index"),
+        (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has its own corpus"),
+        (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
+        (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin is one of perc-pos=VALUE"),
+        (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; the splits there are train"),
+        (("{data}", "-m", "bm25", "--no-cache", "--cache", "x"), "--cache and --no-cache exclude each other"),
+        (("{pairs}", "-m", "bm25"), "no field 'query'; the row's fields are question, pos"),
+        (("{data}/nothing.jsonl", "-m", "bm25"), "no such file or folder"),
+        (("{data}", "-m", "/nowhere"), "/nowhere: no such folder"),
+    ],
+)
+def test_mistakes_of_mine(
+    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path
+) -> None:
+    done = quiver("mine", *(part.format(data=data, pairs=pairs) for part in arguments), "--out", tmp_path / "out")
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{pairs}",), "no field 'query'"),
+        (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts: queries and documents"),
+        (("{pairs}", "--normalize", "sum"), "one of none, minmax, got 'sum'"),
+    ],
+)
+def test_mistakes_of_score(
+    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path
+) -> None:
+    done = quiver("score", *(part.format(pairs=pairs) for part in arguments), "--teacher", model, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

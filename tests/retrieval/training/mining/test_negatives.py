@@ -1,0 +1,579 @@
+"""Hard negatives: the rules by hand, whole runs against a brute-force search, and what happens when a run is killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from encoder import InputError
+from eval.bm25 import PARAMETERS, bm25_run
+from retrieval.corpus import load_collection
+from retrieval.indexes import build_index
+from retrieval.training.data import prepare_rows
+from retrieval.training.mining import negatives
+from retrieval.training.mining.margins import MARGINS, Margin, Ranked, Ranks, Rules, choose_negatives, parse_margins, parse_ranks
+from retrieval.training.mining.negatives import Output, System, mine_negatives
+from retrieval.training.mining.positives import BeirSource, PairSource, read_mining_data
+from retrieval.training.mining.searchers import BM25_PARAMETERS, BM25Searcher
+from retrieval.training.mining.text_table import TextTableWriter, content_id
+from retrieval.training.mining.work_folder import open_work
+from retrieval.training.sections import DataSection
+
+WORDS = [f"w{number}" for number in range(40)]
+
+
+def sentences(count: int, *, seed: int, most: int = 6) -> list[str]:
+    """Distinct texts of a few words."""
+    draw, found = random.Random(seed), dict[str, None]()
+    while len(found) < count:
+        found[" ".join(draw.sample(WORDS, draw.randint(1, most)))] = None
+    return list(found)
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def pairs_file(folder: Path, *, count: int = 60) -> tuple[Path, list[tuple[str, str]]]:
+    queries, documents = sentences(count, seed=1), sentences(count, seed=2, most=9)
+    pairs = list(zip(queries, documents, strict=True))
+    # A query with two positives, a positive of two queries, and a pair that comes twice.
+    pairs += [(queries[0], documents[7]), (queries[3], documents[0]), (queries[5], documents[5])]
+    return write_lines(folder / "pairs.jsonl.gz", [{"query": query, "pos": document, "extra": 1} for query, document in pairs]), pairs
+
+
+@cache
+def vectors(kind: Callable[[], Any], text: str) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = kind().encode([text], "document").vectors[0].astype(np.float64)
+    return found
+
+
+def similarity(model: Any, query: str, document: str) -> float:
+    product = vectors(type(model), query) @ vectors(type(model), document).T
+    return float(product if product.ndim == 0 else product.max(axis=1).sum())
+
+
+def brute_force(model: Any, pairs: Sequence[tuple[str, str]], corpus: Sequence[str], rules: Rules) -> list[tuple[str, str, list[str]]]:
+    """What mining has to give by comparing every query with every document, in Python: query, positive, negatives."""
+    positives: dict[str, list[str]] = {}
+    for query, document in pairs:
+        if document not in positives.setdefault(query, []):
+            positives[query].append(document)
+    expected = []
+    for query, relevant in positives.items():
+        # Rounded once, as an index gives them: what is equal then is a tie, and goes to the greater id.
+        scores = {text: float(np.float32(similarity(model, query, text))) for text in corpus}
+        same = {" ".join(text.lower().split()) for text in (*relevant, query)}
+        others = [text for text in corpus if " ".join(text.lower().split()) not in same]
+        ranking = sorted(others, key=lambda text: (scores[text], content_id(text)), reverse=True)
+        candidates = ranking[rules.ranks.first - 1 : rules.ranks.last]
+        lowest = min(scores[text] for text in relevant)
+        for margin in rules.margins:
+            limit = {"perc-pos": lowest * margin.value, "margin-pos": lowest - margin.value, "max-score": margin.value}[margin.name]
+            candidates = [text for text in candidates if scores[text] <= limit]
+        expected += [(query, positive, candidates[: rules.negatives]) for positive in relevant]
+    return expected
+
+
+def test_ranks_margins_and_copies_by_hand() -> None:
+    found = Ranked(np.array([10, 4, 5, 6, 7, 8]), np.array([0.9, 0.8, 0.79, 0.7, 0.6, 0.5], np.float32))
+    same = np.array([10, 4, 4, 6, 7, 8])  # 5 is a copy of 4
+    rules = Rules(negatives=2, ranks=Ranks(1, 4), margins=(Margin("perc-pos", 0.9), Margin("margin-pos", 0.25)))
+    picked = choose_negatives(found, same, np.array([10]), 0.9, rules, query=0)
+    assert picked.chosen.rows.tolist() == [7, 8]
+    assert picked.chosen.scores.tolist() == pytest.approx([0.6, 0.5])
+    assert (picked.suspects.rows.tolist(), picked.ranks.tolist()) == ([4, 6], [1, 2])  # below 0.81, above 0.65
+    assert picked.dropped == {"perc-pos": 0, "margin-pos": 2}
+    assert (picked.candidates, picked.left_out) == (4, 2)
+
+
+def test_a_margin_below_a_negative_score_stays_below() -> None:
+    for name, value in (("perc-pos", 0.95), ("margin-pos", 0.05)):
+        for positive in (-3.0, -0.2, 0.0, 0.2, 3.0):
+            assert Margin(name, value).limit(positive) <= positive
+    assert Margin("max-score", 0.7).limit(0.1) == 0.7
+
+
+def test_a_random_choice_depends_on_seed_and_query_alone() -> None:
+    found = Ranked(np.arange(50), np.linspace(1, 0, 50, dtype=np.float32))
+
+    def draw(seed: int, query: int) -> list[int]:
+        rules = Rules(negatives=5, ranks=Ranks(11, 40), margins=(), choice="random", seed=seed)
+        rows: list[int] = choose_negatives(found, np.arange(50), np.array([-1]), 1.0, rules, query=query).chosen.rows.tolist()
+        return rows
+
+    drawn = [draw(seed, query) for seed in range(4) for query in range(4)]
+    assert draw(2, 3) == drawn[11]
+    assert len({tuple(rows) for rows in drawn}) == 16
+    for rows in drawn:
+        assert rows == sorted(set(rows))
+        assert 10 <= min(rows) <= max(rows) < 40
+    assert set().union(*(draw(seed, 0) for seed in range(200))) == set(range(10, 40))
+
+
+@pytest.mark.parametrize("text", ["10", "a-b", "5-", "-3", "1-2-3", ""])
+def test_ranks_that_are_none(text: str) -> None:
+    with pytest.raises(InputError, match="FIRST-LAST"):
+        parse_ranks(text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["perc=0.9"], "perc-pos=VALUE, margin-pos=VALUE, max-score=VALUE"),
+        (["perc-pos"], "perc-pos=VALUE"),
+        (["perc-pos=much"], "must be a number"),
+        (["perc-pos=nan"], "must be finite"),
+        (["none", "max-score=1"], "none alone"),
+        (["max-score=1", "max-score=2"], "given twice"),
+    ],
+)
+def test_margins_that_are_none(texts: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_margins(texts)
+    assert parse_margins(["none"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"negatives": 0}, "negatives must be >= 1, got 0"),
+        ({"ranks": Ranks(0, 5)}, "got 0-5"),
+        ({"ranks": Ranks(6, 5)}, "got 6-5"),
+        ({"ranks": Ranks(6, 10), "negatives": 6}, "hold 5 documents, fewer than the 6"),
+    ],
+)
+def test_rules_that_cannot_be_met(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Rules(**values)
+
+
+RULES = [
+    Rules(negatives=4, ranks=Ranks(1, 30)),
+    Rules(negatives=3, ranks=Ranks(5, 12), margins=()),
+    Rules(negatives=50, ranks=Ranks(1, 60), margins=(Margin("margin-pos", 0.5), Margin("max-score", 2.0))),
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=["perc-pos", "ranks", "two margins"])
+@pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
+def test_pairs_against_brute_force(kind: str, rules: Rules, request: pytest.FixtureRequest, tmp_path: Path, small_parts: None) -> None:
+    model = request.getfixturevalue(kind)
+    path, pairs = pairs_file(tmp_path)
+    corpus = list(dict.fromkeys(document for _, document in pairs))
+    record = mine_negatives(
+        PairSource((str(path),), positive_field="pos"), System(model), tmp_path / "out", rules=rules, output=Output(suspects=100)
+    )
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    expected = brute_force(model, pairs, corpus, rules)
+    assert [(row["query"], row["positive"], row["negatives"]) for row in rows] == expected
+    for row in rows:
+        documents = [row["positive"], *row["negatives"]]
+        assert row["document_ids"] == [content_id(text) for text in documents]
+        assert row["scores"] == pytest.approx([similarity(model, row["query"], text) for text in documents], rel=1e-6, abs=1e-6)
+    result = record["result"]
+    assert (result["queries"], result["rows"]) == (60, 62)
+    assert result["rows_short"] == sum(len(negatives) < rules.negatives for *_, negatives in expected)
+    assert result["rows_without_negatives"] == sum(not negatives for *_, negatives in expected)
+    suspects = read_lines(tmp_path / "out" / "suspects.jsonl.gz")
+    assert len(suspects) == result["suspects"] == sum(result["dropped"].values())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mining.json", "suspects.jsonl.gz", "train.jsonl.gz"]
+    assert json.loads((tmp_path / "out" / "mining.json").read_text()) == json.loads(json.dumps(record))
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of seven queries."""
+    monkeypatch.setattr(negatives, "_QUERIES", (7, 7))
+
+
+def test_suspects_are_what_the_margin_left_out(word_sum: Any, tmp_path: Path) -> None:
+    path, _ = pairs_file(tmp_path)
+    out = tmp_path / "out"
+    rules = Rules(negatives=4, ranks=Ranks(1, 30))
+    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=rules, output=Output(suspects=2))
+    rows = {row["query"]: row for row in read_lines(out / "train.jsonl.gz")}
+    suspects = read_lines(out / "suspects.jsonl.gz")
+    assert len(suspects) > 10
+    for suspect in suspects:
+        assert suspect["candidate_score"] > 0.95 * suspect["positive_score"]
+        assert suspect["candidate_score"] == pytest.approx(similarity(word_sum, suspect["query"], suspect["candidate"]), rel=1e-6)
+        assert suspect["positive_score"] == pytest.approx(similarity(word_sum, suspect["query"], suspect["positive"]), rel=1e-6, abs=1e-6)
+        assert suspect["candidate"] not in rows[suspect["query"]]["negatives"]
+    assert max(sum(other["query"] == suspect["query"] for other in suspects) for suspect in suspects) == 2
+
+
+def test_copies_of_the_positive_and_of_the_query_are_no_negatives(word_sum: Any, tmp_path: Path) -> None:
+    corpus = ["w1 w2 w3", " W1  w2 w3", "w1 w2\tW3 ", "w1 w2", "W1 W2", "w1 w3", "w1 w3", "", "   ", "w9"]
+    write_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{place}", "text": text} for place, text in enumerate(corpus)])
+    path = write_lines(tmp_path / "pairs.jsonl", [{"query": "w1 w2", "positive": "w1 w2 w3"}])
+    rules = Rules(negatives=4, ranks=Ranks(1, 4), margins=())
+    source = PairSource((str(path),), corpus=tmp_path / "corpus.jsonl")
+    record = mine_negatives(source, System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    (row,) = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert row["document_ids"][0] == "d0"  # the positive is found in the corpus by its text
+    assert sorted(row["negatives"]) == ["w1 w3", "w9"]
+    assert record["result"]["copies"] == 7  # two of the positive, two of the query, one of "w1 w3", two blank
+    assert record["data"]["documents"] == 10
+
+
+def test_positives_that_the_corpus_lacks_join_it(word_sum: Any, tmp_path: Path) -> None:
+    path, pairs = pairs_file(tmp_path)
+    corpus = [*sentences(25, seed=7, most=8), pairs[4][1]]
+    write_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{place}", "text": text} for place, text in enumerate(corpus)])
+    rules = Rules(negatives=6, ranks=Ranks(1, 40))
+    source = PairSource((str(path),), positive_field="pos", corpus=tmp_path)
+    record = mine_negatives(source, System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    everything = list(dict.fromkeys([*corpus, *(document for _, document in pairs)]))
+    assert record["data"]["documents"] == len(everything)
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [(row["query"], row["positive"], row["negatives"]) for row in rows] == brute_force(word_sum, pairs, everything, rules)
+    assert {key for row in rows for key in row["document_ids"] if key.startswith("d")} > {"d25"}
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Path:
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    documents = sentences(50, seed=3)
+    titled = [{"_id": f"d{place}", "title": "w0" if place % 3 else "", "text": text} for place, text in enumerate(documents)]
+    write_lines(folder / "corpus.jsonl", titled)
+    queries = sentences(12, seed=4)
+    queries[3] = queries[2].upper()  # the same query under another id
+    write_lines(folder / "queries.jsonl", [{"_id": f"q{place}", "text": text} for place, text in enumerate(queries)])
+    grades = ["query-id\tcorpus-id\tscore"]
+    grades += [f"q{place}\td{place}\t1" for place in range(10)] + ["q0\td20\t2", "q0\td21\t0", "q11\td5\t0"]
+    (folder / "qrels" / "train.tsv").write_text("\n".join(grades) + "\n")
+    return folder
+
+
+def test_a_beir_folder(beir: Path, word_sum: Any, tmp_path: Path) -> None:
+    rules = Rules(negatives=50, ranks=Ranks(1, 50), margins=())
+    record = mine_negatives(BeirSource(beir), System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [(row["query_id"], row["document_ids"][0]) for row in rows] == [
+        ("q0", "d0"),
+        ("q0", "d20"),
+        *((f"q{place}", f"d{place}") for place in range(1, 10)),
+    ]
+    assert record["data"]["without_positive"] == 1
+    by_query = {row["query_id"]: row for row in rows}
+    assert "d21" in by_query["q0"]["document_ids"]  # judged, and not relevant
+    assert not {"d0", "d20"} & set(by_query["q0"]["document_ids"][1:])
+    for key in ("q2", "q3"):  # what is relevant for one is no negative of the other
+        assert not {"d2", "d3"} & set(by_query[key]["document_ids"][1:])
+    contents = {document.id: document.content() for document in load_collection(beir, "train").documents}
+    for row in rows:
+        assert [row["positive"], *row["negatives"]] == [contents[key] for key in row["document_ids"]]
+
+
+@pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
+def test_an_index_gives_what_its_model_gives(kind: str, request: pytest.FixtureRequest, beir: Path, tmp_path: Path) -> None:
+    model = request.getfixturevalue(kind)
+    rules = Rules(negatives=5, ranks=Ranks(2, 30))
+    index = build_index(beir, model, tmp_path / "index")
+    for name, system in (("by-model", System(model)), ("by-index", System(model, index))):
+        mine_negatives(BeirSource(beir), system, tmp_path / name, rules=rules, output=Output())
+    for name in ("train.jsonl.gz", "suspects.jsonl.gz"):
+        assert (tmp_path / "by-model" / name).read_bytes() == (tmp_path / "by-index" / name).read_bytes()
+
+
+def test_pairs_against_an_index_that_lacks_their_positives(beir: Path, word_sum: Any, tmp_path: Path) -> None:
+    path, pairs = pairs_file(tmp_path)
+    index = build_index(beir, word_sum, tmp_path / "index")
+    rules = Rules(negatives=5, ranks=Ranks(1, 30))
+    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum, index), tmp_path / "out", rules=rules, output=Output())
+    contents = [document.content() for document in load_collection(beir, "train").documents]
+    expected = brute_force(word_sum, pairs, [*contents, *(document for _, document in pairs)], rules)
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [(row["query"], row["positive"]) for row in rows] == [each[:2] for each in expected]
+    assert {text for row in rows for text in row["negatives"]} <= set(contents)
+    assert all(key.startswith("d") for row in rows for key in row["document_ids"][1:])
+
+
+def test_an_index_that_does_not_fit(beir: Path, word_sum: Any, other_word_sum: Any, tmp_path: Path) -> None:
+    rules, out = Rules(), tmp_path / "out"
+    index = build_index(beir, word_sum, tmp_path / "index")
+    with pytest.raises(InputError, match="built with word-sum-a"):
+        mine_negatives(BeirSource(beir), System(other_word_sum, index), out, rules=rules, output=Output())
+    bare = build_index(beir, word_sum, tmp_path / "bare", store_text=False)
+    with pytest.raises(InputError, match="bare: built without texts"):
+        mine_negatives(BeirSource(beir), System(word_sum, bare), out, rules=rules, output=Output())
+    lines = (beir / "corpus.jsonl").read_text().splitlines()
+    (tmp_path / "part.jsonl").write_text("\n".join(lines[:7]) + "\n")
+    part = build_index(tmp_path / "part.jsonl", word_sum, tmp_path / "part")
+    with pytest.raises(InputError, match=r"document 'd20', relevant in beir, is not in this index \(4 such"):
+        mine_negatives(BeirSource(beir), System(word_sum, part), out, rules=rules, output=Output())
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_what_is_written_can_be_trained_on(ids: bool, beir: Path, word_sum: Any, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    out = tmp_path / "out"
+    rules = Rules(negatives=4, ranks=Ranks(1, 5), margins=(Margin("max-score", 1.0),))
+    mine_negatives(BeirSource(beir), System(word_sum), out, rules=rules, output=Output(ids=ids))
+    rows = read_lines(out / "train.jsonl.gz")
+    fields: dict[str, Any] = {"document_fields": ("positive", "negatives")}
+    if ids:
+        assert set(rows[0]) == {"query_id", "document_ids", "scores"}
+        sources = {name: str(out / f"{name}.jsonl.gz") for name in ("queries", "documents")}
+        fields = {"format": "ids", "query_field": "query_id", "document_fields": ("document_ids",), **sources}
+        used = {key for row in rows for key in row["document_ids"]}
+        assert {row["document_id"] for row in read_lines(out / "documents.jsonl.gz")} == used
+    section = DataSection(train=(str(out / "train.jsonl.gz"),), score_fields=("scores",), documents_per_row=5, short_rows="skip", **fields)
+    (tmp_path / "work").mkdir()
+    prepared = prepare_rows(section, tmp_path / "work", seed=1)
+    whole = [row for row in rows if len(row["scores"]) == 5]
+    assert 0 < len(prepared) == len(whole) < len(rows)
+    assert prepared.skipped == len(rows) - len(whole)
+    contents = {document.id: document.content() for document in load_collection(beir, "train").documents}
+    for row, mined in zip((prepared.dataset[place] for place in range(len(prepared))), whole, strict=True):
+        assert [row[f"document_{place}"] for place in range(1, 6)] == [contents[key] for key in mined["document_ids"]]
+        assert row["scores"] == mined["scores"]
+
+
+def test_a_second_run_without_ids_leaves_no_texts_of_the_first(beir: Path, word_sum: Any, tmp_path: Path) -> None:
+    for ids in (True, False):
+        mine_negatives(BeirSource(beir), System(word_sum), tmp_path / "out", rules=Rules(), output=Output(ids=ids), overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mining.json", "suspects.jsonl.gz", "train.jsonl.gz"]
+
+
+def test_bm25_is_the_one_that_is_evaluated(beir: Path, tmp_path: Path) -> None:
+    collection = load_collection(beir, "train")
+    documents = list(collection.documents)
+    searcher = BM25Searcher(
+        [query.text for query in collection.queries],
+        (document.content() for document in documents),
+        [document.id for document in documents],
+        searchable=len(documents),
+    )
+    assert BM25_PARAMETERS == PARAMETERS
+    expected = bm25_run(collection, k=20)
+    for place, ranked in enumerate(searcher.search(0, len(collection.queries), 20)):
+        found = {documents[row].id: float(score) for row, score in zip(ranked.rows, ranked.scores, strict=True)}
+        wanted = expected[collection.queries[place].id]
+        assert list(found) == list(dict(sorted(wanted.items(), key=lambda hit: (hit[1], hit[0]), reverse=True)))
+        assert found == pytest.approx(wanted, rel=1e-6)
+        np.testing.assert_array_equal(searcher.score(np.full(len(ranked.rows), place), ranked.rows), ranked.scores)
+
+
+def test_bm25_mines(tmp_path: Path) -> None:
+    path, _ = pairs_file(tmp_path)
+    rules = Rules(negatives=3, ranks=Ranks(2, 20), margins=(), choice="random")
+    record = mine_negatives(PairSource((str(path),), positive_field="pos"), System(None), tmp_path / "out", rules=rules, output=Output())
+    assert record["system"] == {"name": "bm25", **BM25_PARAMETERS}
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert sum(len(row["negatives"]) == 3 for row in rows) > 40
+    for row in rows:
+        assert all(set(row["query"].split()) & set(text.split()) for text in row["negatives"])
+    blank = write_lines(tmp_path / "blank.jsonl", [{"query": "a", "positive": "a b"}])
+    with pytest.raises(InputError, match="no document holds a word"):
+        mine_negatives(PairSource((str(blank),)), System(None), tmp_path / "none", rules=rules, output=Output())
+
+
+def test_a_limit_leaves_the_corpus_whole(word_sum: Any, tmp_path: Path) -> None:
+    path, pairs = pairs_file(tmp_path)
+    rules = Rules(negatives=4, ranks=Ranks(1, 30))
+    source = PairSource((str(path),), positive_field="pos")
+    record = mine_negatives(source, System(word_sum), tmp_path / "out", rules=rules, output=Output(limit=5))
+    corpus = list(dict.fromkeys(document for _, document in pairs))
+    expected = [row for row in brute_force(word_sum, pairs, corpus, rules) if row[0] in {query for query, _ in pairs[:5]}]
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [(row["query"], row["positive"], row["negatives"]) for row in rows] == expected
+    assert (record["result"]["queries"], record["data"]["documents"]) == (5, 60)
+    asked = [text for role, texts in word_sum.calls if role == "query" for text in texts]
+    assert asked == [query for query, _ in pairs[:5]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"query": "a", "pos": "b"}], "pairs.jsonl:1: no field 'positive'; the row's fields are query, pos"),
+        ([{"query": "a", "positive": "b"}, {"query": " ", "positive": "b"}], "pairs.jsonl:2: the field 'query' is blank"),
+        ([{"query": "a", "positive": "b"}, {"query": "a", "positive": []}], "pairs.jsonl:2: the field 'positive' holds no positive"),
+        ([{"query": "a", "positive": ["b", " "]}], "pairs.jsonl:1: the field 'positive' holds a blank positive"),
+        ([{"query": "a", "positive": 7}], "pairs.jsonl:1: the field 'positive' must hold text, got 7"),
+    ],
+)
+def test_pairs_that_are_malformed(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(InputError, match=message):
+        mine_negatives(PairSource((str(path),)), System(word_sum), tmp_path / "out", rules=Rules(), output=Output())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_list_of_positives_is_one_row_each(word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "pairs.jsonl", [{"query": "w1", "positive": ["w1 w2", "w1 w3"]}, {"query": "w4", "positive": "w4 w5"}])
+    rules = Rules(negatives=1, ranks=Ranks(1, 3), margins=())
+    mine_negatives(PairSource((str(path),)), System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [(row["query"], row["positive"], len(row["negatives"])) for row in rows] == [
+        ("w1", "w1 w2", 1),
+        ("w1", "w1 w3", 1),
+        ("w4", "w4 w5", 1),
+    ]
+    assert rows[0]["negatives"] == ["w4 w5"]
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from conftest import WordSum
+from retrieval.training.mining import negatives, work_folder
+negatives._QUERIES = (7, 7)
+plain = work_folder.WorkFolder.write
+def killing(self, part, content):
+    if part == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(self, part, content)
+work_folder.WorkFolder.write = killing
+negatives.mine_negatives(
+    negatives.PairSource(({path!r},), positive_field="pos"), negatives.System(WordSum(), None, Path({cache!r})), Path({out!r}),
+    rules=negatives.Rules(negatives=3, choice="random"), output=negatives.Output(),
+)
+"""
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(word_sum: Any, tmp_path: Path, small_parts: None) -> None:
+    path, _ = pairs_file(tmp_path)
+    tests, killed, whole = Path(__file__).resolve().parents[2], tmp_path / "killed", tmp_path / "whole"
+    code = CHILD.format(tests=str(tests), path=str(path), cache=str(tmp_path / "cache"), out=str(killed))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list((killed / "work").glob("*.part"))) == 4
+    assert not (killed / "train.jsonl.gz").exists()
+    source, rules = PairSource((str(path),), positive_field="pos"), Rules(negatives=3, choice="random")
+    mine_negatives(source, System(word_sum, cache=tmp_path / "cache"), killed, rules=rules, output=Output())
+    assert not word_sum.calls  # every text was encoded by the process that was killed
+    mine_negatives(source, System(word_sum), whole, rules=rules, output=Output())
+    for name in ("train.jsonl.gz", "suspects.jsonl.gz"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    assert not (killed / "work").exists()
+
+
+def stopped(source: PairSource, model: Any, out: Path, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
+    """A run that fails once some parts are written."""
+
+    class StopError(Exception):
+        pass
+
+    written, plain = 0, negatives._Miner.mine
+
+    def mine(self: Any, part: slice, depth: int) -> bytes:
+        nonlocal written
+        written += 1
+        if written > after:
+            raise StopError
+        return plain(self, part, depth)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(negatives._Miner, "mine", mine)
+        with pytest.raises(StopError):
+            mine_negatives(source, System(model), out, rules=Rules(), output=Output())
+
+
+def test_parts_of_another_job_are_not_taken(
+    word_sum: Any, other_word_sum: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None
+) -> None:
+    path, _ = pairs_file(tmp_path)
+    source, out = PairSource((str(path),), positive_field="pos"), tmp_path / "out"
+    stopped(source, word_sum, out, monkeypatch, after=3)
+    with pytest.raises(InputError, match="an unfinished run with another rules"):
+        mine_negatives(source, System(word_sum), out, rules=Rules(negatives=3), output=Output())
+    with pytest.raises(InputError, match="an unfinished run with another system"):
+        mine_negatives(source, System(other_word_sum), out, rules=Rules(), output=Output())
+    content = path.read_bytes()
+    write_lines(path, [{"query": "w1", "pos": "w2"}])
+    with pytest.raises(InputError, match="an unfinished run with another data"):
+        mine_negatives(source, System(word_sum), out, rules=Rules(), output=Output())
+    path.write_bytes(content)
+    word_sum.card = replace(word_sum.card, source="elsewhere")  # where a model lies does not matter
+    assert mine_negatives(source, System(word_sum), out, rules=Rules(), output=Output())["result"]["queries"] == 60
+    with pytest.raises(InputError, match="holds a finished result"):
+        mine_negatives(source, System(word_sum), out, rules=Rules(), output=Output())
+    record = mine_negatives(source, System(word_sum), out, rules=Rules(negatives=2), output=Output(), overwrite=True)
+    assert record["rules"]["negatives"] == 2
+    assert max(len(row["negatives"]) for row in read_lines(out / "train.jsonl.gz")) == 2
+
+
+def test_a_damaged_part_is_done_again(
+    word_sum: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, _ = pairs_file(tmp_path)
+    source = PairSource((str(path),), positive_field="pos")
+    mine_negatives(source, System(word_sum), tmp_path / "whole", rules=Rules(), output=Output())
+    stopped(source, word_sum, tmp_path / "out", monkeypatch, after=3)
+    part = tmp_path / "out" / "work" / "000001.part"
+    content = bytearray(part.read_bytes())
+    content[90] ^= 1
+    part.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        mine_negatives(source, System(word_sum), tmp_path / "out", rules=Rules(), output=Output())
+    assert "000001.part: damaged" in caplog.text
+    assert (tmp_path / "out" / "train.jsonl.gz").read_bytes() == (tmp_path / "whole" / "train.jsonl.gz").read_bytes()
+
+
+def test_folders_that_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(InputError, match="file: a file; --out names a folder"), open_work(file, "r.json", {}, overwrite=True):
+        pass
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="foreign: holds other files"), open_work(foreign, "r.json", {}, overwrite=True):
+        pass
+    assert (foreign / "thesis.tex").read_text() == "x"
+    busy = tmp_path / "busy"
+    with open_work(busy, "r.json", {"a": 1}, overwrite=False) as work:
+        work.write(0, b"part")
+        # The lock of another file handle is in the way as that of another process is.
+        with pytest.raises(InputError, match="another process is at work"), open_work(busy, "r.json", {"a": 1}, overwrite=True):
+            pass
+        assert work.read(0) == b"part"
+        work.finish("r.json", {"done": True})
+    assert [path.name for path in busy.iterdir()] == ["r.json"]
+
+
+def test_texts_are_numbered_once(tmp_path: Path) -> None:
+    with TextTableWriter(tmp_path) as writer:
+        numbers = [*writer.number(["a b", "c", " a b ", "A  B"]), *writer.number(["c", "é\n", "a b", "d"])]
+    table = writer.table()
+    assert numbers == [0, 1, 0, 2, 1, 3, 0, 4]
+    assert list(table) == ["a b", "c", "A  B", "é\n", "d"]
+    assert table.same.tolist() == [0, 1, 0, 3, 4]
+    assert table.find_same(["A b", "nothing"]).tolist() == [0, -1]
+    assert len(set(table.ids)) == len(table) == 5
+
+
+def test_mining_data_of_equal_content_have_equal_sums(tmp_path: Path) -> None:
+    path, pairs = pairs_file(tmp_path)
+    sums = []
+    for name, rows in (("a", pairs), ("b", pairs), ("c", pairs[:-1]), ("d", pairs[:-2])):
+        write_lines(path, [{"query": query, "pos": document} for query, document in rows])
+        (tmp_path / name).mkdir()
+        sums.append(read_mining_data(PairSource((str(path),), positive_field="pos"), tmp_path / name).sha256)
+    assert sums[0] == sums[1] == sums[2] != sums[3]  # the last pair came twice
+    assert list(MARGINS) == ["perc-pos", "margin-pos", "max-score"]

@@ -1,0 +1,327 @@
+"""Teacher scores: by hand, against the libraries that run the models, on every form of rows, and after a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from retrieval.biencoder import BiEncoder
+from retrieval.model_folder import ModelFolder
+from retrieval.training.mining import scoring
+from retrieval.training.mining.margins import Ranks, Rules
+from retrieval.training.mining.negatives import Output, System, mine_negatives
+from retrieval.training.mining.positives import BeirSource
+from retrieval.training.mining.scoring import min_max, score_rows
+from retrieval.training.mining.teachers import CrossEncoderTeacher, VectorTeacher, load_teacher
+from retrieval.training.sections import DataSection
+
+TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
+ROWS: list[dict[str, Any]] = [
+    {"query": f"w{row % 5} w{row % 7}", "positive": TEXTS[row], "negatives": [TEXTS[(row * step) % 42] for step in range(2, 2 + row % 4)]}
+    for row in range(30)
+]
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def section(path: Path, **fields: Any) -> DataSection:
+    return DataSection(train=(str(path),), **{"document_fields": ("positive", "negatives"), **fields})
+
+
+def similarity(model: Any, query: str, document: str) -> float:
+    left, right = (model.encode([text], "query").vectors[0].astype(np.float64) for text in (query, document))
+    product = left @ right.T
+    return float(product if product.ndim == 0 else product.max(axis=1).sum())
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of ten pairs at most."""
+    monkeypatch.setattr(scoring, "_PAIRS", 10)
+
+
+@pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
+def test_scores_are_the_similarity_of_each_pair(kind: str, request: pytest.FixtureRequest, tmp_path: Path, small_parts: None) -> None:
+    model = request.getfixturevalue(kind)
+    path = write_lines(tmp_path / "rows.jsonl", [{**row, "kept": [1, None], "scores": [0]} for row in ROWS])
+    record = score_rows(section(path), VectorTeacher(model), tmp_path / "out")
+    rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert [{**row, "scores": 0} for row in rows] == [{**row, "kept": [1, None], "scores": 0} for row in ROWS]
+    expected = [[similarity(model, row["query"], text) for text in (row["positive"], *row["negatives"])] for row in ROWS]
+    for row, scores in zip(rows, expected, strict=True):
+        assert row["scores"] == pytest.approx(scores, rel=1e-6, abs=1e-6)
+    result = record["result"]
+    assert (result["rows"], result["pairs"]) == (30, sum(map(len, expected)))
+    assert result["positive_first"] == sum(scores[0] >= max(scores) for scores in expected)
+    assert result["mean_scores"]["positive"] == pytest.approx(np.mean([scores[0] for scores in expected]), abs=1e-5)
+    assert result["mean_scores"]["others"] == pytest.approx(np.mean([one for scores in expected for one in scores[1:]]), abs=1e-5)
+    assert (result["lowest"], result["highest"]) == pytest.approx((min(map(min, expected)), max(map(max, expected))), abs=1e-6)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["scoring.json", "train.jsonl.gz"]
+
+
+def test_each_text_is_encoded_once(word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out", cache=tmp_path / "cache")
+    counts = Counter((role, text) for role, texts in word_sum.calls for text in texts)
+    assert set(counts.values()) == {1}
+    used = {("query", row["query"]) for row in ROWS} | {("document", text) for row in ROWS for text in (row["positive"], *row["negatives"])}
+    assert set(counts) == used
+    word_sum.calls.clear()
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "again", cache=tmp_path / "cache")
+    assert not word_sum.calls
+
+
+def test_min_max_is_by_row(word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "raw")
+    score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out", normalize="minmax")
+    for raw, row in zip(read_lines(tmp_path / "raw" / "train.jsonl.gz"), read_lines(tmp_path / "out" / "train.jsonl.gz"), strict=True):
+        low, high = min(raw["scores"]), max(raw["scores"])
+        expected = [(score - low) / (high - low) if high > low else 0 for score in raw["scores"]]
+        assert row["scores"] == pytest.approx(expected, abs=1e-5)
+    assert min_max(np.array([0.3], np.float32)).tolist() == [0.0]
+    with pytest.raises(InputError, match="one of none, minmax, got 'softmax'"):
+        score_rows(section(path), VectorTeacher(word_sum), tmp_path / "other", normalize="softmax")
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["lists", "lists as text"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_rows_of_ids(as_text: bool, suffix: str, word_sum: Any, tmp_path: Path, small_parts: None) -> None:
+    """As lightonai/ms-marco-en-bge has them, and the later set whose lists are stored as text."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def write(name: str, rows: list[dict[str, Any]]) -> Path:
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "parquet":
+            parquet.write_table(arrow.Table.from_pylist(rows), path)
+            return path
+        return write_lines(path, rows)
+
+    queries = write("queries", [{"query_id": 100 + number, "text": f"w{number} w{number + 1}"} for number in range(8)])
+    documents = write("documents", [{"document_id": number, "text": text} for number, text in enumerate(TEXTS)])
+    lists = [[(row + step * 5) % 42 for step in range(6)] for row in range(12)]
+    rows = write("rows", [{"query_id": 100 + row % 8, "document_ids": str(ids) if as_text else ids} for row, ids in enumerate(lists)])
+    given = section(
+        rows, format="ids", query_field="query_id", document_fields=("document_ids",), queries=str(queries), documents=str(documents)
+    )
+    record = score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
+    found = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    for place, (row, ids) in enumerate(zip(found, lists, strict=True)):
+        expected = [similarity(word_sum, f"w{place % 8} w{place % 8 + 1}", TEXTS[number]) for number in ids]
+        assert row["scores"] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert row["document_ids"] == (str(ids) if as_text else ids)
+    assert record["result"]["pairs"] == 72
+    asked = {text for role, texts in word_sum.calls if role == "document" for text in texts}
+    assert asked == {TEXTS[number] for ids in lists for number in ids}  # and not the whole of documents
+
+
+def test_an_id_without_a_text_is_an_error(word_sum: Any, tmp_path: Path) -> None:
+    queries = write_lines(tmp_path / "queries.jsonl", [{"query_id": 1, "text": "w1"}])
+    documents = write_lines(tmp_path / "documents.jsonl", [{"document_id": 1, "text": "w1"}])
+    rows = write_lines(tmp_path / "rows.jsonl", [{"query_id": 1, "document_ids": [1]}, {"query_id": 1, "document_ids": [1, 7, 8]}])
+    given = section(
+        rows, format="ids", query_field="query_id", document_fields=("document_ids",), queries=str(queries), documents=str(documents)
+    )
+    with pytest.raises(InputError, match=r"rows.jsonl:2: document '7' is not in .*documents.jsonl; in all 2 ids"):
+        score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"query": "a", "positive": "b"}], "rows.jsonl:1: no field 'negatives'"),
+        (
+            [{"query": "a", "positive": "b", "negatives": []}, {"query": "a", "positive": "", "negatives": []}],
+            "rows.jsonl:2: the field 'positive'",
+        ),
+        ([{"query": "a", "positive": "b", "negatives": [3]}], "rows.jsonl:1: the field 'negatives' must hold text, got 3"),
+    ],
+)
+def test_rows_that_are_malformed(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match=message):
+        score_rows(section(path), VectorTeacher(word_sum), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_field_that_json_cannot_hold(word_sum: Any, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist([{"query": "w1", "positive": "w2", "picture": b"\x00"}]), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"rows.parquet:1: a field holds what JSON cannot"):
+        score_rows(section(tmp_path / "rows.parquet", document_fields=("positive",)), VectorTeacher(word_sum), tmp_path / "out")
+
+
+def test_a_score_that_is_not_finite(word_sum: Any, tmp_path: Path) -> None:
+    class Broken(VectorTeacher):
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Any:
+            from contextlib import nullcontext
+
+            return nullcontext(lambda queries, documents: np.where(documents == documents[3], np.nan, 1).astype(np.float32))
+
+    rows = [{"query": f"w{row}", "positive": f"w{2 * row}", "negatives": [f"w{2 * row + 1}"]} for row in range(4)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match=r"rows.jsonl: row 2: the teacher's score is not finite"):
+        score_rows(section(path), Broken(word_sum), tmp_path / "out")
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_what_mining_writes_can_be_scored(ids: bool, word_sum: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "qrels").mkdir(parents=True)
+    write_lines(folder / "corpus.jsonl", [{"_id": f"d{number}", "text": text} for number, text in enumerate(TEXTS)])
+    write_lines(folder / "queries.jsonl", [{"_id": f"q{number}", "text": f"w{number} w2"} for number in range(6)])
+    (folder / "qrels" / "train.tsv").write_text("".join(f"q{number}\td{number}\t1\n" for number in range(6)))
+    mined = tmp_path / "mined"
+    rules = Rules(negatives=5, ranks=Ranks(1, 20), margins=())
+    mine_negatives(BeirSource(folder), System(word_sum), mined, rules=rules, output=Output(ids=ids))
+    fields: dict[str, Any] = {}
+    if ids:
+        fields = {"format": "ids", "query_field": "query_id", "document_fields": ("document_ids",)}
+        fields |= {name: str(mined / f"{name}.jsonl.gz") for name in ("queries", "documents")}
+    score_rows(section(mined / "train.jsonl.gz", **fields), VectorTeacher(word_sum), tmp_path / "out")
+    before, after = read_lines(mined / "train.jsonl.gz"), read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert len(before) == 6
+    for miner, teacher in zip(before, after, strict=True):
+        assert teacher.keys() == miner.keys()
+        assert teacher["scores"] == pytest.approx(miner["scores"], rel=1e-6)  # the teacher is the miner
+        assert len(teacher["scores"]) == 6
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from retrieval.biencoder import BiEncoder
+from retrieval.training.mining import scoring, work_folder
+from retrieval.training.sections import DataSection
+from retrieval.training.mining.teachers import VectorTeacher
+scoring._PAIRS = 10
+plain = work_folder.WorkFolder.write
+def killing(self, part, content):
+    if part == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(self, part, content)
+work_folder.WorkFolder.write = killing
+section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
+scoring.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
+"""
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=300, max_length=32)
+    config = EncoderConfig.modernbert(
+        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=32
+    )
+    folder = tmp_path / "model"
+    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    return folder
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    killed, whole, cache = tmp_path / "killed", tmp_path / "whole", tmp_path / "cache"
+    code = CHILD.format(path=str(path), model=str(tiny_model), out=str(killed), cache=str(cache))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list((killed / "work").glob("*.part"))) == 3
+    assert not (killed / "train.jsonl.gz").exists()
+    teacher = load_teacher(str(tiny_model))
+    with pytest.raises(InputError, match="an unfinished run with another normalize"):
+        score_rows(section(path), teacher, killed, cache=cache, normalize="minmax")
+    score_rows(section(path), teacher, killed, cache=cache)
+    score_rows(section(path), teacher, whole)
+    assert (killed / "train.jsonl.gz").read_bytes() == (whole / "train.jsonl.gz").read_bytes()
+    assert not (killed / "work").exists()
+
+
+@pytest.fixture
+def cross_encoder(tmp_path: Path) -> Path:
+    """A BERT of two layers with one score, as sentence-transformers saves it."""
+    return make_cross_encoder(tmp_path / "cross-encoder", labels=1)
+
+
+def make_cross_encoder(folder: Path, *, labels: int) -> Path:
+    transformers = pytest.importorskip("transformers")
+    words = sorted({word for text in TEXTS for word in text.split()})
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    torch.manual_seed(7)
+    config = transformers.BertConfig(
+        vocab_size=5 + len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=24,
+        num_labels=labels,
+        initializer_range=0.4,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    transformers.BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=24).save_pretrained(folder)
+    return folder
+
+
+def logits(folder: Path, pairs: list[tuple[str, str]]) -> NDArray[np.float32]:
+    """What transformers gives for each pair alone."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        found = [model(**tokenizer(*pair, truncation=True, return_tensors="pt")).logits[0, 0].item() for pair in pairs]
+    return np.array(found, np.float32)
+
+
+def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
+    pytest.importorskip("sentence_transformers")
+    teacher = load_teacher(str(cross_encoder))
+    assert isinstance(teacher, CrossEncoderTeacher)
+    assert teacher.description["kind"] == "cross-encoder"
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    record = score_rows(section(path), teacher, tmp_path / "out")
+    found = [score for row in read_lines(tmp_path / "out" / "train.jsonl.gz") for score in row["scores"]]
+    expected = logits(cross_encoder, [(row["query"], text) for row in ROWS for text in (row["positive"], *row["negatives"])])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert max(found) > 1 or min(found) < 0  # no sigmoid
+    assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
+
+
+def test_cross_encoders_that_are_no_teachers(cross_encoder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(InputError, match="tells 3 classes apart"):
+        load_teacher(str(make_cross_encoder(tmp_path / "three", labels=3)))
+    with pytest.raises(InputError, match="a cross-encoder; int8 is of"):
+        load_teacher(str(cross_encoder), precision="int8")
+    (cross_encoder / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(InputError, match="sentence-transformers cannot load it"):
+        load_teacher(str(cross_encoder))
+
+
+def test_a_model_of_our_own_is_told_from_a_cross_encoder(tiny_model: Path) -> None:
+    teacher = load_teacher(str(tiny_model))
+    assert isinstance(teacher, VectorTeacher)
+    assert teacher.description["kind"] == "dense"
+    with pytest.raises(InputError, match="no such folder"):
+        load_teacher("/nowhere/model")
