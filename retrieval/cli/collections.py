@@ -1,9 +1,10 @@
-"""``quiver collections list | show | fetch | missing``: the published collections, and which of them are here."""
+"""``quiver collections list | show | fetch | missing | squad``: the published collections, which of them are here, and one made here."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from eval.collections.cache import Cache
 from eval.collections.entry import Entry
 from eval.collections.origins import Origin
 from eval.collections.registry import held, missing, registry, require, shortest
+from eval.collections.squad import read_squad, write_squad
 from retrieval.cli.output import JsonOption, ProgressOption, help_alone, print_json, print_table, say, show_progress
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="See and fetch published collections.")
@@ -113,6 +115,20 @@ def missing_(
     rest = "" if None not in archives.values() else ", and those whose size is not known"
     say(f"{len(absent)} of {len(entries)} are not in {cache.root}: {_size(known) or '0 MB'} to download{rest}")
     say(f"quiver collections fetch {' '.join(shortest(absent))}")
+
+
+@app.command("squad", epilog="Example: quiver collections squad KorQuAD_v1.0_dev.json --out data/korquad")
+def squad(
+    file: Annotated[Path, typer.Argument(help="Question answering data in SQuAD's JSON, such as KorQuAD.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="BEIR folder to write.")],
+    qrels: Annotated[
+        Path | None, typer.Option(help="Folder of <split>.tsv to take over; by default one split, test, of all questions.")
+    ] = None,
+) -> None:
+    """Make a collection of question answering data: each question asks for the paragraph it was asked about."""
+    found = read_squad(file)
+    splits = write_squad(found, out, qrels=qrels)
+    say(f"{out}: {len(found.documents):,} documents, {len(found.queries):,} queries; {', '.join(splits)}")
 
 
 def _entries(names: Iterable[str] | None) -> list[Entry]:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from encoder import InputError
 from eval.report.compare import Comparison, compare_results
 from eval.report.systems import LABELS
+from eval.report.training_run import write_run_report
 from eval.report.writing import check_comparison_target, write_card, write_comparison, write_mteb, write_paper, write_report
 from eval.results import HEADLINE
 from retrieval.cli.output import JsonOption, help_alone, print_json, print_table, say
@@ -133,3 +134,9 @@ def mteb(
     say(f"{len(files)} tasks: {out}")
     if without:
         say(f"left out, for mteb has no task for them or scores them otherwise: {', '.join(map(repr, without))}")
+
+
+@app.command("training", epilog="Example: quiver report training runs/mine")
+def training(folder: Annotated[Path, typer.Argument(help="The --out of quiver train; the run may still be going on.")]) -> None:
+    """Write the report of a training run into its folder: curves, settings, data, versions."""
+    say(f"report: {write_run_report(folder)}")

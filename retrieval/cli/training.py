@@ -1,46 +1,96 @@
-"""``quiver train`` and ``quiver validate``."""
+"""``quiver train``, ``quiver average`` and ``quiver validate``; like bench.py beside it, a file of retrieval that may import eval."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from encoder import InputError
-from retrieval.cli.output import JsonOption, OverwriteOption, ProgressOption, command_line, print_json, print_table, say, show_progress
+from eval.development import development_scorer
+from eval.report.training_run import write_run_report
+from retrieval.cli.output import (
+    JsonOption,
+    OverwriteOption,
+    ProgressOption,
+    command_line,
+    print_json,
+    print_table,
+    say,
+    say_error,
+    show_progress,
+)
+from retrieval.training.averaging import write_average
 from retrieval.training.recipe import load_recipe
-from retrieval.training.run import train_recipe
+from retrieval.training.run import RunStoppedError, train_recipe
 
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/ and run.json.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as section.setting=value.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Train a retriever from a recipe.
 
+    SIGTERM and Ctrl-C finish the step and save; --resume goes on from the last checkpoint and ends with the same weights. For
+    several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
+
     Example: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
     """
-    record = train_recipe(
-        load_recipe(recipe, overrides or []), out, overwrite=overwrite, progress=show_progress(progress), command=command_line()
-    )
-    if as_json:
-        print_json(record)
-        return
-    result = record["result"]
-    loss = f"{result['losses'][-1][1]:.4f}" if result["losses"] else "not logged"
+    resolved = load_recipe(recipe, overrides or [])
+    watched = show_progress(progress)
+    leads = os.environ.get("RANK", "0") == "0"  # set by torchrun
+    section = resolved.development
+    scorer = None if section is None else development_scorer(section, progress=watched and leads)
+    try:
+        record = train_recipe(resolved, out, resume=resume, overwrite=overwrite, progress=watched, command=command_line(), scorer=scorer)
+    except RunStoppedError as stopped:
+        if leads:
+            say_error(f"{stopped}; the same command with --resume goes on" if not resume else f"{stopped}; the same command goes on")
+        raise typer.Exit(1) from stopped
+    if leads:
+        report = write_run_report(out)
+        print_json(record) if as_json else _print(record, out, report)
+
+
+def _print(record: dict[str, Any], out: Path, report: Path) -> None:
+    result, data, batch = record["result"], record["data"], record["batch"]
     rows = [
-        ("pairs", f"{result['pairs']:,}"),
-        ("steps", f"{result['steps']:,}"),
-        ("last loss", loss),
+        ("rows", f"{data['rows']:,}"),
+        ("rows an update", f"{batch['effective']:,}"),
+        ("negatives a query", f"{batch['negatives_per_query']:,}"),
+        ("updates", f"{result['steps']:,}"),
+        ("last loss", f"{result['losses'][-1][1]:.4f}"),
+        *([("last nDCG@10", f"{result['development'][-1]['ndcg@10']:.4f}")] if result["development"] else []),
+        ("texts cut", f"{result['texts_truncated'] / result['texts']:.1%}"),
         ("seconds", f"{result['seconds']:.0f}"),
     ]
     print_table(str(out), ("", "value"), rows)
     say(f"model: {out / 'model'}")
+    say(f"report: {report}")
+
+
+def average(
+    models: Annotated[list[str], typer.Argument(help="Folders or hub ids; checkpoints of a run are model folders too.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the model to.")],
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Average the weights of models that are alike in all else.
+
+    Example: quiver average runs/mine/checkpoints/step-000400 runs/mine/checkpoints/step-000500 --out runs/averaged
+    """
+    card = write_average(models, out, overwrite=overwrite)
+    if as_json:
+        print_json({"out": str(out), "models": models, "fingerprint": card.fingerprint})
+    else:
+        say(f"model: {out}, the mean of {len(models)}")
 
 
 def validate(

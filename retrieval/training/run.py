@@ -1,89 +1,106 @@
-"""A recipe run from start to end: data, model, training, and the record of it beside the checkpoint.
+"""A recipe run from start to end, or from where an earlier session left it: data, model, training, the record.
 
-``out/model`` is the checkpoint, ``out/run.json`` the record. Both appear when the run is complete; until then an earlier run
-there stays as it is. A process that is killed outright leaves a hidden ``.unfinished-...`` folder behind; killed between the
-two renames of the end, also the earlier run, whole, as ``.replaced-...``.
+`retrieval.training.run_folder` says what lies where, and when. A session may end at any instruction: what is there afterwards is the
+run as it was at its last checkpoint, and a run that is resumed ends with the weights of one that was not interrupted, to the bit.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
-from encoder import InputError
-from encoder.files import sync_folder, write_json
-from retrieval.biencoder import BiEncoder
-from retrieval.training.data import Row, load_rows
-from retrieval.training.dense import TrainingResult, build_model, check_rows, require_extra, train_dense
-from retrieval.training.recipe import Recipe, to_dict
-from retrieval.versions import installed_version
+from encoder.errors import InputError
+from encoder.files import read_json
+from retrieval.models import default_device
+from retrieval.training.averaging import average_models
+from retrieval.training.data import TrainingRows, prepare_rows
+from retrieval.training.loop.course import Course
+from retrieval.training.loop.log import LOG, RunLog, read_log
+from retrieval.training.loop.optimizers import require_optimizer
+from retrieval.training.loop.processes import Processes, joined
+from retrieval.training.loop.session import Model, RunStoppedError, Scorer, Session, batch_order, fit
+from retrieval.training.loop.snapshot import Progress
+from retrieval.training.recipe import to_dict
+from retrieval.training.run_folder import (
+    DATA,
+    RECORD,
+    Beginning,
+    finish_run,
+    new_run,
+    refuse_existing,
+    refuse_nothing_to_resume,
+    refuse_other_run,
+    unfinished_model,
+    warn_of_changes,
+)
+from retrieval.training.run_record import SCHEMA, describe_batch, describe_data, describe_result, versions
+from retrieval.training.sections import Recipe
+from retrieval.training.start import build_model, require_extra
 
-PACKAGES = ("quiver-retrieval", "torch", "numpy", "tokenizers", "sentence-transformers", "transformers", "datasets", "accelerate")
+__all__ = ["RunStoppedError", "check_rows", "train_and_save", "train_recipe"]
 
-MODEL, RECORD = "model", "run.json"
-"""What a run leaves in its folder."""
+logger = logging.getLogger(__name__)
 
 
 def train_recipe(
-    recipe: Recipe, out: Path, *, overwrite: bool = False, progress: bool = False, command: str | None = None
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+    scorer: Scorer | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe.
+    """Run a recipe; under torchrun, as one of its processes.
 
     Args:
         recipe: What to train, on what, and how.
-        out: Folder for ``model/`` and ``run.json``.
-        overwrite: Replace an earlier run there, once the new one is complete.
+        out: Folder of the run, see `retrieval.training.run_folder`.
+        resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
+        overwrite: Replace an earlier run there, once this one is complete.
         progress: Show a bar.
         command: The command line to record.
+        scorer: Scores a model on ``recipe.development``; needed where the recipe has one.
 
     Returns:
         What ``run.json`` holds.
 
     Raises:
-        InputError: The data or the starting checkpoint cannot be used, an extra is missing, or ``out`` holds a run already.
+        InputError: The data or the starting checkpoint cannot be used, an extra is missing, ``out`` holds a run already, there is
+            nothing to resume, or what is there was begun otherwise; or the loss is no number.
+        RunStoppedError: SIGTERM or SIGINT came; the run is saved and can be resumed.
+        ValueError: The recipe has a development collection, and there is no scorer.
     """
-    refuse_existing(out, overwrite=overwrite)
+    if resume and overwrite:
+        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
+    if (recipe.development is None) is not (scorer is None):
+        raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
-    rows = load_rows(recipe)
-    check_rows(recipe, rows)
-    model = build_model(recipe.model, texts_of(rows), seed=recipe.training.seed)
-    return train_and_save(recipe, rows, model, out, progress=progress, command=command)
-
-
-def refuse_existing(out: Path, *, overwrite: bool) -> None:
-    """Say so early if a run would overwrite another, or a model that came from elsewhere.
-
-    Raises:
-        InputError: ``out`` holds a model or a record, or is a file.
-    """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
-    held = [what for name, what in ((RECORD, "run"), (MODEL, "model")) if (out / name).exists()]
-    if held and not overwrite:
-        raise InputError(f"{out}: holds a {held[0]} already; choose another --out, or --overwrite")
+    require_optimizer(recipe.training)
+    with joined(default_device()) as processes:
+        run = _Run(Session(recipe, out, processes, scorer, progress), command)
+        return run.resume() if resume else run.begin(overwrite=overwrite)
 
 
 def train_and_save(
-    recipe: Recipe, rows: Sequence[Row], model: BiEncoder, out: Path, *, progress: bool = False, command: str | None = None
+    recipe: Recipe, rows: TrainingRows, model: Model, out: Path, *, progress: bool = False, command: str | None = None
 ) -> dict[str, Any]:
-    """Train a model on rows that are at hand, save it and its record; what ``out`` holds is replaced when both are written.
+    """Run a recipe whose rows and model are at hand.
 
     Args:
-        recipe: Loss and optimisation.
-        rows: Training texts.
+        recipe: Loss and optimisation; it has no development collection.
+        rows: What is trained on.
         model: Trained in place.
-        out: Folder for ``model/`` and ``run.json``.
+        out: Folder of the run.
         progress: Show a bar.
         command: The command line to record.
 
@@ -91,85 +108,126 @@ def train_and_save(
         What ``run.json`` holds.
 
     Raises:
-        InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written.
+        InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
+        RunStoppedError: As `train_recipe`.
     """
-    check_rows(recipe, rows)
-    with _stage(out) as stage:
-        result = train_dense(recipe, rows, model, stage / "trainer", progress=progress)
-        record = describe(recipe, rows, result, command=command)
-        result.model.save(stage / MODEL)
-        write_json(stage / RECORD, record)
-        _swap(stage, out)
-    return record
+    refuse_existing(out, overwrite=False)
+    with joined(default_device()) as processes:
+        return _Run(Session(recipe, out, processes, progress=progress), command).begin(at_hand=(rows, model))
 
 
-@contextmanager
-def _stage(out: Path) -> Iterator[Path]:
-    """A private folder inside ``out``; it goes when the block ends, and so does ``out`` if it was made for nothing."""
-    created = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        stage = Path(mkdtemp(prefix=".unfinished-", dir=out))
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)  # a leftover must not hide what went wrong
-        if created and not any(out.iterdir()):
-            out.rmdir()
+def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
+    """Say before anything is written that the rows do not make one batch of one process.
+
+    Raises:
+        InputError: There are fewer rows than ``training.batch_size``.
+    """
+    batch_order(recipe, rows, Processes())
 
 
-def _swap(stage: Path, out: Path) -> None:
-    """Put the model and the record of ``stage`` in the place of those in ``out``; if a rename fails, all are undone."""
-    old = Path(mkdtemp(prefix=".replaced-", dir=out))  # not in the stage, which is removed whatever happens
-    # The record leaves first and comes last: a record without its model would be worse than none.
-    away = [(out / name, old / name) for name in (RECORD, MODEL) if (out / name).exists()]
-    into = [(stage / name, out / name) for name in (MODEL, RECORD)]
-    with ExitStack() as undo:
-        undo.callback(old.rmdir)
-        for source, target in (*away, *into):
-            source.rename(target)
-            undo.callback(target.rename, source)
-        undo.pop_all()
-    sync_folder(out)
-    shutil.rmtree(old)
+@dataclass(frozen=True)
+class _Run:
+    """A run as one of its processes sees it.
+
+    Attributes:
+        session: Recipe, folder, processes.
+        command: The command line to record.
+    """
+
+    session: Session
+    command: str | None
+
+    def begin(self, *, overwrite: bool = False, at_hand: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
+        """From the first update."""
+        out, processes = self.session.out, self.session.processes
+        room: AbstractContextManager[None] = nullcontext()
+        if processes.leads:
+            refuse_existing(out, overwrite=overwrite)
+            room = new_run(out)
+        with room:
+            if processes.leads:
+                self._beginning(None).write(out)
+            processes.wait()
+            rows, model = at_hand if at_hand is not None else (self._rows(), None)
+            if processes.leads:
+                self._beginning(rows).write(out)
+            return self._go_on(rows, model, step=None)
+
+    def resume(self) -> dict[str, Any]:
+        """From the last checkpoint that is sound, or from the first update if there is none."""
+        session, processes = self.session, self.session.processes
+        refuse_nothing_to_resume(session.out)
+        refuse_other_run(session.out, self._beginning(None))
+        rows = self._rows()
+        now = self._beginning(rows)
+        refuse_other_run(session.out, now)
+        processes.wait()  # all have read what is written now
+        newest = 0
+        if processes.leads:
+            warn_of_changes(session.out, now)
+            now.write(session.out)
+            newest = session.checkpoints.newest() or 0
+            RunLog(session.out / LOG).cut(newest)
+        step = int(processes.told(newest))
+        if processes.leads:
+            logger.info("%s: going on from step %d", session.out, step)
+        return self._go_on(rows, None, step=step)
+
+    def _rows(self) -> TrainingRows:
+        session = self.session
+        recipe, bar = session.recipe, session.progress and session.processes.leads
+        return prepare_rows(recipe.data, session.out / DATA, seed=recipe.training.seed, progress=bar)
+
+    def _beginning(self, rows: TrainingRows | None) -> Beginning:
+        session = self.session
+        facts: dict[str, Any] = {"processes": session.processes.size}
+        if rows is not None:
+            facts["data"] = describe_data(session.recipe, rows)
+        about = {"command": self.command, "device": default_device(), "versions": versions()}
+        return Beginning(to_dict(session.recipe), facts, about)
+
+    def _go_on(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
+        session = self.session
+        progress, course = fit(session, rows, lambda: model if model is not None else build_model(session.recipe, rows.texts()), step=step)
+        if session.processes.leads:
+            self._finish(rows, progress, course)
+        session.processes.wait()
+        return read_json(session.out / RECORD)
+
+    def _finish(self, rows: TrainingRows, progress: Progress, course: Course) -> None:
+        """Write the model and the record."""
+        session, recipe = self.session, self.session.recipe
+        kept = _kept_steps(session, progress)
+        model = average_models([session.checkpoints.path(step) for step in kept])
+        final = type(model)(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
+        shutil.rmtree(unfinished_model(session.out), ignore_errors=True)
+        final.save(unfinished_model(session.out))
+        weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
+        record = {
+            "schema": SCHEMA,
+            "recipe": to_dict(recipe),
+            "command": self.command,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "platform": platform.platform(),
+            "device": default_device(),
+            "threads": torch.get_num_threads(),
+            "processes": session.processes.size,
+            "data": describe_data(recipe, rows),
+            "batch": describe_batch(recipe, rows, session.processes.size),
+            "model": {"parameters": weights, **asdict(final.card)},
+            "result": describe_result(read_log(session.out / LOG), progress, epochs=course.epoch(progress.step), kept_steps=kept),
+        }
+        finish_run(session.out, record)
 
 
-def describe(recipe: Recipe, rows: Sequence[Row], result: TrainingResult, *, command: str | None) -> dict[str, Any]:
-    """What ``run.json`` holds: enough to run it again and to know whether that would be the same run."""
-    negatives = recipe.training.batch_size - 1
-    per_row = 2 if "negative" in rows[0] else 1
-    return {
-        "schema": "quiver-run/1",
-        "recipe": to_dict(recipe),
-        "command": command,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}},
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "data": {"rows": len(rows), "sha256": rows_sha256(rows)},
-        "batch": {"rows": recipe.training.batch_size, "negatives_per_query": negatives * per_row + per_row - 1},
-        "model": {"parameters": result.model.encoder.num_parameters, **asdict(result.model.card)},
-        "result": {
-            "pairs": result.pairs,
-            "texts_truncated": result.texts_truncated,
-            "steps": result.steps,
-            "steps_planned": result.steps_planned,
-            "seconds": result.seconds,
-            "losses": result.losses,
-        },
-    }
-
-
-def texts_of(rows: Iterable[Row]) -> list[str]:
-    """All texts of the rows, in order."""
-    return [text for row in rows for text in row.values()]
-
-
-def rows_sha256(rows: Sequence[Row]) -> str:
-    """sha256 of the rows as JSON lines: equal sums mean equal training data in equal order."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
-    return digest.hexdigest()
+def _kept_steps(session: Session, progress: Progress) -> list[int]:
+    """The steps whose checkpoints make the run's model: the best, or the last ones."""
+    recipe = session.recipe
+    if recipe.development is not None and recipe.development.keep_best and progress.best_step is not None:
+        return [progress.best_step]
+    wanted = recipe.training.average_checkpoints
+    found = session.checkpoints.steps()[-wanted:]
+    if len(found) < wanted:
+        logger.warning("training.average_checkpoints: the run has %d checkpoints, not %d; lower training.save_every", len(found), wanted)
+    return found

@@ -1,0 +1,154 @@
+"""What a checkpoint holds: the model as it would be used, and beside it all that makes a resumed run the same run, to the bit.
+
+    config.json, model.safetensors, ...     the model, by `BiEncoder.save` or `ColBERT.save`: it opens like any other
+    trained_weights.safetensors             where those are not the weights being trained: LoRA, schedule-free
+    trainer.json, trainer.safetensors       optimiser, schedule, random generators of every process, progress
+
+Where the frozen weights of a LoRA run come from is not the checkpoint's business: see ``start`` in `retrieval.training.run_folder`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from encoder.errors import InputError
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.model_folder import load_parts
+from retrieval.models import default_device
+from retrieval.training.loop.optimizers import has_two_weights, weights_for_use
+from retrieval.training.loop.state_files import read_state, write_state
+
+WEIGHTS = "trained_weights.safetensors"
+STATE = "trainer"
+
+
+@dataclass
+class Progress:
+    """How far a run has come; all counts are over all processes and sessions.
+
+    Attributes:
+        step: Updates done.
+        seconds: Time they took, scoring and saving included.
+        texts: Texts read.
+        truncated: Texts that were cut to the length.
+        tokens: Tokens read.
+        window_updates: Updates since the last line of the log.
+        window_loss: Sum of their losses.
+        window_tokens: Sum of their tokens.
+        window_seconds: Time they took, scoring and saving not included.
+        best_step: Step with the best score so far.
+        best_score: That score.
+        resumed_at: Steps that a session went on from.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    texts: int = 0
+    truncated: int = 0
+    tokens: int = 0
+    window_updates: int = 0
+    window_loss: float = 0.0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
+    best_step: int | None = None
+    best_score: float | None = None
+    resumed_at: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Trainee:
+    """What changes while a run goes on.
+
+    Attributes:
+        model: Ours.
+        library: The same weights as the trainer sees them.
+        optimizer: Over those that have gradients.
+        schedule: Of its learning rate.
+        lora: The encoder's own weights are frozen.
+    """
+
+    model: BiEncoder | ColBERT
+    library: nn.Module
+    optimizer: Optimizer
+    schedule: LambdaLR
+    lora: bool
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The weights that have gradients, by name."""
+        return {name: weight for name, weight in self.library.named_parameters() if weight.requires_grad}
+
+    def for_use(self) -> BiEncoder | ColBERT:
+        """The model without what it has cached of earlier weights, its fingerprint above all; the weights are shared."""
+        return type(self.model)(self.model.encoder, self.model.tokenizer, self.model.settings, source=self.model.source)
+
+
+def write_snapshot(folder: Path, trainee: Trainee, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+    """Put the state of a run into a folder.
+
+    Args:
+        folder: Exists, and is empty.
+        trainee: Between two updates.
+        progress: Of it.
+        random_states: `random_state` of every process by rank.
+    """
+    with weights_for_use(trainee.optimizer):
+        trainee.model.save(folder)
+    if trainee.lora or has_two_weights(trainee.optimizer):
+        save_file({name: weight.detach().cpu().contiguous() for name, weight in trainee.trained().items()}, folder / WEIGHTS)
+    state = {
+        "optimizer": trainee.optimizer.state_dict(),
+        "schedule": trainee.schedule.state_dict(),
+        "random": random_states,
+        "progress": asdict(progress),
+    }
+    write_state(folder / STATE, state)
+
+
+def open_snapshot_model(folder: Path) -> BiEncoder | ColBERT:
+    """The model of a checkpoint, or of any model folder, with weights that can be trained on.
+
+    Raises:
+        InputError: It is no model, or not one that Quiver runs.
+    """
+    parts = load_parts(folder, device=default_device())
+    kind: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
+    return kind(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
+
+
+def read_snapshot(folder: Path, trainee: Trainee) -> tuple[Progress, list[dict[str, Any]]]:
+    """Put optimiser, schedule and, where they are not the model's own, the trained weights back.
+
+    Args:
+        folder: A sound checkpoint.
+        trainee: Made of its model; changed in place.
+
+    Returns:
+        The progress, and the state of the random generators of every process by rank, which the caller puts back when all that
+        draws numbers on the way to the next update has been done.
+
+    Raises:
+        InputError: The checkpoint is of another model, or written by another version.
+    """
+    if (folder / WEIGHTS).is_file():
+        saved, trained = load_file(folder / WEIGHTS), trainee.trained()
+        if {name: tensor.shape for name, tensor in saved.items()} != {name: weight.shape for name, weight in trained.items()}:
+            raise InputError(f"{folder / WEIGHTS}: the weights of another model")
+        with torch.no_grad():
+            for name, weight in trained.items():
+                weight.copy_(saved[name])
+    state = read_state(folder / STATE)
+    try:
+        trainee.optimizer.load_state_dict(state["optimizer"])
+        trainee.schedule.load_state_dict(state["schedule"])
+        return Progress(**state["progress"]), state["random"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error

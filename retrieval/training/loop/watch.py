@@ -1,0 +1,212 @@
+"""What happens between two updates: the log, the bar, the scores, the checkpoints, the end.
+
+Importing this module imports transformers (extra ``train``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.training.loop.bar import Show
+from retrieval.training.loop.board import Board
+from retrieval.training.loop.checkpoints import Checkpoints
+from retrieval.training.loop.course import Course
+from retrieval.training.loop.log import SCORE, RunLog
+from retrieval.training.loop.optimizers import learning_rate_share, weights_for_use
+from retrieval.training.loop.processes import Processes
+from retrieval.training.loop.random_state import random_state, random_state_kept, seed_random, set_random_state
+from retrieval.training.loop.snapshot import Progress, Trainee, write_snapshot
+from retrieval.training.sections import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update, over all processes.
+
+    Attributes:
+        loss: Mean over its batches.
+        grad_norm: L2 norm of its gradient, before clipping.
+        texts: Texts that were read for it.
+        truncated: Texts that were cut.
+        tokens: Tokens of the texts.
+        stop: Somebody has asked one of the processes to stop.
+    """
+
+    loss: float
+    grad_norm: float
+    texts: int
+    truncated: int
+    tokens: int
+    stop: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run leaves what it does.
+
+    Attributes:
+        checkpoints: Of the run.
+        log: Of the run.
+        board: TensorBoard, or nothing.
+        show: The bar, or nothing.
+    """
+
+    checkpoints: Checkpoints
+    log: RunLog
+    board: Board
+    show: Show
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
+    """Follows a trainer from update to update.
+
+    Args:
+        recipe: What is logged, scored and kept when.
+        course: How long it takes.
+        processes: Of the run.
+        place: Where things are written.
+        score: Scores a model on the development collection; given if the recipe has one.
+    """
+
+    def __init__(
+        self, recipe: Recipe, course: Course, processes: Processes, place: Place, score: Callable[[BiEncoder | ColBERT], float] | None
+    ) -> None:
+        self.progress = Progress()
+        self.stopped = False
+        """The run was asked to stop before its last update, and did."""
+        self._recipe = recipe
+        self._course = course
+        self._processes = processes
+        self._place = place
+        self._score = score
+        self._trainee: Trainee | None = None
+        self._random: list[dict[str, Any]] | None = None
+        self._began = False
+        self._last: Update | None = None
+        self._mark = self._start = time.perf_counter()
+        self._earlier = 0.0
+
+    def attach(self, trainee: Trainee, progress: Progress, random: list[dict[str, Any]] | None) -> None:
+        """Say what is trained, and from where on.
+
+        Args:
+            trainee: In the state that ``progress`` tells of.
+            progress: Changed in place from now on.
+            random: States of the generators by process; None for a run that begins.
+        """
+        self._trainee, self.progress, self._random = trainee, progress, random
+        self._earlier = progress.seconds
+
+    def measured(self, update: Update) -> None:
+        """Take what is known of an update when its gradient is, before it is done."""
+        self._last = update
+
+    def on_train_begin(self, args: object, state: Any, control: object, **others: object) -> None:
+        """Count on from where an earlier session stopped."""
+        del args, control, others
+        state.global_step = self.progress.step
+        self._mark = self._start = time.perf_counter()
+
+    def on_step_begin(self, args: object, state: object, control: object, **others: object) -> None:
+        """Before the first update set the generators: nothing that the libraries draw before it counts."""
+        del args, state, control, others
+        if self._began:
+            return
+        self._began = True
+        rank = self._processes.rank
+        if self._random is None:
+            seed_random(self._recipe.training.seed + rank)  # ranks with equal generators would drop out the same units
+        else:
+            set_random_state(self._random[rank])
+
+    def on_step_end(self, args: object, state: Any, control: Any, **others: object) -> None:
+        """After an update: count, log, score, save, stop, in this order, so that a checkpoint knows all that was logged."""
+        del args, others
+        if self._last is None or self._trainee is None:
+            raise ValueError("a watch is attached to a trainee, and the trainer tells it what it measured")
+        update, progress, course = self._last, self.progress, self._course
+        progress.step = state.global_step
+        self._count(update)
+        self._place.show(progress.step, {})
+        if course.due(self._recipe.training.log_every, progress.step) and progress.window_updates:
+            self._write_window(update)
+        best = self._scored(self._trainee)
+        self.stopped = update.stop and progress.step < course.steps
+        if best or self.stopped or course.due(self._recipe.training.save_every, progress.step):
+            self._save(self._trainee)
+        control.should_training_stop = self.stopped or progress.step >= course.steps
+        self._mark = time.perf_counter()  # what was done here is no part of the next update's time
+
+    def _count(self, update: Update) -> None:
+        progress, now = self.progress, time.perf_counter()
+        progress.texts += update.texts
+        progress.truncated += update.truncated
+        progress.tokens += update.tokens
+        progress.window_updates += 1
+        progress.window_loss += update.loss
+        progress.window_tokens += update.tokens
+        progress.window_seconds += now - self._mark
+        progress.seconds = self._earlier + now - self._start
+
+    def _write_window(self, update: Update) -> None:
+        progress, training = self.progress, self._recipe.training
+        share = learning_rate_share(training, progress.step - 1, self._course.steps)
+        line = {
+            "loss": progress.window_loss / progress.window_updates,
+            "learning_rate": training.learning_rate * share,
+            "grad_norm": update.grad_norm,
+            "tokens_per_second": progress.window_tokens / progress.window_seconds,
+        }
+        self._write(line)
+        progress.window_updates = progress.window_tokens = 0
+        progress.window_loss = progress.window_seconds = 0.0
+
+    def _write(self, values: dict[str, float]) -> None:
+        step = self.progress.step
+        self._place.show(step, values)
+        if self._processes.leads:
+            epoch = self._course.epoch(step)
+            self._place.log.append({"step": step, "epoch": epoch, **values, "seconds": self.progress.seconds})
+            self._place.board.write(step, values)
+
+    def _scored(self, trainee: Trainee) -> bool:
+        """Score the model if it is time to; whether its weights are to be kept as the best so far."""
+        section, step = self._recipe.development, self.progress.step
+        if section is None or self._score is None or not self._course.due(section.every, step):
+            return False
+        score = 0.0
+        with weights_for_use(trainee.optimizer), random_state_kept():
+            trainee.library.eval()
+            if self._processes.leads:
+                score = self._score(trainee.for_use())
+            trainee.library.train()
+        score = self._processes.told(score)
+        self.progress.seconds = self._earlier + time.perf_counter() - self._start
+        self._write({SCORE: score})
+        if self.progress.best_score is not None and score <= self.progress.best_score:
+            return False
+        self.progress.best_score, self.progress.best_step = score, step
+        return section.keep_best
+
+    def _save(self, trainee: Trainee) -> None:
+        states = self._processes.gathered(random_state())
+        self.progress.seconds = self._earlier + time.perf_counter() - self._start
+        if not self._processes.leads:
+            return
+        self._place.log.sync()
+        checkpoints, development = self._place.checkpoints, self._recipe.development
+        with checkpoints.writing(self.progress.step) as folder:
+            write_snapshot(folder, trainee, self.progress, states)
+        best = self.progress.best_step if development is not None and development.keep_best else None
+        checkpoints.keep(self._recipe.training.keep_checkpoints, also=best)
+        logger.info("checkpoint of step %d saved", self.progress.step)

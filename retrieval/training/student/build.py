@@ -1,0 +1,115 @@
+"""The student: the model being trained as sentence-transformers or PyLate sees it, with its loss and its collator.
+
+The library's model holds the very weights of ours: a step of its optimiser is a step of the model that is saved and searched.
+
+Importing this module imports sentence-transformers and PyLate (extra ``train``).
+
+Source: the contracts of sentence-transformers 5.3 and PyLate 1.6 for a model made of modules.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pylate import models
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize
+from torch import nn
+
+from encoder import InputError
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.training.sections import Recipe
+from retrieval.training.student.collator import Collator
+from retrieval.training.student.heads import NativePooling, NativeProjection
+from retrieval.training.student.losses import make_loss
+from retrieval.training.student.native import NativeTransformer
+
+
+@dataclass(frozen=True)
+class Student:
+    """All that a trainer needs of a recipe's model.
+
+    Attributes:
+        model: Ours; its weights are trained in place.
+        library: The same weights as a model of the library; PyLate's ``ColBERT`` for that kind.
+        loss: Around ``library``.
+        collator: Rows to what the loss reads.
+    """
+
+    model: BiEncoder | ColBERT
+    library: SentenceTransformer
+    loss: nn.Module
+    collator: Collator
+
+
+def build_student(recipe: Recipe, model: BiEncoder | ColBERT) -> Student:
+    """Make a model ready for the trainer of sentence-transformers.
+
+    Args:
+        recipe: Its ``loss`` and ``training``.
+        model: What `retrieval.training.start.build_model` gave.
+
+    Raises:
+        InputError: The loss's Matryoshka widths do not fit the model.
+        ValueError: The encoder is frozen.
+    """
+    section, training = recipe.loss, recipe.training
+    if section.matryoshka_dims:
+        _check_matryoshka(section.matryoshka_dims, model)
+    library = dense_library(model) if isinstance(model, BiEncoder) else colbert_library(model)
+    model.encoder.gradient_checkpointing = training.gradient_checkpointing
+    # A card that has examples is not given any: the library would draw a bar of its own to choose them.
+    library.model_card_data.widget = [{"text": ""}]
+    collator = Collator(
+        model,
+        max_length=training.max_length,
+        merged=section.name == "distillation",
+        filled=section.gather_across_devices and int(os.environ.get("WORLD_SIZE", "1")) > 1,  # set by torchrun
+        minmax=section.teacher_scores == "minmax",
+    )
+    return Student(model, library, make_loss(library, section), collator)
+
+
+def dense_library(model: BiEncoder) -> SentenceTransformer:
+    """The same weights as a sentence-transformers model."""
+    settings = model.settings
+    first = NativeTransformer(
+        model.encoder, model.tokenizer, max_seq_length=model.max_length, do_lower_case=settings.lower_case, pads=False
+    )
+    pooling = NativePooling(first.get_word_embedding_dimension(), pooling_mode=settings.pooling, include_prompt=settings.include_prompt)
+    heads = [NativeProjection(projection) for projection in settings.projections]
+    return SentenceTransformer(
+        modules=[first, pooling, *heads, *([Normalize()] if settings.normalize else [])],
+        prompts={"query": settings.query_prompt, "document": settings.document_prompt},
+        similarity_fn_name=settings.similarity,
+        device=str(model.encoder.device),
+    )
+
+
+def colbert_library(model: ColBERT) -> SentenceTransformer:
+    """The same weights as a PyLate model."""
+    colbert = model.settings.colbert
+    longest = max(colbert.query_length, colbert.document_length)
+    first = NativeTransformer(model.encoder, model.tokenizer, max_seq_length=longest, do_lower_case=model.settings.lower_case, pads=False)
+    *inner, last = model.settings.projections
+    return models.ColBERT(
+        modules=[first, *map(NativeProjection, inner), NativeProjection(last, pads=True)],
+        query_prefix=colbert.query_prefix,
+        document_prefix=colbert.document_prefix,
+        query_length=colbert.query_length,
+        document_length=colbert.document_length,
+        do_query_expansion=colbert.query_expansion,
+        attend_to_expansion_tokens=colbert.attend_to_expansion,
+        skiplist_words=list(colbert.skiplist),
+        device=str(model.encoder.device),
+    )
+
+
+def _check_matryoshka(dims: tuple[int, ...], model: BiEncoder | ColBERT) -> None:
+    if dims[0] != model.dim:
+        raise InputError(f"loss.matryoshka_dims: the first must be {model.dim}, the width of the model's vectors, got {dims[0]}")
+    if isinstance(model, BiEncoder) and not model.settings.normalize:
+        # The library's loss scales every cut to length 1, the full width too: it would train another similarity than is searched by.
+        raise InputError("loss.matryoshka_dims: needs model.normalize: true, for the loss compares vectors of length 1")

@@ -1,0 +1,616 @@
+"""Training against plain sentence-transformers and PyLate: the same rows, the same initial weights, the same losses step by step.
+
+Their side is theirs throughout: transformers' padded encoder, their modules, their collator, their loss. Ours is what a recipe
+gives. Both are optimised by one loop of AdamW with warm-up-free linear decay and clipped gradients, and each step's loss is
+compared; after twenty of them, a gradient that was off by a little would show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from encoder import Tokenizer
+from retrieval.training.rules import DISTILLING, RULES
+from retrieval.training.run import train_recipe
+from retrieval.training.schema import build
+from retrieval.training.sections import Recipe
+from retrieval.training.start import build_model
+
+transformers = pytest.importorskip("transformers")
+sentence_transformers = pytest.importorskip("sentence_transformers")
+pylate_models = pytest.importorskip("pylate.models")
+pytestmark = pytest.mark.parity
+
+from datasets import Dataset  # noqa: E402
+from pylate import losses as pylate_losses  # noqa: E402
+from pylate.utils import ColBERTCollator  # noqa: E402
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses  # noqa: E402
+from sentence_transformers.data_collator import SentenceTransformerDataCollator  # noqa: E402
+from sentence_transformers.models import Dense, Normalize, Pooling, Transformer  # noqa: E402
+from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pairwise_dot_score  # noqa: E402
+
+from retrieval.training.student.build import Student, build_student  # noqa: E402
+
+STEPS, FEW, ROWS = 20, 6, 5
+"""Steps of a loss by itself, steps of one of its combinations, rows of a batch."""
+RATE = 3e-4
+"""Peak learning rate. MaxSim has corners: where two tokens are all but equal, rounding decides which of them learns from a step,
+and a step of 1e-3 is then large enough to be seen in the losses."""
+SENTENCE = "a bird has wings, feathers and beak! the window of a local layer is wide: late (interaction) sums similarities"
+WORDS = SENTENCE.split()
+
+
+def text(generator: random.Random, low: int, high: int) -> str:
+    return " ".join(generator.choices(WORDS, k=generator.randint(low, high)))
+
+
+def make_batches(documents: int, *, steps: int = FEW) -> list[list[dict[str, Any]]]:
+    """Rows with short queries, documents of all lengths, and teacher scores."""
+    generator = random.Random(7)
+    return [
+        [
+            {
+                "query": text(generator, 2, 9),
+                **{f"document_{place}": text(generator, 3, 40) for place in range(1, documents + 1)},
+                "scores": [generator.uniform(-3, 9) for _ in range(documents)],
+            }
+            for _ in range(ROWS)
+        ]
+        for _ in range(steps)
+    ]
+
+
+def make_recipe(
+    kind: str, *, model: dict[str, Any], loss: dict[str, Any], training: dict[str, Any], data: dict[str, Any] | None = None
+) -> Recipe:
+    """A recipe; where no data are given, nobody reads them."""
+    described = dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test")
+    shown = {
+        "epochs": 1,
+        "batch_size": ROWS,
+        "learning_rate": 1e-3,
+        "warmup_ratio": 0,
+        "scheduler": "linear",
+        "weight_decay": 0.01,
+        "max_grad_norm": 1,
+        "seed": 1,
+        "precision": "fp32",
+        "no_duplicates": False,
+        "log_every": 1,
+    }
+    data = data or {"train": "rows.jsonl", "score_fields": "scores"}
+    raw = described | {"kind": kind, "model": model, "data": data, "loss": loss, "training": shown | training}
+    recipe, problems = build(Recipe, raw, RULES)
+    assert recipe is not None, problems
+    return recipe
+
+
+def modernbert(tokenizer: Tokenizer) -> Any:
+    ids = {name: tokenizer.special_id(name) for name in ("cls", "sep", "pad")}
+    return transformers.ModernBertModel(
+        transformers.ModernBertConfig(
+            vocab_size=512,
+            hidden_size=48,
+            intermediate_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            max_position_embeddings=256,
+            local_attention=16,
+            pad_token_id=ids["pad"],
+            cls_token_id=ids["cls"],
+            bos_token_id=ids["cls"],
+            sep_token_id=ids["sep"],
+            eos_token_id=ids["sep"],
+        )
+    )
+
+
+def bert(tokenizer: Tokenizer) -> Any:
+    return transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=512,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=128,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            pad_token_id=tokenizer.special_id("pad"),
+        )
+    )
+
+
+def written(folder: Path, make: Callable[[Tokenizer], Any]) -> Path:
+    """A random encoder with a small vocabulary, as transformers writes it."""
+    tokenizer = Tokenizer.train([SENTENCE] * 3, vocab_size=512, max_length=128)
+    tokenizer.save(folder)
+    torch.manual_seed(11)
+    model = make(tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[modernbert, bert], ids=["modernbert", "bert"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pre-norm with windows and rotary positions; post-norm with absolute positions, biases and token types."""
+    return written(tmp_path_factory.mktemp("family"), request.param)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("base"), modernbert)
+
+
+Batch = tuple[list[dict[str, torch.Tensor]], "torch.Tensor | None"]
+
+
+def train(
+    model: torch.nn.Module, loss: torch.nn.Module, batches: Sequence[Batch], *, accumulation: int = 1, clip: float = 1.0
+) -> Iterator[float]:
+    """The loss of each batch, its model one step further at every ``accumulation`` of them."""
+    model.train()
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=len(batches) // accumulation)
+    for number, (features, labels) in enumerate(batches, start=1):
+        value = loss(features, labels)
+        (value / accumulation).backward()
+        yield value.item()
+        if number % accumulation == 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+def collected(batch: dict[str, torch.Tensor]) -> Batch:
+    """A collator's batch as the trainer hands it to the loss."""
+    return SentenceTransformerTrainer.collect_features(None, batch)
+
+
+def ours(student: Student, rows: Sequence[list[dict[str, Any]]]) -> list[Batch]:
+    return [collected(student.collator(batch)) for batch in rows]
+
+
+def rows_for(name: str, documents: int, *, steps: int = FEW) -> list[list[dict[str, Any]]]:
+    """Batches for a loss; those that have no teacher are given no scores."""
+    batches = make_batches(documents, steps=steps)
+    return batches if name in DISTILLING else without_scores(batches)
+
+
+def without_scores(rows: Sequence[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    return [[{key: value for key, value in row.items() if key != "scores"} for row in batch] for batch in rows]
+
+
+def assert_same_losses(found: Iterator[float], expected: Iterator[float], *, steps: int = FEW) -> None:
+    pairs = list(zip(found, expected, strict=True))
+    assert len(pairs) == steps
+    torch.testing.assert_close(*(torch.tensor(values) for values in zip(*pairs, strict=True)), atol=1e-4, rtol=0)
+    values = [value for value, _ in pairs]
+    assert max(values) - min(values) > 1e-3, "the losses must not stand still"
+
+
+def plain_dense(base: Path, folder: Path, *, pooling: str, normalize: bool, dense: bool = False, **prompt: Any) -> SentenceTransformer:
+    """A model of the library around transformers' encoder, saved to where the recipe starts from."""
+    first = Transformer(str(base), max_seq_length=48, model_args={"attn_implementation": "sdpa"})
+    width = first.get_word_embedding_dimension()
+    torch.manual_seed(3)
+    modules = [first, Pooling(width, pooling_mode=pooling, **prompt)]
+    modules += [Dense(width, 24), Dense(24, 20, bias=False)] if dense else []
+    model = SentenceTransformer(
+        modules=[*modules, *([Normalize()] if normalize else [])], similarity_fn_name="cosine" if normalize else "dot", device="cpu"
+    )
+    model.save_pretrained(str(folder))
+    return model
+
+
+def dense_student(folder: Path, loss: dict[str, Any], *, pooling: str = "mean", normalize: bool = True, **settings: Any) -> Student:
+    training = settings.pop("training", {})
+    model = {"init": str(folder), "pooling": pooling, "normalize": normalize, "max_length": 48, **settings}
+    recipe = make_recipe("dense", model=model, loss=loss, training=training)
+    return build_student(recipe, build_model(recipe, []))
+
+
+DENSE_LOSSES: dict[str, Callable[[SentenceTransformer], torch.nn.Module]] = {
+    "mnrl": lambda model: losses.MultipleNegativesRankingLoss(model, scale=15.0),
+    "cached_mnrl": lambda model: losses.CachedMultipleNegativesRankingLoss(model, scale=15.0, mini_batch_size=4),
+    "margin_mse": lambda model: losses.MarginMSELoss(model, similarity_fct=pairwise_cos_sim),
+    "kl": lambda model: losses.DistillKLDivLoss(model, similarity_fct=pairwise_cos_sim, temperature=0.5),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "mnrl": {"scale": 15},
+    "cached_mnrl": {"scale": 15, "mini_batch_size": 4},
+    "margin_mse": {},
+    "kl": {"temperature": 0.5},
+}
+
+
+def their_dense(model: SentenceTransformer, rows: Sequence[list[dict[str, Any]]], **options: Any) -> list[Batch]:
+    collator = SentenceTransformerDataCollator(tokenize_fn=model.tokenize, **options)
+    return [collected(collator(batch)) for batch in rows]
+
+
+def test_gradients_of_minilm(minilm: Path) -> None:
+    """A real model, short and long texts in one batch: the same loss and the same gradients as transformers' padded BERT."""
+    theirs = SentenceTransformer(str(minilm), device="cpu").eval()
+    student = dense_student(minilm, {"name": "mnrl", "scale": 15}, max_length=256)
+    student.library.eval()
+    generator = random.Random(3)
+    rows = [[{"query": text(generator, 1, 12), "document_1": text(generator, 2, 200)} for _ in range(8)]]
+    sides = ((student.library, student.loss, ours(student, rows)), (theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows)))
+    values = []
+    for _, loss, [batch] in sides:
+        value = loss(*batch)
+        value.backward()
+        values.append(value.item())
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
+    mine, yours = (dict(module.named_parameters()) for module in (student.model.encoder, theirs[0].auto_model))
+    pairs = {
+        "embeddings.tokens.weight": "embeddings.word_embeddings.weight",
+        "embeddings.norm.bias": "embeddings.LayerNorm.bias",
+        "layers.0.attention.out.weight": "encoder.layer.0.attention.output.dense.weight",
+        "layers.5.mlp.down.weight": "encoder.layer.5.output.dense.weight",
+    }
+    for ours_name, theirs_name in pairs.items():
+        torch.testing.assert_close(mine[ours_name].grad, yours[theirs_name].grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reading", [{}, {"attend_to_expansion": True}, {"query_expansion": False}, {"query_length": 60}], ids=str)
+def test_gradients_of_a_colbert(base: Path, tmp_path: Path, reading: dict[str, Any]) -> None:
+    """Query expansion, windows, prefixes and the projection: the same gradients as transformers' padded ModernBERT in PyLate."""
+    theirs = plain_colbert(base, tmp_path / "start", reading).train()
+    student = colbert_student(tmp_path / "start", {"name": "contrastive"}, reading)
+    student.library.train()
+    rows = without_scores(make_batches(2, steps=1))
+    pylate_losses.Contrastive(theirs)(*their_colbert(theirs, rows, merged=False)[0]).backward()
+    student.loss(*ours(student, rows)[0]).backward()
+    mine, yours = (dict(module.named_parameters()) for module in (student.model.encoder, theirs[0].auto_model))
+    pairs = {
+        "embeddings.tokens.weight": "embeddings.tok_embeddings.weight",
+        "layers.1.attention.qkv.weight": "layers.1.attn.Wqkv.weight",
+        "layers.3.mlp.down.weight": "layers.3.mlp.Wo.weight",
+        "final_norm.weight": "final_norm.weight",
+    }
+    for ours_name, theirs_name in pairs.items():
+        torch.testing.assert_close(mine[ours_name].grad, yours[theirs_name].grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(student.model.projections[0].linear.weight.grad, theirs[1].linear.weight.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", DENSE_LOSSES)
+def test_dense_losses(family: Path, tmp_path: Path, name: str) -> None:
+    theirs = plain_dense(family, tmp_path / "start", pooling="mean", normalize=True)
+    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name]})
+    rows = rows_for(name, 3, steps=STEPS)
+    assert_same_losses(
+        train(student.library, student.loss, ours(student, rows)),
+        train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows)),
+        steps=STEPS,
+    )
+
+
+@pytest.mark.parametrize("name", DENSE_LOSSES)
+def test_matryoshka(base: Path, tmp_path: Path, name: str) -> None:
+    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True)
+    dims = [48, 16, 8]
+    loss = losses.MatryoshkaLoss(theirs, DENSE_LOSSES[name](theirs), dims)
+    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name], "matryoshka_dims": dims})
+    rows = rows_for(name, 3)
+    assert_same_losses(train(student.library, student.loss, ours(student, rows)), train(theirs, loss, their_dense(theirs, rows)))
+
+
+@pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
+@pytest.mark.parametrize(("pooling", "normalize"), [("cls", True), ("mean", False), ("cls", False)])
+def test_poolings_and_similarities(base: Path, tmp_path: Path, name: str, pooling: str, normalize: bool) -> None:
+    theirs = plain_dense(base, tmp_path / "start", pooling=pooling, normalize=normalize)
+    similarity = cos_sim if normalize else dot_score
+    scale = 15.0 if normalize else 0.5
+    kinds = {"mnrl": losses.MultipleNegativesRankingLoss, "cached_mnrl": losses.CachedMultipleNegativesRankingLoss}
+    loss = kinds[name](theirs, scale=scale, similarity_fct=similarity)
+    student = dense_student(tmp_path / "start", {"name": name, "scale": scale}, pooling=pooling, normalize=normalize)
+    rows = without_scores(make_batches(2))
+    assert_same_losses(train(student.library, student.loss, ours(student, rows)), train(theirs, loss, their_dense(theirs, rows)))
+
+
+def test_a_dot_product_is_distilled_as_it_is_searched(base: Path, tmp_path: Path) -> None:
+    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=False)
+    student = dense_student(tmp_path / "start", {"name": "margin_mse"}, normalize=False)
+    rows = make_batches(3)
+    loss = losses.MarginMSELoss(theirs, similarity_fct=pairwise_dot_score)
+    found, expected = (
+        list(train(*side)) for side in ((student.library, student.loss, ours(student, rows)), (theirs, loss, their_dense(theirs, rows)))
+    )
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-4, rtol=1e-5)  # the losses are in the hundreds
+
+
+@pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
+def test_dense_modules_are_trained(base: Path, tmp_path: Path, name: str) -> None:
+    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, dense=True)
+    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name]})
+    rows = without_scores(make_batches(2))
+    before = [projection.linear.weight.detach().clone() for projection in student.model.settings.projections]
+    assert_same_losses(
+        train(student.library, student.loss, ours(student, rows)), train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows))
+    )
+    assert len(before) == 2
+    for old, projection in zip(before, student.model.settings.projections, strict=True):
+        assert (projection.linear.weight - old).abs().max() > 1e-3
+
+
+PROMPTS = {"query": "the best window: ", "document": "wings of a "}
+
+
+@pytest.mark.parametrize("include", [True, False], ids=["pooled", "not pooled"])
+@pytest.mark.parametrize("name", ["mnrl", "cached_mnrl"])
+def test_prompts(base: Path, tmp_path: Path, name: str, include: bool) -> None:
+    """Their cached loss blanks a prompt out of the mask before its second pass; ours is held against the one that does not."""
+    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True, include_prompt=include)
+    student = dense_student(
+        tmp_path / "start",
+        {"name": name, **SETTINGS[name]},
+        query_prompt=PROMPTS["query"],
+        document_prompt=PROMPTS["document"],
+    )
+    rows = without_scores(make_batches(2))
+    batches = their_dense(
+        theirs,
+        rows,
+        prompts={column: PROMPTS["query" if column == "query" else "document"] for column in rows[0][0]},
+        include_prompt_lengths=not include,
+        all_special_ids=set(theirs.tokenizer.all_special_ids),
+    )
+    loss = losses.MultipleNegativesRankingLoss(theirs, scale=15.0)
+    assert_same_losses(train(student.library, student.loss, ours(student, rows)), train(theirs, loss, batches))
+
+
+@pytest.mark.parametrize("name", ["mnrl", "cached_mnrl", "kl"])
+def test_accumulation(base: Path, tmp_path: Path, name: str) -> None:
+    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True)
+    student = dense_student(tmp_path / "start", {"name": name, **SETTINGS[name]})
+    rows = rows_for(name, 2)
+    assert_same_losses(
+        train(student.library, student.loss, ours(student, rows), accumulation=2),
+        train(theirs, DENSE_LOSSES[name](theirs), their_dense(theirs, rows), accumulation=2),
+    )
+
+
+def test_gradient_checkpointing_and_a_shorter_length(base: Path, tmp_path: Path) -> None:
+    theirs = plain_dense(base, tmp_path / "start", pooling="mean", normalize=True)
+    theirs.max_seq_length = 20
+    student = dense_student(tmp_path / "start", {"name": "mnrl", "scale": 15}, training={"max_length": 20, "gradient_checkpointing": True})
+    rows = without_scores(make_batches(2))
+    assert_same_losses(
+        train(student.library, student.loss, ours(student, rows)), train(theirs, DENSE_LOSSES["mnrl"](theirs), their_dense(theirs, rows))
+    )
+    assert student.collator.counts.truncated > 30
+    assert student.model.max_length == 48
+
+
+COLBERT = {"query_length": 16, "document_length": 60, "dim": 24}
+READINGS: dict[str, dict[str, Any]] = {
+    "attended expansion": {"attend_to_expansion": True},
+    "no expansion": {"query_expansion": False},
+    "no prefix, no skiplist": {"query_prefix": "", "document_prefix": "", "skiplist": "none"},
+    "far expansion": {"query_length": 60},  # further from the text than the window reaches
+}
+PYLATE_NAMES = {"attend_to_expansion": "attend_to_expansion_tokens", "query_expansion": "do_query_expansion", "skiplist": "skiplist_words"}
+
+
+def plain_colbert(base: Path, folder: Path, settings: dict[str, Any]) -> Any:
+    """A model of PyLate around transformers' encoder, saved to where the recipe starts from."""
+    named = {PYLATE_NAMES.get(key, key): [] if value == "none" else value for key, value in (COLBERT | settings).items() if key != "dim"}
+    torch.manual_seed(12)
+    model = pylate_models.ColBERT(str(base), embedding_size=24, device="cpu", model_kwargs={"attn_implementation": "sdpa"}, **named)
+    model.save_pretrained(str(folder))
+    return model
+
+
+def colbert_student(folder: Path, loss: dict[str, Any], settings: dict[str, Any], training: dict[str, Any] | None = None) -> Student:
+    recipe = make_recipe("colbert", model={"init": str(folder), "colbert": COLBERT | settings}, loss=loss, training=training or {})
+    return build_student(recipe, build_model(recipe, []))
+
+
+def their_colbert(model: Any, rows: Sequence[list[dict[str, Any]]], *, merged: bool) -> list[Batch]:
+    if merged:
+        rows = [
+            [
+                {"query": row["query"], "documents": [row[key] for key in row if key.startswith("document_")], "scores": row["scores"]}
+                for row in batch
+            ]
+            for batch in rows
+        ]
+    collator = ColBERTCollator(tokenize_fn=model.tokenize)
+    return [collected(collator(batch)) for batch in rows]
+
+
+COLBERT_LOSSES: dict[str, Callable[[Any], torch.nn.Module]] = {
+    "contrastive": lambda model: pylate_losses.Contrastive(model, temperature=0.5),
+    # PyLate's plain one here too, whose gradients ours promises: see `MeanCachedContrastive`.
+    "cached_contrastive": lambda model: pylate_losses.Contrastive(model, temperature=0.5),
+    "distillation": lambda model: pylate_losses.Distillation(model),
+}
+COLBERT_SETTINGS: dict[str, dict[str, Any]] = {
+    "contrastive": {"temperature": 0.5},
+    "cached_contrastive": {"temperature": 0.5, "mini_batch_size": 4},
+    "distillation": {},
+}
+
+
+def compare_colbert(base: Path, folder: Path, name: str, reading: dict[str, Any], *, documents: int, steps: int) -> None:
+    theirs = plain_colbert(base, folder, reading)
+    student = colbert_student(folder, {"name": name, **COLBERT_SETTINGS[name]}, reading)
+    rows = rows_for(name, documents, steps=steps)
+    batches = their_colbert(theirs, rows, merged=name == "distillation")
+    assert_same_losses(
+        train(student.library, student.loss, ours(student, rows)), train(theirs, COLBERT_LOSSES[name](theirs), batches), steps=steps
+    )
+
+
+@pytest.mark.parametrize("name", COLBERT_LOSSES)
+def test_colbert_losses(family: Path, tmp_path: Path, name: str) -> None:
+    compare_colbert(family, tmp_path / "start", name, {}, documents=3, steps=STEPS)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("name", COLBERT_LOSSES)
+def test_colbert_readings(base: Path, tmp_path: Path, name: str, reading: str) -> None:
+    # Of two scores the larger is 1 and the smaller 0 after min-max, whatever they were: three are the least to learn from.
+    compare_colbert(base, tmp_path / "start", name, READINGS[reading], documents=3 if name == "distillation" else 1, steps=FEW)
+
+
+def test_distillation_of_scores_as_they_are(base: Path, tmp_path: Path) -> None:
+    theirs = plain_colbert(base, tmp_path / "start", {})
+    student = colbert_student(tmp_path / "start", {"name": "distillation", "student_scores": "as_they_are"}, {})
+    rows = make_batches(3)
+    loss = pylate_losses.Distillation(theirs, normalize_scores=False)
+    assert_same_losses(
+        train(student.library, student.loss, ours(student, rows)), train(theirs, loss, their_colbert(theirs, rows, merged=True))
+    )
+
+
+@pytest.mark.parametrize("name", COLBERT_LOSSES)
+def test_colbert_accumulation_and_a_shorter_length(base: Path, tmp_path: Path, name: str) -> None:
+    theirs = plain_colbert(base, tmp_path / "start", {})
+    theirs.document_length = 24
+    student = colbert_student(
+        tmp_path / "start", {"name": name, **COLBERT_SETTINGS[name]}, {}, training={"max_length": 24, "gradient_checkpointing": True}
+    )
+    rows = rows_for(name, 3)
+    assert_same_losses(
+        train(student.library, student.loss, ours(student, rows), accumulation=2),
+        train(theirs, COLBERT_LOSSES[name](theirs), their_colbert(theirs, rows, merged=name == "distillation"), accumulation=2),
+    )
+    assert student.model.settings.colbert.document_length == 60
+
+
+def test_pylates_cached_gradients_are_those_of_the_sum(base: Path, tmp_path: Path) -> None:
+    """Why `MeanCachedContrastive` is there: equal losses, and gradients B times as large as those of the loss."""
+    theirs = plain_colbert(base, tmp_path / "start", {}).train()
+    batch = their_colbert(theirs, without_scores(make_batches(2, steps=1)), merged=False)[0]
+    gradients = []
+    for loss in (pylate_losses.Contrastive(theirs), pylate_losses.CachedContrastive(theirs, mini_batch_size=4)):
+        theirs.zero_grad()
+        loss(*batch).backward()
+        gradients.append(theirs[1].linear.weight.grad.clone())
+    torch.testing.assert_close(gradients[1], ROWS * gradients[0], atol=1e-4, rtol=1e-4)
+
+
+class PlainTrainer(SentenceTransformerTrainer):
+    """The library's own, which only takes down each step's loss; what it logs is rounded."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.losses: list[float] = []
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        loss = super().compute_loss(*given, **named)
+        self.losses.append(loss.item())
+        return loss
+
+
+RUNS = {
+    "mnrl": ("dense", lambda model: losses.MultipleNegativesRankingLoss(model)),
+    "kl": ("dense", lambda model: losses.DistillKLDivLoss(model, similarity_fct=pairwise_cos_sim)),
+    "contrastive": ("colbert", lambda model: pylate_losses.Contrastive(model)),
+    "distillation": ("colbert", lambda model: pylate_losses.Distillation(model)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, name: str) -> None:
+    """Order of the rows, warm-up, decay, clipping and all: `quiver train` against the library's own trainer, two epochs."""
+    kind, make_loss = RUNS[name]
+    rows = [row for batch in rows_for(name, 3, steps=STEPS // 2) for row in batch]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = tmp_path / "start"
+    if kind == "dense":
+        theirs = plain_dense(base, folder, pooling="mean", normalize=True)
+        model: dict[str, Any] = {"pooling": "mean", "normalize": True, "max_length": 48}
+    else:
+        theirs = plain_colbert(base, folder, {})
+        model = {"colbert": COLBERT}
+    training = {"epochs": 2, "learning_rate": RATE, "warmup_ratio": 0.2, "seed": 5}
+    scored = {"score_fields": ["scores"]} if name in DISTILLING else {}
+    data = {"train": str(tmp_path / "rows.jsonl"), "document_fields": [f"document_{place}" for place in (1, 2, 3)], **scored}
+    recipe = make_recipe(kind, model={"init": str(folder), **model}, loss={"name": name}, training=training, data=data)
+    found = [loss for _, loss in train_recipe(recipe, tmp_path / "out")["result"]["losses"]]
+
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    if name == "distillation":
+        columns = {
+            "query": columns["query"],
+            "documents": [[row[key] for key in data["document_fields"]] for row in rows],
+            "scores": columns["scores"],
+        }
+    trainer = PlainTrainer(
+        model=theirs,
+        args=SentenceTransformerTrainingArguments(
+            output_dir=str(tmp_path / "theirs"),
+            num_train_epochs=2,
+            per_device_train_batch_size=ROWS,
+            learning_rate=RATE,
+            warmup_steps=4,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+            seed=5,
+            dataloader_drop_last=True,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        ),
+        train_dataset=Dataset.from_dict(columns),
+        loss=make_loss(theirs),
+        **({"data_collator": ColBERTCollator(tokenize_fn=theirs.tokenize)} if kind == "colbert" else {}),
+    )
+    theirs.model_card_data.widget = [{"text": ""}]  # else the card draws examples from the data
+    trainer.train()
+    assert len(found) == len(trainer.losses) == STEPS
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(trainer.losses), atol=1e-4, rtol=0)
+
+
+WITH_SIX = """
+import importlib.util
+import sys
+if importlib.util.find_spec("faiss") is None:
+    sys.exit(77)
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize, Pooling
+from retrieval.model_folder import load_parts
+from retrieval.biencoder import BiEncoder
+from retrieval.training.student.native import NativeTransformer
+parts = load_parts(sys.argv[1])
+model = BiEncoder(parts.encoder, parts.tokenizer, parts.settings)
+first = NativeTransformer(parts.encoder, parts.tokenizer, max_seq_length=model.max_length)
+library = SentenceTransformer(modules=[first, Pooling(384, "mean"), Normalize()], prompts={"query": "Find: "}, device="cpu")
+texts = ["a bird has wings", "", "how wide is the window? " * 80]
+print(np.abs(library.encode(texts) - model.encode_documents(texts)).max())
+prompted = model.encode_documents(["Find: " + text for text in texts])
+print(np.abs(library.encode(texts, prompt_name="query") - prompted).max())
+"""
+
+
+def test_the_native_module_runs_in_sentence_transformers_6(minilm: Path) -> None:
+    python = os.environ.get("QUIVER_ST6_PYTHON")
+    if not python:
+        pytest.skip("QUIVER_ST6_PYTHON names no interpreter with sentence-transformers 6 and Quiver's core")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([python, "-c", WITH_SIX, str(minilm)], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip(f"{python} has sentence-transformers 6 but not Quiver's core")
+    assert done.returncode == 0, done.stderr[-2000:]
+    differences = [float(line) for line in done.stdout.split()]
+    assert len(differences) == 2
+    assert max(differences) < 1e-5

@@ -1,0 +1,138 @@
+"""Two processes are one with the batch doubled, and one of them alone writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encoder import InputError
+from retrieval.training.loop.log import LOG, curve, read_log
+from retrieval.training.recipe import to_dict
+from retrieval.training.sections import Recipe
+
+pytest.importorskip("pylate.models")
+
+from retrieval.training.run import train_recipe
+
+MakeRecipe = Callable[..., Recipe]
+
+WORKER = """
+import json, sys
+from pathlib import Path
+
+from torch import distributed
+
+from retrieval.training.recipe import load_recipe
+from retrieval.training.run import train_recipe
+
+distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
+for name in sys.argv[2:]:
+    folder = Path(sys.argv[1])
+    record = train_recipe(load_recipe(folder / f"{name}.json"), folder / name)
+    assert record == json.loads((folder / name / "run.json").read_text())
+distributed.destroy_process_group()
+"""
+
+SCORED = ("data.score_fields=scores",)
+GATHERED = ("loss.gather_across_devices=true",)
+CASES = {
+    "mnrl": ("dense", *GATHERED, "training.no_duplicates=true", "training.accumulation=2", "training.epochs=2"),
+    "cached_mnrl": ("dense", "loss.name=cached_mnrl", "loss.mini_batch_size=3", *GATHERED),
+    "kl": ("dense", "loss.name=kl", *SCORED),
+    "contrastive": ("colbert", "loss.name=contrastive", *GATHERED, "training.gradient_checkpointing=true"),
+    "cached_contrastive": ("colbert", "loss.name=cached_contrastive", "loss.mini_batch_size=3", *GATHERED),
+    "distillation": ("colbert", "loss.name=distillation", *SCORED, "data.negatives=random"),
+    "lora": ("dense", *GATHERED, "training.lora.rank=2", "training.lora.alpha=4"),
+}
+
+
+def torchrun(*arguments: str) -> subprocess.Popen[str]:
+    """Two processes of a script or a module."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
+    alone = {}
+    for name, (kind, *overrides) in CASES.items():
+        usual = ("training.log_every=1", "training.max_steps=6", "training.learning_rate=1e-3", f"model.init={steady_folder}")
+        alone[name] = make_recipe(kind, *overrides, *usual, "training.batch_size=8")
+        (tmp_path / f"{name}.json").write_text(json.dumps(to_dict(make_recipe(kind, *overrides, *usual, "training.batch_size=4"))))
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    process = torchrun(str(worker), str(tmp_path), *CASES)
+    _, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors[-4000:]
+
+    seen = 0
+    for name, recipe in alone.items():
+        one = train_recipe(recipe, tmp_path / f"{name}-alone")
+        two = json.loads((tmp_path / name / "run.json").read_text())
+        assert two["batch"]["effective"] == one["batch"]["effective"]
+        assert two["batch"]["negatives_per_query"] == one["batch"]["negatives_per_query"]
+        assert (two["processes"], one["processes"]) == (2, 1)
+        assert two["result"]["texts"] == one["result"]["texts"]
+        assert two["result"]["tokens"] == one["result"]["tokens"]
+        lines = [read_log(tmp_path / folder / LOG) for folder in (name, f"{name}-alone")]
+        for key in ("loss", "grad_norm"):
+            found, expected = (curve(log, key) for log in lines)
+            assert len(found) == 6
+            assert [step for step, _ in found] == [step for step, _ in expected]
+            assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-5, rel=1e-5), name
+            seen += 1
+        assert expected[0][1] > 0
+    assert seen == 14
+
+
+@pytest.mark.slow
+def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """With dropout: each process has random numbers of its own, and has them back."""
+    recipe = make_recipe(
+        "dense",
+        "training.epochs=40",
+        "training.max_steps=250",
+        "training.log_every=1",
+        "training.save_every=240",
+        "training.no_duplicates=true",
+    )
+    (tmp_path / "recipe.json").write_text(json.dumps(to_dict(recipe)))
+    whole, out = tmp_path / "whole", tmp_path / "out"
+
+    def train(folder: Path, *options: str) -> subprocess.Popen[str]:
+        return torchrun("-m", "retrieval.cli.main", "train", str(tmp_path / "recipe.json"), "--out", str(folder), *options)
+
+    process = train(out)
+    deadline = time.monotonic() + 300
+    while not (out / LOG).exists() or len(read_log(out / LOG)) < 5:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=300)
+    assert errors.count("with a checkpoint; the same command with --resume goes on") == 1
+    [checkpoint] = (out / "checkpoints").iterdir()
+    step = read_log(out / LOG)[-1]["step"]
+    assert checkpoint.name == f"step-{step:06d}"
+    assert step < 240
+
+    with pytest.raises(InputError, match="processes was 2, is 1"):
+        train_recipe(recipe, out, resume=True)
+    printed = {}
+    for folder, options in ((out, ("--resume", "--json")), (whole, ("--json",))):
+        process = train(folder, *options)
+        printed[folder], errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-4000:]
+    records = {folder: json.loads(text) for folder, text in printed.items()}  # one process prints
+    assert records[out]["result"]["resumed_at"] == [step]
+    assert records[out]["model"] == records[whole]["model"]
+    assert (out / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
+    assert records[out]["result"]["losses"] == records[whole]["result"]["losses"]

@@ -1,0 +1,115 @@
+"""The grid of a sweep: what is an axis, what is the recipe of each run, what is refused before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from encoder import InputError
+from retrieval.training.grid import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
+from retrieval.training.recipe import RecipeError, find_recipe, load_recipe
+
+RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    return path
+
+
+def test_the_papers_learning_rates_are_the_default(recipe: Path) -> None:
+    grid = make_grid(recipe)
+    assert list(grid.axes) == ["training.learning_rate"]
+    assert [run.recipe.training.learning_rate for run in grid.runs] == [1e-5, 3e-5, 5e-5, 8e-5, 1e-4]
+    assert [run.name for run in grid.runs] == [f"learning_rate={rate}" for rate in PAPER_LEARNING_RATES]
+    assert grid.fixed == ()
+
+
+def test_every_combination_is_a_recipe_and_seeds_vary_fastest(recipe: Path) -> None:
+    grid = make_grid(recipe, ["training.seed=1,2", "training.batch_size=8", "training.learning_rate=3e-5,0.0001"])
+    assert [run.name for run in grid.runs] == [f"learning_rate={rate}_seed={seed}" for rate in ("3e-5", "1e-4") for seed in (1, 2)]
+    assert grid.axes == {"training.learning_rate": (3e-5, 1e-4), "training.seed": (1, 2)}
+    assert grid.fixed == ("training.batch_size=8",)
+    for run in grid.runs:
+        assert run.recipe.training.batch_size == 8
+        assert run.recipe == load_recipe(recipe, run.overrides), "what a run's overrides say is what it is"
+        assert run.settings == {"training.learning_rate": run.recipe.training.learning_rate, "training.seed": run.recipe.training.seed}
+
+
+def test_a_fixed_learning_rate_is_no_axis(recipe: Path) -> None:
+    grid = make_grid(recipe, ["training.learning_rate=3e-5", "training.seed=1,2"])
+    assert list(grid.axes) == ["training.seed"]
+    assert {run.recipe.training.learning_rate for run in grid.runs} == {3e-5}
+
+
+def test_values_may_be_lists_and_texts(recipe: Path) -> None:
+    settings = ["training.learning_rate=3e-5", "loss.matryoshka_dims=[8, 4],[8]", "model.query_prompt='query, ',''"]
+    grid = make_grid(recipe, settings)
+    assert [run.recipe.loss.matryoshka_dims for run in grid.runs] == [(8, 4), (8, 4), (8,), (8,)]
+    assert grid.axes["loss.matryoshka_dims"] == ([8, 4], [8])
+    assert grid.axes["model.query_prompt"] == ("query, ", "")
+    names = [run.name for run in grid.runs]
+    assert len(set(names)) == 4
+    assert not set("/[], '\"") & set("".join(names)), "names are folders"
+
+
+def test_an_axis_may_lie_in_a_section_the_recipe_lacks(recipe: Path) -> None:
+    grid = make_grid(recipe, ["training.learning_rate=3e-5", "training.lora.alpha=16", "training.lora.rank=4,8"])
+    assert [run.recipe.training.lora.rank for run in grid.runs if run.recipe.training.lora] == [4, 8]
+    assert [run.name for run in grid.runs] == ["rank=4", "rank=8"]
+
+
+def test_names_tell_texts_apart_that_folders_cannot_hold(recipe: Path) -> None:
+    grid = make_grid(recipe, ["training.learning_rate=3e-5", "data.train=a/b.jsonl,a-b.jsonl,../c.jsonl", "model.tokenizer=x/y,x y"])
+    assert len({run.name for run in grid.runs}) == 6
+    assert not any("/" in run.name or run.name.startswith(".") for run in grid.runs)
+
+
+def test_settings_of_one_name_are_told_apart(recipe: Path) -> None:
+    grid = make_grid(recipe, ["training.learning_rate=3e-5", "model.max_length=16,32", "training.max_length=8,16"])
+    assert grid.runs[0].name == "model.max_length=16_training.max_length=8"
+    assert show_settings(grid.runs[0].settings) == "model.max_length=16 training.max_length=8"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["training.learning_rate=3e-5"], "nothing to sweep over"),
+        (["training.learning_rate=3e-5,,8e-5"], "nothing between two commas"),
+        (["training.learning_rate=3e-5,8e-5,"], "nothing between two commas"),
+        (["training.learning_rate=3e-5,0.00003"], "learning_rate=3e-5 stands in the grid twice"),
+        (["training.seed=1,2", "training.seed=3"], "training.seed is set twice"),
+        (["development.split=dev,test"], "must be the same in all runs"),
+        (["development="], "the recipe has none"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(recipe: Path, settings: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        make_grid(recipe, settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_problems_of_all_combinations_are_named_once(recipe: Path) -> None:
+    with pytest.raises(RecipeError) as refused:
+        make_grid(recipe, ["training.learning_rate=3,8e-5", "training.batch_size=0,1,4"])
+    assert sorted(refused.value.problems) == [
+        "loss.name: mnrl finds its negatives in the batch: training.batch_size must be >= 2",
+        "training.batch_size: must be >= 1, got '0'",
+        "training.learning_rate: must be <= 1, got '3'",
+    ]
+
+
+def test_commas_part_values_outside_of_quotes_and_brackets() -> None:
+    assert split_values("it's,so") == ["it's", "so"]
+    assert split_values("[a, [b, c]],d") == ["[a, [b, c]]", "d"]
+    assert split_values("") == [""]
+
+
+@pytest.mark.parametrize("number", [3e-5, 1e-4, 0.009, 0.01, 0.1, 1.5, 20.0, 123456.0, 1 / 3, 1.0000001e-5])
+def test_numbers_are_shown_without_loss(number: float) -> None:
+    assert float(show_value(number)) == number
+    assert len(show_value(number)) <= len(repr(number))

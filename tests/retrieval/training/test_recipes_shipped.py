@@ -1,0 +1,377 @@
+"""Every shipped recipe loads, says what a recipe has to say, and runs its first updates on a stand-in of its data and its model.
+
+A stand-in has the layout of what was published, file names, columns and types, and a few dozen rows: `hub` says where each was read.
+Models are of the recipe's own family, with two narrow layers. Overrides change sizes and nothing else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder import Encoder, Tokenizer, init_weights, save_encoder
+from encoder.config import EncoderConfig
+from encoder.presets import preset
+from eval.development import development_scorer
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.model_folder import ModelFolder
+from retrieval.models import load_model
+from retrieval.training.recipe import find_recipe, load_recipe, shipped_recipes
+from retrieval.training.run import train_recipe
+from retrieval.training.start import build_model
+
+COUNT = 28
+STEPS = 3
+ROWS = 48
+
+PAPER = (
+    *(f"dpr-{model}" for model in ("bert-base", "roberta-base", "nomicbert", "gte-base", "modernbert-base")),
+    *(f"dpr-{model}" for model in ("bert-large", "roberta-large", "gte-large", "modernbert-large", "modernbert-base-512")),
+    *("colbert-modernbert-base", "colbert-modernbert-large", "jacolbertv25", "gte-moderncolbert"),
+    *("mldr-modernbert-base", "coir-codesearchnet", "coir-stackoverflow-qa"),
+)
+"""Recipes at the scale of the papers; their data lie on the hub."""
+
+SMALL = (
+    *("pycodesearch-dense", "pycodesearch-dense-mined", "pycodesearch-colbert", "pycodesearch-colbert-distilled"),
+    *("tldr-dense", "tldr-colbert", "designdocs-dense", "designdocs-colbert", "korquad-minilm", "korquad-fresh"),
+)
+"""Recipes that run on a laptop."""
+
+# Table 9 of the ModernBERT paper (arXiv:2412.13663), typed from it a second time: encoder -> single-vector, multi-vector.
+TABLE_9 = {
+    "bert-base": (5e-5, 8e-5),
+    "roberta-base": (3e-5, 8e-5),
+    "nomicbert": (5e-5, 1e-4),
+    "gte-base": (5e-5, 8e-5),
+    "modernbert-base": (8e-5, 1e-4),
+    "bert-large": (3e-5, 1e-4),
+    "roberta-large": (3e-5, 1e-5),
+    "gte-large": (3e-5, 3e-5),
+    "modernbert-large": (1e-4, 3e-5),
+}
+
+MODELS = {
+    "google-bert/bert-base-uncased": "bert-base",
+    "google-bert/bert-large-uncased": "bert-large",
+    "FacebookAI/roberta-base": "roberta-base",
+    "FacebookAI/roberta-large": "roberta-large",
+    "nomic-ai/nomic-bert-2048": "nomicbert",
+    "Alibaba-NLP/gte-en-mlm-base": "gte-en-mlm-base",
+    "Alibaba-NLP/gte-en-mlm-large": "gte-en-mlm-large",
+    "answerdotai/ModernBERT-base": "modernbert-base",
+    "answerdotai/ModernBERT-large": "modernbert-large",
+    "jhu-clsp/mmBERT-base": "mmbert-base",
+}
+"""Hub id -> the preset that its stand-in is a narrow copy of; the folders lie where the recipe looks first, in the working directory."""
+
+BI_ENCODERS = {
+    "Alibaba-NLP/gte-modernbert-base": ("gte-modernbert-base", "cls", 64),
+    "sentence-transformers/all-MiniLM-L6-v2": ("minilm-l6", "mean", 256),
+    "runs/dpr-modernbert-base/model": ("modernbert-base", "mean", 64),
+    "runs/pycodesearch-dense/model": ("minilm-l6", "mean", 256),
+}
+
+_WORDS = [
+    first + second for first in ("ka", "lo", "mi", "nu", "pe", "ri", "so", "ta") for second in ("b", "d", "f", "g", "k", "l", "m", "n")
+]
+
+
+def _text(*seed: object) -> str:
+    draw = random.Random(repr(seed))
+    return " ".join(draw.choices(_WORDS, k=6))
+
+
+# Data as they were published.
+
+
+def _parquet(path: Path, columns: dict[str, Any], types: dict[str, Any] | None = None) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = None if types is None else arrow.schema(types)
+    parquet.write_table(arrow.table(columns, schema=schema), path)
+
+
+def _card(folder: Path, configs: dict[str, dict[str, str]]) -> None:
+    """README.md with the configurations as the hub's cards write them: name -> split -> files."""
+    lines = ["---", "configs:"]
+    for name, splits in configs.items():
+        lines += [f"- config_name: {name}", "  data_files:"]
+        for split, files in splits.items():
+            lines += [f"  - split: {split}", f"    path: {files}"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]), encoding="utf-8")
+
+
+def _triplets(hub: Path) -> None:
+    """Card and files of sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1: one config of eight is needed."""
+    folder = hub / "sentence-transformers" / "msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1"
+    _card(folder, {"triplet-hard": {"train": "triplet-hard/train-*"}})
+    columns = {name: [_text("msmarco", name, row) for row in range(ROWS)] for name in ("query", "positive", "negative")}
+    _parquet(folder / "triplet-hard" / "train-00000-of-00001.parquet", columns)
+
+
+def _distillation(hub: Path, *, as_text: bool) -> None:
+    """Card and files of lightonai/ms-marco-en-bge (at 11e6ffa); in ms-marco-en-bge-gemma both lists are stored as text."""
+    arrow = pytest.importorskip("pyarrow")
+    folder = hub / "lightonai" / ("ms-marco-en-bge-gemma" if as_text else "ms-marco-en-bge")
+    files = {"queries": "english_queries.train.parquet", "documents": "english_collection.parquet", "train": "dataset.parquet"}
+    _card(folder, {name: {"train": file} for name, file in files.items()})
+    documents = [str(1000 + place) for place in range(200)]
+    draw = random.Random(3)
+    rows = [(draw.sample(documents, 32), [round(draw.random(), 4) for _ in range(32)]) for _ in range(ROWS)]
+    ids = [repr(row[0]) if as_text else row[0] for row in rows]
+    scores = [repr(row[1]) if as_text else row[1] for row in rows]
+    kinds = (arrow.string(), arrow.string()) if as_text else (arrow.list_(arrow.string()), arrow.list_(arrow.float32()))
+    types = {"query_id": arrow.string(), "document_ids": kinds[0], "scores": kinds[1]}
+    _parquet(folder / files["train"], {"query_id": [f"{place}" for place in range(ROWS)], "document_ids": ids, "scores": scores}, types)
+    for name, keys in (("query", [f"{place}" for place in range(ROWS + 3)]), ("document", documents)):
+        _parquet(
+            folder / files["queries" if name == "query" else "documents"], {f"{name}_id": keys, "text": [_text(name, k) for k in keys]}
+        )
+
+
+def _japanese(hub: Path, work: Path) -> None:
+    """Split and columns of answerdotai/MMARCO-japanese-32-scored-triplets (card at c52de4f); texts as the recipe's command makes them."""
+    folder, split = hub / "answerdotai" / "MMARCO-japanese-32-scored-triplets", "M3_full_normalized"
+    _card(folder, {"default": {split: f"data/{split}-*"}})
+    draw = random.Random(4)
+    found = [draw.sample(range(300), 32) for _ in range(ROWS)]
+    columns = {
+        "query_id": list(range(ROWS)),
+        "pos_id": [row[0] for row in found],
+        "neg_ids": [row[1:] for row in found],
+        "pos_score": [1.0] * ROWS,
+        "neg_scores": [[round(draw.random(), 4) for _ in range(31)] for _ in range(ROWS)],
+    }
+    _parquet(folder / "data" / f"{split}-00000-of-00001.parquet", columns)
+    for name, count in (("queries", ROWS), ("documents", 300)):
+        key = {"queries": "query_id", "documents": "document_id"}[name]
+        _lines(
+            work / "data" / "mmarco-ja" / f"{name}.jsonl",
+            ({key: f"{place}", "text": f"日本 {_text(name, place)}"} for place in range(count)),
+        )
+
+
+def _mldr(hub: Path) -> None:
+    """The file and the fields of Shitao/MLDR (its MLDR.py, at fe896c5)."""
+    rows = [
+        {
+            "query_id": f"q-en-{place}",
+            "query": _text("mldr", place),
+            "positive_passages": [{"docid": f"doc-en-{place}", "text": _text("long", place)}],
+            "negative_passages": [{"docid": f"doc-en-{place}-{n}", "text": _text("other", place, n)} for n in range(place % 4)],
+        }
+        for place in range(ROWS)
+    ]
+    _lines(hub / "Shitao" / "MLDR" / "mldr-v1.0-en" / "train.jsonl.gz", rows)
+
+
+def _coir(hub: Path, task: str) -> None:
+    """Cards and columns of CoIR-Retrieval/{task}-queries-corpus and -qrels (at d5885a7 and 4d77778)."""
+    texts, judged = hub / "CoIR-Retrieval" / f"{task}-queries-corpus", hub / "CoIR-Retrieval" / f"{task}-qrels"
+    _card(texts, {"default": {split: f"data/{split}-*" for split in ("queries", "corpus")}})
+    _card(judged, {"default": {split: f"data/{split}-*" for split in ("train", "valid", "test")}})
+    for split, letter in (("queries", "q"), ("corpus", "d")):
+        columns: dict[str, Any] = {
+            "_id": [f"{letter}{place}" for place in range(ROWS)],
+            "title": [""] * ROWS,
+            "partition": ["train"] * ROWS,
+            "text": [_text(task, split, place) for place in range(ROWS)],
+            "language": ["python"] * ROWS,
+            "meta_information": [{"resource": ""}] * ROWS,
+        }
+        _parquet(texts / "data" / f"{split}-00000-of-00001.parquet", columns)
+    for split in ("train", "valid", "test"):
+        ids = range(ROWS) if split == "train" else range(2)
+        columns = {"query_id": [f"q{place}" for place in ids], "corpus_id": [f"d{place}" for place in ids], "score": [1] * len(ids)}
+        _parquet(judged / "data" / f"{split}-00000-of-00001.parquet", columns)
+
+
+def _lines(path: Path, rows: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def _collection(folder: Path, splits: Sequence[str]) -> None:
+    _lines(folder / "corpus.jsonl", ({"_id": f"d{place}", "title": "", "text": _text(folder.name, place)} for place in range(ROWS)))
+    _lines(folder / "queries.jsonl", ({"_id": f"q{place}", "text": _text(folder.name, "q", place)} for place in range(ROWS)))
+    for number, split in enumerate(splits):
+        own = range(ROWS) if number == 0 else range(4)
+        (folder / "qrels").mkdir(exist_ok=True)
+        (folder / "qrels" / f"{split}.tsv").write_text("".join(f"q{place}\td{place}\t1\n" for place in own), encoding="utf-8")
+
+
+def _mined(path: Path, negatives: int, *, scored: bool) -> None:
+    """Rows as ``quiver mine`` and ``quiver score`` write them."""
+    rows = []
+    for place in range(ROWS):
+        row: dict[str, Any] = {"query": _text("mined", place), "positive": _text("found", place)}
+        row["negatives"] = [_text("near", place, number) for number in range(negatives)]
+        rows.append(row | ({"scores": [1.0, *(number / 10 for number in range(negatives))]} if scored else {}))
+    _lines(path, rows)
+
+
+# Models.
+
+
+def _narrow(name: str) -> EncoderConfig:
+    """The preset's family and switches with two layers of 32."""
+    config = preset(name)
+    layers = tuple(config.layer_types[-1:] + config.layer_types[-1:]) if len(set(config.layer_types)) == 1 else ("global", "local")
+    return replace(config, vocab_size=448, hidden_size=32, num_heads=4, intermediate_size=256, layer_types=layers)
+
+
+def _vocabulary() -> Tokenizer:
+    return Tokenizer.train([" ".join(_WORDS)] * 4, vocab_size=400, max_length=512)
+
+
+def _models(work: Path) -> None:
+    tokenizer = _vocabulary()
+    for source, name in MODELS.items():
+        folder = work / source
+        save_encoder(init_weights(Encoder(_narrow(name)), seed=1), folder)
+        tokenizer.save(folder)
+    for source, (name, pooling, length) in BI_ENCODERS.items():
+        settings = ModelFolder("dense", work / source, pooling=pooling, normalize=True, max_length=length)
+        BiEncoder(init_weights(Encoder(_narrow(name)), seed=1), tokenizer, settings).save(work / source)
+    start = load_recipe("pycodesearch-colbert", [f"model.init={work / 'sentence-transformers/all-MiniLM-L6-v2'}"])
+    build_model(start, ()).save(work / "runs" / "pycodesearch-colbert" / "model")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory, with ``../shared/data`` and a folder of local copies of the hub beside it."""
+    root = tmp_path_factory.mktemp("world")
+    hub, work, shared = root / "hub", root / "work", root / "shared" / "data"
+    _triplets(hub)
+    _distillation(hub, as_text=False)
+    _distillation(hub, as_text=True)
+    _japanese(hub, work)
+    _mldr(hub)
+    for task in ("CodeSearchNet-python", "stackoverflow-qa"):
+        _coir(hub, task)
+    pairs = [{"query": _text("q", place), "pos": _text("p", place), "package": "x", "title": ""} for place in range(ROWS)]
+    _collection(shared / "pycodesearch", ["dev"])
+    _lines(shared / "pycodesearch" / "train_pairs.jsonl.gz", pairs)
+    _collection(shared / "tldr_nl2cmd", ["dev"])
+    _lines(work / "data" / "tldr.jsonl.gz", ({"query": row["query"], "positive": row["pos"]} for row in pairs))
+    _collection(shared / "designdocs_long", ["train", "dev"])
+    _collection(work / "data" / "korquad", ["article_train", "article_dev"])
+    _collection(work / "nfcorpus", ["dev"])
+    _collection(work / "nano", ["train"])
+    _mined(work / "data" / "pycodesearch-mined" / "train.jsonl.gz", 3, scored=False)
+    _mined(work / "data" / "pycodesearch-scored" / "train.jsonl.gz", 7, scored=True)
+    _models(work)
+    return root
+
+
+@pytest.fixture
+def _at_work(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(world / "work")
+    monkeypatch.setenv("QUIVER_HUB", str(world / "hub"))
+
+
+SIZES = ("training.batch_size=4", "training.log_every=1", f"training.max_steps={STEPS}", "data.limit=")
+
+# Beyond SIZES: what is on the hub as a collection is a folder here, and positions are as few as a test wants them.
+OWN: dict[str, tuple[str, ...]] = {
+    **{name: ("development.data=nfcorpus", "training.accumulation=2") for name in PAPER if name.startswith("dpr-")},
+    **{f"colbert-modernbert-{size}": ("development.data=nfcorpus",) for size in ("base", "large")},
+    "gte-moderncolbert": ("development.data=nano",),
+    "jacolbertv25": ("training.save_every=1", "training.average_checkpoints=2"),
+    "korquad-fresh": ("model.architecture.hidden_size=32", "model.architecture.layers=2", "model.architecture.vocab_size=448"),
+}
+
+# Documents a row; what distils has as many as scores.
+DOCUMENTS = {
+    **dict.fromkeys((name for name in PAPER if name.startswith("dpr-")), 2),
+    **dict.fromkeys(("colbert-modernbert-base", "colbert-modernbert-large", "jacolbertv25", "gte-moderncolbert"), 32),
+    "mldr-modernbert-base": 2,
+    "pycodesearch-dense-mined": 4,
+    "pycodesearch-colbert-distilled": 8,
+}
+
+
+@pytest.mark.usefixtures("_at_work")
+@pytest.mark.parametrize("name", [*PAPER, *SMALL])
+def test_its_first_updates_run(name: str, world: Path) -> None:
+    recipe = load_recipe(name, [*SIZES, *OWN.get(name, ())])
+    if recipe.training.optimizer == "schedule_free_adamw" and importlib.util.find_spec("schedulefree") is None:
+        pytest.skip("schedulefree is not installed")
+    out = world / "runs" / name
+    scorer = None if recipe.development is None else development_scorer(recipe.development)
+    record = train_recipe(recipe, out, scorer=scorer)
+    result = record["result"]
+    assert [step for step, _ in result["losses"]] == [1, 2, 3]
+    assert all(math.isfinite(loss) and loss > 0 for _, loss in result["losses"])
+    assert all(norm > 0 for _, norm in result["grad_norms"])
+    assert record["data"]["documents_per_row"] == DOCUMENTS.get(name, 1)
+    skipped = ROWS // 4 if name == "mldr-modernbert-base" else 0  # every fourth of its rows has no negative
+    assert (record["data"]["rows"], record["data"]["skipped"]) == (ROWS - skipped, skipped)
+    assert record["batch"]["effective"] == 4 * recipe.training.accumulation
+    assert len(result["development"]) == (recipe.development is not None)
+    trained = load_model(out / "model")
+    assert isinstance(trained, ColBERT if recipe.kind == "colbert" else BiEncoder)
+    rows = (f"{_text('q', place)}" for place in range(ROWS))
+    start = build_model(recipe, rows)
+    assert trained.card.dim == start.card.dim
+    assert trained.card.document_length == start.card.document_length
+    assert trained.card.fingerprint != start.card.fingerprint
+
+
+def test_all_recipes_are_here() -> None:
+    assert len(shipped_recipes()) == COUNT
+    assert sorted([*PAPER, *SMALL, "quickstart"]) == shipped_recipes()
+
+
+def test_validate_checks_them_all(quiver: Callable[..., Any]) -> None:
+    done = quiver("validate", *(find_recipe(name) for name in shipped_recipes()))
+    assert (done.code, done.out.strip()) == (0, f"{COUNT} recipes checked, no problems")
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_it_says_what_it_is(name: str) -> None:
+    recipe = load_recipe(name)
+    text = find_recipe(name).read_text(encoding="utf-8")
+    head = [line for line in text.splitlines() if line.startswith("#")]
+    assert recipe.name == name
+    assert text.startswith("# ")
+    for key in ("Command", "Source" if name != "quickstart" else "Data", "Cost", "Expected"):
+        assert any(line.startswith(f"# {key}: ") for line in head), key
+    assert any(f"quiver train {name} --out runs/{name}" in line for line in head)
+    if name != "quickstart":
+        assert recipe.data.revision
+    if name in PAPER:
+        assert "not measured here" in recipe.cost
+        assert "not measured here" in recipe.expected
+
+
+@pytest.mark.parametrize("encoder", TABLE_9)
+def test_learning_rates_are_those_of_the_paper(encoder: str) -> None:
+    dense, tokens = TABLE_9[encoder]
+    recipe = load_recipe(f"dpr-{encoder}")
+    assert recipe.training.learning_rate == dense
+    assert recipe.training.warmup_ratio == 0.05
+    assert recipe.data.limit == 1_250_000
+    # 8 GPUs: 64 x 8 for a base model, 16 x 32 for a large one; the update is the same.
+    assert (recipe.training.batch_size, recipe.training.accumulation) == ((16, 32) if encoder.endswith("large") else (64, 8))
+    if encoder.startswith("modernbert"):
+        colbert = load_recipe(f"colbert-{encoder}")
+        assert (colbert.training.learning_rate, colbert.data.documents_per_row) == (tokens, 32)
+    else:
+        size = "large" if encoder.endswith("large") else "base"
+        listed = " ".join(find_recipe(f"colbert-modernbert-{size}").read_text(encoding="utf-8").replace("\n# ", " ").split())
+        assert f"{recipe.model.init} {tokens:.0e}".replace("e-0", "e-") in listed

@@ -1,0 +1,202 @@
+"""A run that was interrupted anywhere and resumed is the run that was not: weights, log and record."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder import InputError
+from retrieval.models import load_model
+from retrieval.training.loop.log import LOG, read_log
+from retrieval.training.recipe import to_dict
+from retrieval.training.sections import Recipe
+
+pytest.importorskip("pylate.models")
+
+from retrieval.training.loop.watch import Watch
+from retrieval.training.run import RunStoppedError, train_recipe
+
+MakeRecipe = Callable[..., Recipe]
+
+SCORED = ("data.score_fields=scores",)
+CASES = {
+    "dropout, no duplicates, random negatives, accumulation, second epoch": (
+        "dense",
+        "training.no_duplicates=true",
+        "data.negatives=random",
+        "training.accumulation=2",
+        "training.epochs=2",
+    ),
+    "ColBERT, accumulation": ("colbert", "training.accumulation=2", "training.no_duplicates=true", "training.epochs=2"),
+    "ColBERT, distilled, LoRA, schedule-free": (
+        "colbert",
+        "loss.name=distillation",
+        *SCORED,
+        "data.negatives=random",
+        "training.lora.rank=2",
+        "training.lora.alpha=4",
+        "training.lora.dropout=0.1",
+        "training.optimizer=schedule_free_adamw",
+        "training.scheduler=constant",
+    ),
+}
+SLOW_CASES = {
+    "GradCache": ("dense", "loss.name=cached_mnrl", "loss.mini_batch_size=3"),
+    "Matryoshka, teacher": ("dense", "loss.name=margin_mse", *SCORED, "loss.matryoshka_dims=[16, 8]"),
+    "schedule-free": ("dense", "training.optimizer=schedule_free_adamw", "training.scheduler=constant"),
+    "LoRA": ("dense", "training.lora.rank=2", "training.lora.alpha=4", "training.lora.dropout=0.1"),
+    "bf16, gradient checkpointing": ("dense", "training.precision=bf16", "training.gradient_checkpointing=true"),
+    "ColBERT, GradCache": ("colbert", "loss.name=cached_contrastive", "loss.mini_batch_size=3"),
+    "ColBERT, distilled, random negatives": ("colbert", "loss.name=distillation", *SCORED, "data.negatives=random"),
+}
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def kill_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies after so many further updates, before anything is written of the last of them."""
+    real, left = Watch.on_step_end, [steps]
+
+    def dying(self: Watch, *arguments: Any, **others: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+        real(self, *arguments, **others)
+
+    monkeypatch.setattr(Watch, "on_step_end", dying)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.safetensors")}
+    assert found
+    return found
+
+
+def timeless(out: Path) -> list[dict[str, float]]:
+    """The log without what depends on the machine."""
+    return [{key: value for key, value in line.items() if key not in ("seconds", "tokens_per_second")} for line in read_log(out / LOG)]
+
+
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)])
+def test_a_resumed_run_is_the_run(case: str, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, *overrides = (CASES | SLOW_CASES)[case]
+    if "schedule_free" in " ".join(overrides):
+        pytest.importorskip("schedulefree")
+    recipe = make_recipe(kind, *overrides, "training.max_steps=13", "training.save_every=4", "training.log_every=3")
+    whole = train_recipe(recipe, tmp_path / "whole")
+    assert whole["result"]["steps"] == 13
+
+    out = tmp_path / "resumed"
+    for survived, resume in ((7, False), (6, True)):  # dead in step 7, and then in step 10: both between two lines of the log
+        with monkeypatch.context() as patched:
+            kill_after(survived, patched)
+            with pytest.raises(Killed):
+                train_recipe(recipe, out, resume=resume)
+    resumed = train_recipe(recipe, out, resume=True)
+    assert resumed["result"]["resumed_at"] == [4, 8]
+    assert_same_run(out, resumed, tmp_path / "whole", whole)
+    assert resumed["model"]["fingerprint"] == load_model(out / "model").card.fingerprint
+    assert not (out / "data").exists()
+    assert not (out / "start").exists()
+
+
+def assert_same_run(out: Path, record: dict[str, Any], other_out: Path, other: dict[str, Any]) -> None:
+    assert weights(out / "model") == weights(other_out / "model")
+    assert timeless(out) == timeless(other_out)
+    for key in ("texts", "texts_truncated", "tokens", "steps", "losses", "kept_steps"):
+        assert record["result"][key] == other["result"][key]
+    assert record["model"] == other["model"]
+    assert record["data"] == other["data"]
+
+
+LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", "training.max_steps=600", "training.no_duplicates=true")
+
+
+def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
+    """``quiver train`` in a process of its own."""
+    path = out.with_suffix(".json")
+    path.write_text(json.dumps(to_dict(recipe)))
+    command = [sys.executable, "-m", "retrieval.cli.main", "train", str(path), "--out", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def wait_for_lines(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    """Until the log has so many lines."""
+    deadline = time.monotonic() + 300
+    while not (out / LOG).exists() or (out / LOG).read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_process_killed_at_a_random_step(kind: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(kind, *LONG)
+    draw = random.Random()
+    killed_at = draw.randint(11, 300)
+    out = tmp_path / "killed"
+    process = start_process(recipe, out)
+    wait_for_lines(process, out, killed_at)
+    time.sleep(draw.random() / 50)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "run.json").exists()
+
+    resumed = train_recipe(recipe, out, resume=True)
+    assert resumed["result"]["resumed_at"][0] >= killed_at // 10 * 10 - 10
+    whole = train_recipe(recipe, tmp_path / "whole")
+    assert_same_run(out, resumed, tmp_path / "whole", whole)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("dense", *LONG, "training.save_every=590")
+    out = tmp_path / "out"
+    process = start_process(recipe, out)
+    wait_for_lines(process, out, 3)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    [checkpoint] = (out / "checkpoints").iterdir()
+    step = read_log(out / LOG)[-1]["step"]
+    assert checkpoint.name == f"step-{step:06d}"
+    assert errors.splitlines()[-1] == f"quiver: error: stopped after step {step}, with a checkpoint; the same command with --resume goes on"
+    assert "Traceback" not in errors
+    assert load_model(checkpoint).dim == 16
+    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+        train_recipe(recipe, out)
+
+
+def test_a_signal_in_the_process_stops_and_saves(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGINT, within the process; the handlers are back afterwards."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    real = Watch.measured
+
+    def interrupting(self: Watch, update: Any) -> None:
+        if self.progress.step == 4:
+            signal.raise_signal(signal.SIGINT)  # in the fifth update, after it was asked whether to stop: it ends with the sixth
+        real(self, update)
+
+    recipe = make_recipe("dense", "training.max_steps=9", "training.log_every=3")
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "measured", interrupting)
+        with pytest.raises(RunStoppedError, match="stopped after step 6, with a checkpoint"):
+            train_recipe(recipe, tmp_path / "out")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    resumed = train_recipe(recipe, tmp_path / "out", resume=True)
+    assert resumed["result"]["resumed_at"] == [6]
+    assert_same_run(tmp_path / "out", resumed, tmp_path / "whole", train_recipe(recipe, tmp_path / "whole"))

@@ -1,0 +1,260 @@
+"""Sweeps: what is trained, taken over, gone on with and tried again; what is selected; what stops one run and what all of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from filelock import FileLock
+
+from encoder import InputError
+from retrieval.training.grid import Grid, make_grid
+from retrieval.training.loop.log import SCORE
+from retrieval.training.recipe import find_recipe, to_dict
+from retrieval.training.sections import Recipe
+from retrieval.training.sweep import LOCK, Sweep, run_sweep
+
+RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
+RATES = "training.learning_rate=1e-5,3e-5,8e-5"
+
+
+class Trainer:
+    """Stands in for ``train_recipe``: leaves the files of a run whose score is a function of its recipe."""
+
+    def __init__(self, score: Callable[[Recipe], float]) -> None:
+        self.score = score
+        self.calls: list[tuple[str, bool]] = []
+        self.fails: dict[str, Exception] = {}
+        self.stops: dict[str, BaseException] = {}
+
+    def __call__(self, recipe: Recipe, out: Path, *, resume: bool) -> None:
+        self.calls.append((out.name, resume))
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "begun.json").write_text(json.dumps({"schema": "quiver-begun/1"}))
+        (out / "recipe.json").write_text(json.dumps(to_dict(recipe)))
+        if out.name in self.stops:
+            raise self.stops.pop(out.name)
+        if out.name in self.fails:
+            raise self.fails[out.name]
+        final, best = self.score(recipe), recipe.development is not None and recipe.development.keep_best
+        result = {
+            "development": [{"step": 1, SCORE: final + 0.1, "seconds": 30.0}, {"step": 2, SCORE: final, "seconds": 60.0}],
+            "kept_steps": [1] if best else [1, 2],
+            "seconds": 61.0,
+        }
+        (out / "run.json").write_text(json.dumps({"schema": "quiver-run/2", "recipe": to_dict(recipe), "result": result}))
+
+    @property
+    def trained(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Callable[..., Grid]:
+    def make(*settings: str, **sections: object) -> Grid:
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump({**RECIPE, **sections}), encoding="utf-8")
+        return make_grid(path, settings)
+
+    return make
+
+
+def peak(recipe: Recipe) -> float:
+    """Best at 3e-5; the seed moves it a little."""
+    return 0.5 - 1e3 * abs(recipe.training.learning_rate - 3e-5) + 0.001 * recipe.training.seed
+
+
+def test_every_run_is_trained_once_and_the_best_is_first(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer, states = Trainer(peak), list[Sweep]()
+    found = run_sweep(grid(RATES), tmp_path / "out", train=trainer, command="quiver sweep", changed=states.append)
+    assert trainer.calls == [(f"learning_rate={rate}", False) for rate in ("1e-5", "3e-5", "8e-5")]
+    assert [candidate.settings["training.learning_rate"] for candidate in found.candidates] == [3e-5, 1e-5, 8e-5]
+    assert found.best == found.candidates[0]
+    assert found.best.overrides == ("training.learning_rate=3e-5",)
+    assert found.best.scores == (pytest.approx(0.512),)
+    assert [len([run for run in state.runs if run.status == "finished"]) for state in states] == [0, 1, 2, 3]
+    assert states[1].best is not None, "what is known is said while the rest is trained"
+    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert (record["schema"], record["command"], record["measure"]) == ("quiver-sweep/1", "quiver sweep", "ndcg@10")
+    assert record["best"] == record["candidates"][0]
+    assert record["development"] == {"data": "dev", "split": "dev"}
+    assert record["runs"][1] == {
+        "folder": "runs/learning_rate=3e-5",
+        "settings": {"training.learning_rate": 3e-5},
+        "status": "finished",
+        "score": pytest.approx(0.512),
+        "seconds": 61.0,
+        "error": None,
+    }
+
+
+def test_candidates_are_means_over_seeds(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    """One lucky seed does not win: the highest single score belongs to the candidate with the lower mean."""
+    scores = {(1e-5, 1): 0.9, (1e-5, 2): 0.1, (3e-5, 1): 0.6, (3e-5, 2): 0.6}
+    trainer = Trainer(lambda recipe: scores[recipe.training.learning_rate, recipe.training.seed])
+    found = run_sweep(grid("training.learning_rate=1e-5,3e-5", "training.seed=1,2"), tmp_path, train=trainer)
+    assert [(candidate.mean, candidate.scores) for candidate in found.candidates] == [(0.6, (0.6, 0.6)), (0.5, (0.9, 0.1))]
+    assert found.candidates[1].deviation == pytest.approx(statistics.stdev([0.9, 0.1]))
+    assert found.best is not None
+    assert found.best.overrides == ("training.learning_rate=3e-5",), "the seed is none of its settings"
+    assert found.best.folders == ("runs/learning_rate=3e-5_seed=1", "runs/learning_rate=3e-5_seed=2")
+
+
+def test_seeds_alone_are_one_candidate(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    found = run_sweep(grid("training.learning_rate=3e-5", "training.seed=1,2,3"), tmp_path, train=Trainer(peak))
+    assert len(found.candidates) == 1
+    assert found.best is not None
+    assert (found.best.settings, found.best.overrides) == ({}, ("training.learning_rate=3e-5",))
+
+
+def test_equal_candidates_keep_the_order_of_the_grid(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    found = run_sweep(grid(RATES), tmp_path, train=Trainer(lambda recipe: 0.25))
+    assert [candidate.settings["training.learning_rate"] for candidate in found.candidates] == [1e-5, 3e-5, 8e-5]
+
+
+@pytest.mark.parametrize(("keep_best", "expected"), [(False, 0.512), (True, 0.612)])
+def test_the_score_is_that_of_the_model_that_is_kept(grid: Callable[..., Grid], tmp_path: Path, keep_best: bool, expected: float) -> None:
+    section = {"data": "dev", "keep_best": keep_best}
+    found = run_sweep(grid(RATES, development=section), tmp_path, train=Trainer(peak))
+    assert found.best is not None
+    assert found.best.mean == pytest.approx(expected)
+
+
+def test_a_stopped_sweep_goes_on(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer, lines = Trainer(peak), list[str]()
+    trainer.stops["learning_rate=3e-5"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(grid(RATES), tmp_path, train=trainer)
+    assert [run["status"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == ["finished", "waiting", "waiting"]
+    trainer.calls.clear()
+    found = run_sweep(grid(RATES), tmp_path, train=trainer, tell=lines.append)
+    assert trainer.calls == [("learning_rate=3e-5", True), ("learning_rate=8e-5", False)]
+    assert len(found.candidates) == 3
+    assert found == run_sweep(grid(RATES), tmp_path / "whole", train=Trainer(peak))
+    assert lines[:3] == ["1 of 3 runs are finished already", "run 2 of 3: learning_rate=3e-5", "nDCG@10 0.5120"]
+    assert lines[3].startswith("run 3 of 3: learning_rate=8e-5 (about ")
+
+
+def test_a_sweep_grows(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer = Trainer(peak)
+    run_sweep(grid("training.learning_rate=1e-5,3e-5"), tmp_path, train=trainer)
+    trainer.calls.clear()
+    found = run_sweep(grid(RATES), tmp_path, train=trainer)
+    assert trainer.trained == ["learning_rate=8e-5"]
+    assert len(found.runs) == 3
+
+
+@pytest.mark.parametrize(
+    "error", [InputError("the loss is not finite\nmore"), RuntimeError("out of memory"), MemoryError(), OSError("disk")]
+)
+def test_a_failed_run_is_recorded_and_the_rest_go_on(grid: Callable[..., Grid], tmp_path: Path, error: Exception) -> None:
+    trainer = Trainer(peak)
+    trainer.fails["learning_rate=3e-5"] = error
+    found = run_sweep(grid(RATES), tmp_path, train=trainer)
+    assert [run.status for run in found.runs] == ["finished", "failed", "finished"]
+    assert found.runs[1].error == (str(error).splitlines()[0] if str(error) else "MemoryError")
+    assert [candidate.settings["training.learning_rate"] for candidate in found.candidates] == [1e-5, 8e-5, 3e-5]
+    trainer.fails.clear()
+    trainer.calls.clear()
+    again = run_sweep(grid(RATES), tmp_path, train=trainer)
+    assert trainer.calls == [("learning_rate=3e-5", True)]
+    assert again.best is not None
+    assert again.best.settings == {"training.learning_rate": 3e-5}
+
+
+def test_a_candidate_with_a_run_missing_is_not_selected(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer = Trainer(peak)
+    trainer.fails["learning_rate=3e-5_seed=2"] = RuntimeError("boom")
+    found = run_sweep(grid("training.learning_rate=3e-5,8e-5", "training.seed=1,2"), tmp_path, train=trainer)
+    assert found.best is not None
+    assert found.best.settings == {"training.learning_rate": 8e-5}
+    assert (found.candidates[1].missing, found.candidates[1].scores) == (1, (pytest.approx(0.501),))
+
+
+def test_a_sweep_whose_runs_all_fail_says_why(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer = Trainer(peak)
+    trainer.fails = {f"learning_rate={rate}": InputError(f"no data for {rate}") for rate in ("1e-5", "3e-5", "8e-5")}
+    with pytest.raises(InputError, match="every run failed, runs/learning_rate=1e-5 with: no data for 1e-5"):
+        run_sweep(grid(RATES), tmp_path, train=trainer)
+    assert [run["status"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == ["failed"] * 3
+
+
+def test_a_fault_of_ours_is_not_swallowed(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer = Trainer(peak)
+    trainer.fails["learning_rate=1e-5"] = KeyError("a bug")
+    with pytest.raises(KeyError):
+        run_sweep(grid(RATES), tmp_path, train=trainer)
+
+
+@pytest.mark.parametrize("file", ["run.json", "recipe.json"])
+def test_runs_of_another_recipe_are_never_taken_over(grid: Callable[..., Grid], tmp_path: Path, file: str) -> None:
+    trainer = Trainer(peak)
+    run_sweep(grid(RATES), tmp_path, train=trainer)
+    if file == "recipe.json":
+        (tmp_path / "runs" / "learning_rate=3e-5" / "run.json").unlink()
+    trainer.calls.clear()
+    changed = grid(RATES, training={**RECIPE["training"], "weight_decay": 0.5})
+    with pytest.raises(InputError, match=r"another training\.weight_decay \(0\.01 there, 0\.5 now\).*--overwrite"):
+        run_sweep(changed, tmp_path, train=trainer)
+    assert trainer.calls == []
+    other = tmp_path / "runs" / "mine" / "file"
+    other.parent.mkdir()
+    other.touch()
+    trainer.stops["learning_rate=3e-5"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(changed, tmp_path, train=trainer, overwrite=True)
+    assert trainer.calls == [("learning_rate=1e-5", False), ("learning_rate=3e-5", False)]
+    trainer.calls.clear()
+    run_sweep(changed, tmp_path, train=trainer)  # goes on: what was replaced is not replaced again, what was not is gone
+    assert trainer.calls == [("learning_rate=3e-5", True), ("learning_rate=8e-5", False)]
+    assert other.exists()
+
+
+def test_a_run_without_a_score_is_not_a_run_of_a_sweep(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    run_sweep(grid(RATES), tmp_path, train=Trainer(peak))
+    path = tmp_path / "runs" / "learning_rate=8e-5" / "run.json"
+    record = json.loads(path.read_text())
+    record["result"]["development"].pop()
+    path.write_text(json.dumps(record))
+    with pytest.raises(InputError, match="has no nDCG@10 at step 2"):
+        run_sweep(grid(RATES), tmp_path, train=Trainer(peak))
+
+
+def test_two_sweeps_do_not_share_a_folder(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer = Trainer(peak)
+    with FileLock(tmp_path / LOCK), pytest.raises(InputError, match="another sweep is running"):
+        run_sweep(grid(RATES), tmp_path, train=trainer)
+    assert trainer.calls == []
+    run_sweep(grid(RATES), tmp_path, train=trainer)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        run_sweep(grid(RATES), tmp_path / "file", train=Trainer(peak))
+
+
+def test_what_a_run_leaves_in_memory_is_gone_before_the_next(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.trainer = self  # a cycle, as trainers have them
+
+    models: list[weakref.ref[Model]] = []
+
+    def train(recipe: Recipe, out: Path, *, resume: bool) -> None:
+        assert all(model() is None for model in models)
+        models.append(weakref.ref(Model()))
+        Trainer(peak)(recipe, out, resume=resume)
+
+    gc.disable()
+    try:
+        run_sweep(grid(RATES), tmp_path, train=train)
+    finally:
+        gc.enable()
+    assert len(models) == 3
