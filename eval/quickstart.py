@@ -20,22 +20,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 
 from encoder import InputError
 from eval.evaluation import evaluate, require_baselines
 from eval.report.writing import write_report
 from eval.results import Results
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
 from retrieval.docstrings import mine, split_by_module, write_collection, write_pairs
 from retrieval.indexes import IndexFolder, build_index
 from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Query
 from retrieval.search import search
-from retrieval.training.data import HELD_OUT, rows_of_pairs
-from retrieval.training.dense import build_model, check_rows, require_extra
+from retrieval.training.data import HELD_OUT, TrainingRows, rows_of_pairs
 from retrieval.training.recipe import load_recipe
-from retrieval.training.run import texts_of, train_and_save
+from retrieval.training.run import RunStoppedError, check_rows, train_and_save
+from retrieval.training.sections import Recipe
+from retrieval.training.start import build_model, require_extra
 
 logger = logging.getLogger(__name__)
 
@@ -127,38 +130,47 @@ def quickstart(
 
     clock.start("mining", "mining docstrings and functions")
     train, held_out = split_by_module(mine(packages=packages, progress=progress), held_out=HELD_OUT, seed=recipe.training.seed)
-    rows = rows_of_pairs(train)
-    check_rows(recipe, rows)
-
-    clock.start("training", f"training on {len(train):,} pairs; {len(held_out):,} functions of other modules are held out")
-    model = build_model(recipe.model, texts_of(rows), seed=recipe.training.seed)
     collection, report = out / "data" / "held_out", out / "report.md"
-    with _making_room(out):
-        write_pairs(train, out / "data" / "train.jsonl.gz")
-        write_collection(held_out, collection)
-        model.save(out / "untrained" / "model")
-        train_and_save(recipe, rows, model, out / "trained", progress=progress, command=command)
+    with TemporaryDirectory(prefix="quiver-quickstart-") as work:
+        rows = rows_of_pairs(train, Path(work))
+        check_rows(recipe, rows)
 
-        clock.start("evaluation", "scoring the untrained model, the trained one and BM25")
-        results = {
-            name: evaluate(
-                str(out / name / "model"),
-                collection,
-                out=out / "results" / name,
-                baselines=BASELINES,
-                progress=progress,
-                command=command,
-            )
-            for name in ("untrained", "trained")
-        }
-        write_report([out / "results" / name for name in results], report)
+        clock.start("training", f"training on {len(train):,} pairs; {len(held_out):,} functions of other modules are held out")
+        model = build_model(recipe, rows.texts())
+        with _making_room(out):
+            write_pairs(train, out / "data" / "train.jsonl.gz")
+            write_collection(held_out, collection)
+            model.save(out / "untrained" / "model")
+            _train(recipe, rows, model, out / "trained", progress=progress, command=command)
 
-        clock.start("search", "indexing the held-out functions and asking three questions")
-        trained = load_model(out / "trained" / "model")
-        index = build_index(collection, trained, out / "index", progress=progress)
-        answers = _ask(index, trained)
+            clock.start("evaluation", "scoring the untrained model, the trained one and BM25")
+            results = {
+                name: evaluate(
+                    str(out / name / "model"),
+                    collection,
+                    out=out / "results" / name,
+                    baselines=BASELINES,
+                    progress=progress,
+                    command=command,
+                )
+                for name in ("untrained", "trained")
+            }
+            write_report([out / "results" / name for name in results], report)
+
+            clock.start("search", "indexing the held-out functions and asking three questions")
+            trained = load_model(out / "trained" / "model")
+            index = build_index(collection, trained, out / "index", progress=progress)
+            answers = _ask(index, trained)
     seconds = clock.stop()
     return QuickstartResult(len(train), len(held_out), results["untrained"], results["trained"], answers, seconds, report)
+
+
+def _train(recipe: Recipe, rows: TrainingRows, model: BiEncoder | ColBERT, out: Path, *, progress: bool, command: str | None) -> None:
+    try:
+        train_and_save(recipe, rows, model, out, progress=progress, command=command)
+    except RunStoppedError as stopped:
+        # A quickstart is short, and has no --resume: its folder goes back to what it was.
+        raise KeyboardInterrupt from stopped
 
 
 def _refuse_existing(out: Path, *, overwrite: bool) -> None:

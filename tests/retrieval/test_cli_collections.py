@@ -122,3 +122,15 @@ def test_mistakes_are_one_line(
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+def test_squad(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    file, out = tmp_path / "squad.json", tmp_path / "out"
+    paragraph = {"context": "Quiver trains retrievers.", "qas": [{"id": "7-0-0", "question": "What does it train?"}]}
+    file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
+    done = quiver("squad", file, "--out", out)
+    assert (done.code, done.out.strip()) == (0, f"{out}: 1 documents, 1 queries; test")
+    assert (out / "qrels" / "test.tsv").is_file()
+    again = quiver("squad", file, "--out", out)
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "holds a collection already" in again.err

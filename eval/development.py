@@ -1,0 +1,90 @@
+"""The score of a model while it trains: nDCG@10 on a development collection, as ``evaluate`` gives it.
+
+The collection is read and checked once, when the scorer is made, so that a bad line is found before the first update. Each score walks
+the path of ``eval.ranking``: exact search over every document, each distinct text encoded once. Vectors are kept for one score
+alone, since the next comes with other weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from eval.averages import Part, grouped
+from eval.benchmark import Benchmark, resolve
+from eval.metrics import score
+from eval.ranking import ModelRanker
+from eval.results import HEADLINE
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.corpus import Collection
+from retrieval.training.sections import DevelopmentSection
+from retrieval.vectors import vector_store
+
+DEPTH = 10
+"""Documents kept for a query: nDCG@10 looks no further, and an exact search gives the same ten however many it is asked for."""
+
+
+@dataclass(frozen=True)
+class DevelopmentScorer:
+    """Scores models on collections that are at hand.
+
+    Attributes:
+        collections: Each with its benchmark, whose policy it is scored by; at least one.
+    """
+
+    collections: tuple[tuple[Benchmark, Collection], ...]
+
+    def __call__(self, model: BiEncoder | ColBERT) -> float:
+        """nDCG@10, a fraction; over several collections the mean over data sets, where a group such as CQADupStack counts once.
+
+        The model is left as it was: dropout is off in between, and no random number is drawn.
+
+        Raises:
+            InputError: The model gives vectors that are not finite.
+        """
+        with _evaluating((model.encoder, model.projections)):
+            parts = [self._part(model, benchmark, collection) for benchmark, collection in self.collections]
+        return _mean([_mean([value for part in members if (value := part.value) is not None]) for members in grouped(parts).values()])
+
+    def _part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
+        # A store of its own for every score: it knows vectors by the model's fingerprint, and a model remembers the one it had first.
+        with vector_store(None) as store:
+            ranking = ModelRanker(model, store)(collection, benchmark.policy, DEPTH)
+        value = score(collection.qrels, ranking.run, [HEADLINE]).means[HEADLINE]
+        return Part(benchmark.name, benchmark.split, benchmark.facts.group, benchmark.facts.group_size, value)
+
+
+def development_scorer(section: DevelopmentSection, *, progress: bool = False) -> DevelopmentScorer:
+    """Read and check what a recipe is watched on.
+
+    Args:
+        section: A recipe's ``development``: a BEIR folder or a name of the registry, and the split.
+        progress: Show how far the fetching of a published collection is.
+
+    Raises:
+        InputError: There is no such collection or split, it cannot be fetched, or a file is malformed (names file and line).
+    """
+    benchmarks = resolve(section.data, section.split, progress=progress)
+    return DevelopmentScorer(tuple((benchmark, benchmark.load()) for benchmark in benchmarks))
+
+
+@contextmanager
+def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Dropout off; each module goes back to the mode it was in, since a frozen part of a model is in another than the rest."""
+    modes = [(module, module.training) for part in parts for module in part.modules()]
+    for part in parts:
+        part.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

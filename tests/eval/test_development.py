@@ -1,0 +1,181 @@
+"""The score that a run is watched by is that of ``evaluate``, for models with and without a vector a token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from eval.development import DevelopmentScorer, development_scorer
+from eval.evaluation import evaluate
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.model_folder import ColBERTSettings, ModelFolder
+from retrieval.projection import Projection
+from retrieval.training.sections import DevelopmentSection
+
+MakeCollection = Callable[..., Path]
+WORDS = ("oak", "elm", "ash", "fir", "yew", "bay", "fig", "box", "sloe", "hazel", "larch", "rowan")
+
+
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.train([" ".join(WORDS)] * 3, vocab_size=320, max_length=64)
+
+
+def _encoder(tokenizer: Tokenizer) -> Encoder:
+    config = EncoderConfig.modernbert(
+        vocab_size=320,
+        hidden_size=32,
+        num_heads=2,
+        intermediate_size=32,
+        layer_types=("global", "local"),
+        max_positions=64,
+        window=8,
+        global_theta=10_000.0,
+        local_theta=10_000.0,
+        pad_token_id=tokenizer.special_id("pad") or 0,
+        cls_token_id=tokenizer.special_id("cls"),
+        sep_token_id=tokenizer.special_id("sep"),
+    )
+    return init_weights(Encoder(replace(config, embedding_dropout=0.5)), seed=3).eval()
+
+
+def _dense(tmp_path: Path) -> BiEncoder:
+    tokenizer = _tokenizer()
+    settings = ModelFolder("dense", tmp_path, pooling="mean", normalize=True, similarity="cosine", max_length=32)
+    return BiEncoder(_encoder(tokenizer), tokenizer, settings, source="tiny dense")
+
+
+def _colbert(tmp_path: Path) -> ColBERT:
+    tokenizer = _tokenizer()
+    torch.manual_seed(0)
+    colbert = ColBERTSettings(query_prefix="", document_prefix="", query_length=8, document_length=32)
+    settings = ModelFolder("colbert", tmp_path, projections=(Projection(32, 16),), similarity="maxsim", colbert=colbert)
+    return ColBERT(_encoder(tokenizer), tokenizer, settings, source="tiny ColBERT")
+
+
+MODELS: dict[str, Callable[[Path], Any]] = {"dense": _dense, "colbert": _colbert}
+
+
+@pytest.fixture
+def folder(make_collection: MakeCollection) -> Path:
+    """Sixty documents, among them one text thirty times over: which of those are the first ten is a matter of ids alone."""
+    draw = np.random.default_rng(5)
+    texts = [" ".join(draw.choice(WORDS, 4)) for _ in range(30)] + ["oak elm ash fir"] * 30
+    documents = {f"d{place:02}": ("", text) for place, text in enumerate(texts)}
+    queries = {f"q{place}": texts[place] for place in range(6)} | {"ties": "oak elm ash fir"}
+    qrels = {f"q{place}": {f"d{place:02}": 1, f"d{place + 6:02}": 2} for place in range(6)} | {"ties": {"d35": 1, "d52": 1}}
+    return make_collection("trees", documents=documents, queries=queries, qrels=qrels)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_is_the_score_of_evaluate(kind: str, folder: Path, tmp_path: Path) -> None:
+    model = MODELS[kind](tmp_path)
+    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    expected = evaluate(MODELS[kind](tmp_path), folder, baselines=()).collections[0].measures["ndcg@10"]
+    model.encoder.train()
+    assert scorer(model) == expected
+    assert 0 < expected < 1
+
+
+def test_the_policy_of_a_published_collection_is_followed(make_collection: MakeCollection, tmp_path: Path) -> None:
+    # ArguAna asks with documents: the query's own is no answer to it.
+    texts = {f"t{place}": f"{WORDS[place]} {WORDS[place + 1]} {WORDS[place + 2]}" for place in range(8)}
+    folder = make_collection(
+        "arguana",
+        documents={key: ("", text) for key, text in texts.items()},
+        queries=texts,
+        qrels={f"t{place}": {f"t{place + 1}": 1} for place in range(7)},
+    )
+    model = _dense(tmp_path)
+    scored = evaluate(_dense(tmp_path), folder, baselines=()).collections[0]
+    assert scored.exclude_self
+    assert development_scorer(DevelopmentSection(str(folder), "test"))(model) == scored.measures["ndcg@10"]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_new_weights_give_a_new_score_though_the_model_remembers_its_fingerprint(kind: str, folder: Path, tmp_path: Path) -> None:
+    model = MODELS[kind](tmp_path)
+    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    first = scorer(model)
+    fingerprint = model.card.fingerprint
+    with torch.no_grad():
+        for weight in model.encoder.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(9))
+    assert model.card.fingerprint == fingerprint
+    assert scorer(model) != first
+
+
+def test_the_model_and_the_random_numbers_are_left_as_they_were(folder: Path, tmp_path: Path) -> None:
+    model = _dense(tmp_path)
+    model.encoder.train()
+    frozen = next(module for module in model.encoder.modules() if isinstance(module, nn.Embedding))
+    frozen.eval()
+    modes = [module.training for module in model.encoder.modules()]
+    assert True in modes
+    assert False in modes
+    before = torch.get_rng_state()
+    development_scorer(DevelopmentSection(str(folder), "test"))(model)
+    assert [module.training for module in model.encoder.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    # Read already; only the documents stay in their file.
+    (folder / "queries.jsonl").unlink()
+    (folder / "qrels" / "test.tsv").unlink()
+    model, encoded = _dense(tmp_path), list[tuple[str, str]]()
+    encode = BiEncoder.encode
+
+    def counting(self: BiEncoder, texts: Sequence[str], role: Any, *, progress: bool = False) -> Any:
+        encoded.extend((role, text) for text in texts)
+        return encode(self, texts, role, progress=progress)
+
+    monkeypatch.setattr(BiEncoder, "encode", counting)
+    scorer(model)
+    lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(encoded) == len(set(encoded)) == len({json.loads(line)["text"] for line in lines}) + 7
+
+
+def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_path: Path) -> None:
+    """Two forums of CQADupStack are one data set, whose mean is averaged with the other collection's score."""
+    base = {path.name: path for path in (folder, make_collection("other"))}
+    model = _dense(tmp_path)
+    forums = []
+    for forum in ("android", "english"):
+        source = make_collection(f"cqadupstack/{forum}", queries={"q1": f"bird {forum}"}, qrels={"q1": {"d1": 1}})
+        forums.append(development_scorer(DevelopmentSection(str(source), "test")))
+    trees = development_scorer(DevelopmentSection(str(base["trees"]), "test"))
+    both = DevelopmentScorer((*forums[0].collections, *trees.collections, *forums[1].collections))
+    expected = ((forums[0](model) + forums[1](model)) / 2 + trees(model)) / 2
+    np.testing.assert_allclose(both(model), expected, rtol=1e-12)
+
+
+def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no split 'dev'; the splits there are test"):
+        development_scorer(DevelopmentSection(str(folder)))
+    with pytest.raises(InputError, match="unknown collection"):
+        development_scorer(DevelopmentSection(str(tmp_path / "nothing")))
+    with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"_id": "broken"\n')
+    with pytest.raises(InputError, match=r"corpus\.jsonl:61"):
+        development_scorer(DevelopmentSection(str(folder), "test"))
+
+
+def test_weights_that_diverged_are_an_error_and_not_a_score(folder: Path, tmp_path: Path) -> None:
+    model = _dense(tmp_path)
+    with torch.no_grad():
+        model.encoder.embeddings.tokens.weight.fill_(float("nan"))
+    with pytest.raises(InputError, match="not finite"):
+        development_scorer(DevelopmentSection(str(folder), "test"))(model)
