@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder.attention import attend
+from encoder.chunked_mlp import mlp_in_chunks, runs_in_chunks
 from encoder.config import EncoderConfig
 from encoder.linear import Linear
 from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, thirds
@@ -96,7 +97,12 @@ class MLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
-        output: Tensor = self.output_dropout(self.down(self.inner_dropout(self.activate(self.up(hidden)))))
+        drops_out = self.training and self.inner_dropout.p > 0
+        if not drops_out and runs_in_chunks(hidden, self.up, self.down):
+            updated = mlp_in_chunks(hidden, self.up, self.down, self.activation, gate=self.gated)
+        else:
+            updated = self.down(self.inner_dropout(self.activate(self.up(hidden))))
+        output: Tensor = self.output_dropout(updated)
         return output
 
     def activate(self, inner: Tensor) -> Tensor:

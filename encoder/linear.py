@@ -112,19 +112,18 @@ def ready_products(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -
     biases = [None] * parts if bias is None else bias.to(x.dtype).chunk(parts)
     if len(x) < PACK_TOKENS or not packable(x.dtype):
         return [partial(F.linear, weight=part, bias=shift) for part, shift in zip(weights, biases, strict=True)]
-    packed = (torch.ops.mkldnn._reorder_linear_weight(part, len(x)) for part in weights)
-    return [packed_product(part, shift) for part, shift in zip(packed, biases, strict=True)]
+    return [packed_product(pack_weight(part, len(x)), shift) for part, shift in zip(weights, biases, strict=True)]
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(N, D) to (N, O) by a weight (O, D) in the dtype of ``x``, with gradients where they are wanted."""
-    if _multiplies_packed(x, weight):
+    if multiplies_packed(x, weight):
         output: Tensor = _PackedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
     return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
-def _multiplies_packed(x: Tensor, weight: Tensor) -> bool:
+def multiplies_packed(x: Tensor, weight: Tensor) -> bool:
     """Whether a product that may be differentiated is worth oneDNN's layout."""
     on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
     return on_cpu and len(x) >= PACK_TOKENS and has_onednn() and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
@@ -136,8 +135,7 @@ class _PackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), len(x))
-        return packed_product(packed, None if bias is None else bias.detach())(x)
+        return packed_product(pack_weight(weight, len(x)), bias)(x)
 
     @staticmethod
     @once_differentiable
@@ -146,10 +144,15 @@ class _PackedLinear(torch.autograd.Function):
         gradient = gradient.contiguous()
         of_input = None
         if ctx.needs_input_grad[0]:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.t().contiguous(), len(x))
-            of_input = packed_product(packed, None)(gradient)
+            of_input = packed_product(pack_weight(weight.t().contiguous(), len(x)), None)(gradient)
         of_weight = gradient.t() @ x if ctx.needs_input_grad[1] else None
         return of_input, of_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def pack_weight(weight: Tensor, tokens: int) -> Tensor:
+    """A weight (O, D) in the layout that oneDNN multiplies so many tokens with; without gradients."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), tokens)
+    return packed
 
 
 def packed_product(weight: Tensor, bias: Tensor | None) -> Product:

@@ -105,7 +105,7 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
         ValueError: It is frozen for inference, or has low-rank updates already.
     """
     if not isinstance(encoder, Encoder):
-        raise InputError(f"LoRA needs a native encoder; {encoder.config.model_type} runs in transformers, train all of its weights")
+        raise InputError(f"{encoder.config.model_type} runs in transformers, and only native encoders are trained")
     if encoder.frozen:
         raise ValueError("a frozen encoder has no gradients; to train, load the checkpoint with load_encoder")
     if lora_matrices(encoder):

@@ -249,19 +249,56 @@ def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
     """
     if ids.shape != mask.shape or ids.ndim != 2:
         raise ValueError(f"ids and mask must share one shape (B, S), got {tuple(ids.shape)} and {tuple(mask.shape)}")
+    return pack_rows(ids, masked_lengths(mask))
+
+
+def masked_lengths(mask: Tensor) -> tuple[int, ...]:
+    """Tokens of each row of a padded batch, B integers. It waits for the mask's device.
+
+    Args:
+        mask: 1 where a token stands, 0 where there is padding, (B, S); padding on the right.
+
+    Raises:
+        ValueError: A row is all padding, or padding stands before a token.
+    """
     host = mask.to("cpu", torch.bool)
     lengths = host.sum(1).tolist()
     if 0 in lengths:
         raise ValueError(f"row {lengths.index(0)} is all padding")
-    if not torch.equal(host, torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]):
+    if not torch.equal(host, torch.arange(host.shape[1])[None] < torch.tensor(lengths)[:, None]):
         raise ValueError("padding must stand on the right of each row")
+    return tuple(lengths)
+
+
+def pack_rows(ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
+    """Pack a padded batch whose lengths are known: nothing is asked of the device that it lies on.
+
+    Args:
+        ids: Token ids, (B, S) int64; padding on the right.
+        lengths: Tokens of each row, B integers, 1..S.
+
+    Raises:
+        ValueError: There is not one length a row, or one is out of its range; names the row.
+
+    Example:
+        >>> pack_rows(torch.tensor([[5, 6], [7, 0]]), [2, 1]).ids.tolist()
+        [5, 6, 7]
+    """
+    rows, width = ids.shape
+    if len(lengths) != rows:
+        raise ValueError(f"{rows} rows need as many lengths, got {len(lengths)}")
+    for row, length in enumerate(lengths):
+        if not 1 <= length <= width:
+            raise ValueError(f"row {row} must have 1..{width} tokens, got {length}")
     offsets = (0, *accumulate(lengths))
-    keep = mask.bool()
+    counts = torch.tensor(lengths)
+    positions = torch.arange(offsets[-1]) - torch.repeat_interleave(torch.tensor(offsets[:-1]), counts)
+    places = torch.repeat_interleave(torch.arange(rows) * width, counts) + positions
     return PackedBatch(
-        ids=ids[keep],
-        cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device=ids.device),
+        ids=ids.flatten()[places.to(ids.device, non_blocking=True)],
+        cu_seqlens=torch.tensor(offsets, dtype=torch.int32).to(ids.device, non_blocking=True),
         offsets=offsets,
         max_seqlen=max(lengths),
-        positions=torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[keep],
-        rows=tuple(range(len(lengths))),
+        positions=positions.to(ids.device, non_blocking=True),
+        rows=tuple(range(rows)),
     )

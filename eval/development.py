@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from encoder.errors import InputError
 from eval.averages import Part, grouped
 from eval.benchmark import Benchmark, resolve
 from eval.metrics import score
@@ -67,10 +68,16 @@ def development_scorer(section: DevelopmentSection, *, progress: bool = False) -
         progress: Show how far the fetching of a published collection is.
 
     Raises:
-        InputError: There is no such collection or split, it cannot be fetched, or a file is malformed (names file and line).
+        InputError: There is no such collection or split, it cannot be fetched, a file is malformed (names file and line), or nothing
+            is judged relevant there.
     """
     benchmarks = resolve(section.data, section.split, progress=progress)
-    return DevelopmentScorer(tuple((benchmark, benchmark.load()) for benchmark in benchmarks))
+    collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)
+    for benchmark, collection in collections:
+        if not any(grade > 0 for grades in collection.qrels.values() for grade in grades.values()):
+            where = f"{section.data}: {benchmark.name}, split {benchmark.split}"
+            raise InputError(f"{where}: no document is judged relevant (grade 1 or more), so every model would score 0")
+    return DevelopmentScorer(collections)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from retrieval.interchange.dense import read_dense
 from retrieval.interchange.multi_vector import read_multi_vector
 from retrieval.interchange.pylate import read_pylate
 from retrieval.interchange.stanford import is_stanford, load_stanford_encoder, read_stanford
+from retrieval.interchange.white_space import read_tokenizer
 from retrieval.model_settings import ColBERTSettings, Kind, ModelFolder
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "load_parts",
     "projection_stack",
     "read_model_folder",
+    "warn_if_bare",
 ]
 
 logger = logging.getLogger(__name__)
@@ -65,11 +67,13 @@ class Parts:
         settings: What stands beside the weights.
         encoder: The weights.
         tokenizer: The vocabulary.
+        bare: There is nothing but an encoder and its vocabulary: pooling and similarity are assumed.
     """
 
     settings: ModelFolder
     encoder: Encoder
     tokenizer: Tokenizer
+    bare: bool = False
 
 
 def load_parts(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Parts:
@@ -87,14 +91,18 @@ def load_parts(source: str | Path, *, revision: str | None = None, dtype: torch.
     folder = local_folder(source, revision=revision)
     settings = read_model_folder(folder)
     load = load_stanford_encoder if is_stanford(settings.encoder_folder) else load_encoder
-    parts = Parts(
+    return Parts(
         settings,
         load(settings.encoder_folder, dtype=dtype, device=device),
-        Tokenizer.from_pretrained(settings.encoder_folder),
+        read_tokenizer(settings.encoder_folder),
+        bare=not (folder / "modules.json").is_file() and settings.kind == "dense",
     )
-    if not (folder / "modules.json").is_file() and settings.kind == "dense":
-        logger.warning("%s: a bare encoder; using mean pooling and cosine similarity, as sentence-transformers does", folder)
-    return parts
+
+
+def warn_if_bare(parts: Parts, source: str | Path) -> None:
+    """Say what is assumed of a bare encoder. For whoever takes its settings as they are; a recipe of training has its own."""
+    if parts.bare:
+        logger.warning("%s: a bare encoder; using mean pooling and cosine similarity, as sentence-transformers does", source)
 
 
 def load_for_inference(
@@ -111,6 +119,7 @@ def load_for_inference(
         InputError: As `load_parts`; or int8 is asked for where it does not run.
     """
     parts = load_parts(source, revision=revision, dtype=dtype, device=device)
+    warn_if_bare(parts, source)
     if parts.encoder.device.type == "cpu" or precision != "float":
         freeze(parts.encoder, precision=precision)
     return parts

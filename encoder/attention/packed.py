@@ -1,8 +1,8 @@
 """Attention over packed batches on any device, without an n x n tensor in local layers and without masks in global ones.
 
-Global layers are in `encoder.attention.grouped`. Local layers: the packed tokens are cut into blocks of queries; each block
-meets its own keys and a halo of window // 2 on either side, so the cost is N x window. Document borders and the window are
-one additive mask, made once a batch for all local layers.
+Global layers are in `encoder.attention.grouped`, and so are local ones over texts that are hardly longer than the window. Other
+local layers: the packed tokens are cut into blocks of queries; each block meets its own keys and a halo of window // 2 on either
+side, so the cost is N x window. Document borders and the window are one additive mask, made once a batch for all local layers.
 
 Shapes: N packed tokens, H heads, K head width, W query blocks.
 Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention, unpadding); the blocking is ours.
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from encoder.attention.grouped import attend_global, differentiated_on_cpu, length_groups
+from encoder.attention.grouped import LengthGroups, attend_grouped, banded, differentiated_on_cpu, length_groups
 from encoder.ops.heads import room_for_thirds
 from encoder.packing import PackedBatch
 
@@ -198,10 +198,30 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: i
     """Attention without padding on any device; see `encoder.attention.attend` for the contract."""
     # Where every distance fits the window, local and global are the same, and global needs no mask.
     if window is None or batch.max_seqlen - 1 <= window // 2:
-        if "groups" not in batch.memo:
-            batch.memo["groups"] = length_groups(batch)
-        return attend_global(q, k, v, batch.memo["groups"], slopes, dropout)
+        return attend_grouped(q, k, v, _groups(batch), slopes, dropout)
+    if slopes is None and not dropout and q.device.type == "cpu" and pairs_of_groups(batch) <= pairs_of_blocks(batch, window):
+        memo = ("banded", window, q.dtype)
+        if memo not in batch.memo:
+            batch.memo[memo] = banded(_groups(batch), window, q.dtype)
+        return attend_grouped(q, k, v, batch.memo[memo], None, 0.0)
     memo = ("local", window, q.dtype)
     if memo not in batch.memo:
         batch.memo[memo] = local_mask(batch, window, q.dtype)
     return _attend_local(q, k, v, batch.memo[memo], window, slopes, dropout)
+
+
+def pairs_of_groups(batch: PackedBatch) -> int:
+    """Pairs of a query and a key that attention of whole sequences looks at."""
+    return sum(length * keys for length, keys in zip(batch.lengths, batch.key_lengths or batch.lengths, strict=True))
+
+
+def pairs_of_blocks(batch: PackedBatch, window: int) -> int:
+    """Pairs that local attention in blocks looks at."""
+    return -(-batch.num_tokens // BLOCK) * BLOCK * (BLOCK + 2 * (window // 2))
+
+
+def _groups(batch: PackedBatch) -> LengthGroups:
+    if "groups" not in batch.memo:
+        batch.memo["groups"] = length_groups(batch)
+    groups: LengthGroups = batch.memo["groups"]
+    return groups

@@ -40,6 +40,26 @@ def gated(up: Tensor, activation: str) -> Tensor:
     return ACTIVATION_FUNCTIONS[activation](activated) * gate
 
 
+def gated_backward(up: Tensor, gradient: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """`gated` again, and its gradient; without gradients of its own.
+
+    Args:
+        up: (N, 2 I), what `gated` was given.
+        gradient: Of what it gave, (N, I).
+        activation: As it was given.
+
+    Returns:
+        What it gave, (N, I), and the gradient of ``up``, (N, 2 I).
+    """
+    first, gate = up.chunk(2, dim=-1)
+    activated = ACTIVATION_FUNCTIONS[activation](first)
+    of_up = torch.empty_like(up)
+    of_first, of_gate = of_up.chunk(2, dim=-1)
+    torch.mul(gradient, activated, out=of_gate)
+    of_first.copy_(ACTIVATION_GRADIENTS[activation](gradient * gate, first))
+    return activated.mul_(gate), of_up
+
+
 class _Gated(torch.autograd.Function):
     """The gate a few tokens at a time, its gradient written where the product before it wants it.
 
@@ -49,24 +69,20 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, up: Tensor, activation: str) -> Tensor:
         first, gate = up.chunk(2, dim=-1)
-        activated, output = torch.empty_like(gate, memory_format=torch.contiguous_format), first.new_empty(first.shape)
+        output = first.new_empty(first.shape)
         for part in _chunks(up):
-            activated[part] = ACTIVATION_FUNCTIONS[activation](first[part])
-            torch.mul(activated[part], gate[part], out=output[part])
+            torch.mul(ACTIVATION_FUNCTIONS[activation](first[part]), gate[part], out=output[part])
         ctx.activation = activation
-        ctx.save_for_backward(up, activated)
+        ctx.save_for_backward(up)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        up, activated = ctx.saved_tensors
-        first, gate = up.chunk(2, dim=-1)
+        (up,) = ctx.saved_tensors
         of_up = up.new_empty(up.shape)
-        of_first, of_gate = of_up.chunk(2, dim=-1)
         for part in _chunks(up):
-            torch.mul(gradient[part], activated[part], out=of_gate[part])
-            of_first[part] = ACTIVATION_GRADIENTS[ctx.activation](gradient[part] * gate[part], first[part])
+            of_up[part] = gated_backward(up[part], gradient[part], ctx.activation)[1]
         return of_up, None
 
 

@@ -150,7 +150,7 @@ def axis(low: float, high: float) -> tuple[float, ...]:
 
 
 def running_mean(points: Points) -> list[tuple[float, float]]:
-    """The mean over a point and its neighbours, as many on either side, `SMOOTHED_FROM` says how many; fewer at the ends.
+    """The mean over a point and its neighbours on either side, `SMOOTHED_FROM` says how many; at an end those on one side remain.
 
     Example:
         >>> running_mean([(step, step % 2) for step in range(50)])[25]
@@ -159,8 +159,7 @@ def running_mean(points: Points) -> list[tuple[float, float]]:
     span = len(points) // _SPAN
     means = []
     for place, (step, _) in enumerate(points):
-        reach = min(span, place, len(points) - 1 - place)
-        inside = points[place - reach : place + reach + 1]
+        inside = points[max(0, place - span) : place + span + 1]
         means.append((step, math.fsum(value for _, value in inside) / len(inside)))
     return means
 

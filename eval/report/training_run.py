@@ -47,7 +47,7 @@ RECORDED: Mapping[str, str] = {
 }
 """Key of a line of the log -> key of ``result`` in ``run.json``, which holds the same as [step, value] pairs."""
 
-NOISY = ("loss", "grad_norm")
+NOISY = ("loss", "grad_norm", "tokens_per_second")
 """Curves that get a running mean."""
 
 LINES = 20
@@ -55,8 +55,6 @@ LINES = 20
 
 TOTALS = ("epochs", "kept_steps", "texts", "texts_truncated", "tokens", "seconds", "peak_memory_bytes")
 """Keys of ``result`` that count over the whole run."""
-
-MEBIBYTE = 2**20
 
 _TOLD_APART = ("recipe", "result", "command", "date", "schema")
 
@@ -205,8 +203,22 @@ def _totals(run: TrainingRun) -> dict[str, str]:
         "Training time": _duration(totals["seconds"]),
         "Tokens": f"{totals['tokens']:,}",
         "Texts cut": f"{cut:,} of {texts:,} ({cut / texts:.1%})" if texts else "",
-        "Peak memory": f"{totals['peak_memory_bytes'] / MEBIBYTE:,.0f} MiB",
+        "Peak memory": _size(totals["peak_memory_bytes"]),
     }
+
+
+def _size(count: int | None) -> str:
+    """Bytes as people say them; empty where they are not known.
+
+    Example:
+        >>> _size(3 * 2**20), _size(65_498_251_264), _size(None)
+        ('3 MiB', '61 GiB', '')
+    """
+    if count is None:
+        return ""
+    exponent = max(2, min(4, (max(count, 1).bit_length() - 1) // 10))
+    value = count / 2 ** (10 * exponent)
+    return f"{value:.1f}".rstrip("0").rstrip(".") + f" {('MiB', 'GiB', 'TiB')[exponent - 2]}"
 
 
 def _duration(seconds: float) -> str:
@@ -226,7 +238,7 @@ def _duration(seconds: float) -> str:
 def charts(run: TrainingRun) -> list[CurveChart]:
     """The curves of a run, all over the same steps; what was not logged is left out."""
     last = max(1, run.last_step)
-    drawn = [Curve(f"{LABELS[HEADLINE]} on the development split", [(step, value) for step, value, _ in run.development], percent=True)]
+    drawn = [Curve(f"Development {LABELS[HEADLINE]}", [(step, value) for step, value, _ in run.development], percent=True)]
     drawn += [Curve(title, run.curves[key], smooth=key in NOISY) for key, title in CURVES.items()]
     return [chart for chart in (curve_chart(each, last, run.resumed) for each in drawn) if chart is not None]
 

@@ -20,7 +20,17 @@ from retrieval.versions import installed_version
 
 PACKAGES = {
     "core": ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "faiss-cpu", "pyyaml", "typer", "rich"),
-    "train": ("sentence-transformers", "pylate", "transformers", "datasets", "accelerate", "torch-optimi", "bm25s"),
+    "train": (
+        "sentence-transformers",
+        "pylate",
+        "transformers",
+        "datasets",
+        "accelerate",
+        "schedulefree",
+        "tensorboard",
+        "torch-optimi",
+        "bm25s",
+    ),
     "eval": ("beir", "ir-measures", "pytrec-eval-terrier", "matplotlib", "jinja2"),
     "flash": ("flash-attn",),
 }

@@ -36,7 +36,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; its name is the model's in the card.")],
     run: Annotated[Path | None, typer.Option(help="The training that made it, a folder with run.json: for the card.")] = None,
     results: Annotated[list[Path] | None, typer.Option(help="A folder of quiver evaluate, its scores for the card. Repeatable.")] = None,
-    language: Annotated[list[str] | None, typer.Option(help="A language of the model, such as en: for the card. Repeatable.")] = None,
+    language: Annotated[list[str] | None, typer.Option(help="A language by its ISO 639 code, like en: for the card. Repeatable.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the hub.")] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     as_json: Annotated[bool, JsonOption] = False,

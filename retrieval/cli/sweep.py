@@ -49,8 +49,8 @@ def sweep(
     watched = show_progress(progress)
     scorer = development_scorer(development, progress=watched)
 
-    def train(recipe: Recipe, out: Path, *, resume: bool) -> None:
-        train_recipe(recipe, out, resume=resume, progress=watched, command=command_line(), scorer=scorer)
+    def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
+        train_recipe(recipe, out, resume=resume, progress=watched, command=command_line(), scorer=scorer, data_folder=data_folder)
 
     def report(sweep: Sweep) -> None:
         write_sweep_report(sweep, out)

@@ -47,7 +47,8 @@ def train(
     watched = show_progress(progress)
     leads = os.environ.get("RANK", "0") == "0"  # set by torchrun
     section = resolved.development
-    scorer = None if section is None else development_scorer(section, progress=watched and leads)
+    # The collection is in one memory, that of the process that scores.
+    scorer = None if section is None else development_scorer(section, progress=watched) if leads else _told_the_score
     try:
         record = train_recipe(resolved, out, resume=resume, overwrite=overwrite, progress=watched, command=command_line(), scorer=scorer)
     except RunStoppedError as stopped:
@@ -57,6 +58,10 @@ def train(
     if leads:
         report = write_run_report(out)
         print_json(record) if as_json else _print(record, out, report)
+
+
+def _told_the_score(model: object) -> float:
+    raise ValueError("process 0 scores, the others are told")
 
 
 def _print(record: dict[str, Any], out: Path, report: Path) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from encoder import Tokenizer
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.interchange.usage import usage
@@ -26,8 +26,7 @@ PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}
 LIBRARIES = {"sentence-transformers": "sentence-transformers", "pylate": "PyLate", "hf": "transformers"}
 """The Hub's name of the library that opens a layout; it has none for Stanford's ColBERT."""
 
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-HUB_DATA = re.compile(r"hub://(" + HUB_ID.pattern + r")")
+HUB_DATA = re.compile(r"hub://([\w-][\w.-]*/[\w-][\w.-]*)")
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,18 @@ class Origin:
     languages: Sequence[str] = field(default=())
 
 
-def render_card(model: BiEncoder | ColBERT, layout: str, *, origin: Origin) -> str:
+def render_card(model: BiEncoder | ColBERT, layout: str, *, origin: Origin, written: Tokenizer) -> str:
     """The text of README.md.
 
     Args:
         model: What is exported.
         layout: A key of `retrieval.interchange.export.LAYOUTS`.
         origin: What is known beyond it.
+        written: The tokenizer as the folder has it.
     """
     metadata = yaml.safe_dump(_metadata(model, layout, origin), sort_keys=False, allow_unicode=True)
-    parts = [f"---\n{metadata}---\n\n# {origin.name}\n", _summary(model), "## Use\n", usage(model, layout, origin.name), _settings(model)]
+    code = usage(model, layout, origin.name, written=written)
+    parts = [f"---\n{metadata}---\n\n# {origin.name}\n", _summary(model), "## Use\n", code, _settings(model)]
     if origin.run is not None:
         parts.append(_training(origin.run))
     if origin.scores:
@@ -74,9 +75,7 @@ def _metadata(model: BiEncoder | ColBERT, layout: str, origin: Origin) -> dict[s
         "tags": [*dict.fromkeys([LIBRARIES.get(layout, "ColBERT"), PIPELINES[kind], "retrieval", *tags, "quiver"])],
     }
     recipe = (origin.run or {}).get("recipe") or {}
-    init = recipe.get("model", {}).get("init", "")
-    if HUB_ID.fullmatch(init) and not Path(init).exists():  # a folder of this machine is nobody else's base model
-        found["base_model"] = init
+    found["base_model"] = ((origin.run or {}).get("model") or {}).get("base_model")
     data = recipe.get("data", {})
     sources = [*data.get("train", ()), data.get("queries"), data.get("documents")]
     found["datasets"] = [*dict.fromkeys(match[1] for source in sources if source and (match := HUB_DATA.match(source)))]
@@ -141,8 +140,9 @@ def _training(run: Mapping[str, Any]) -> str:
     ]
     table = _table(("What", "Which"), [(name, _code(str(value))) for name, value in rows if value not in (None, "")])
     text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
+    fence = _ticks(text, at_least=3)
     head = f"{recipe['description']}\n\n" if recipe.get("description") else ""
-    return f"## Training\n\n{head}{table}\n<details><summary>The whole recipe</summary>\n\n```yaml\n{text}```\n\n</details>\n"
+    return f"## Training\n\n{head}{table}\n<details><summary>The whole recipe</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"
 
 
 def _scores(scores: Sequence[Mapping[str, Any]]) -> str:
@@ -162,6 +162,11 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _code(text: str) -> str:
     """Text as it stands: neither Markdown nor HTML, spaces kept."""
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    ticks = _ticks(text)
     inner = f" {text} " if text.startswith("`") or text.endswith("`") else text
     return f"{ticks}{' '.join(inner.splitlines())}{ticks}"
+
+
+def _ticks(text: str, *, at_least: int = 1) -> str:
+    """More backticks than stand together in a text: what it can be set between."""
+    return "`" * max(at_least, 1 + max((len(run) for run in re.findall("`+", text)), default=0))

@@ -2,8 +2,7 @@
 
 What is written opens in sentence-transformers 5 and 6: old module paths and pooling keys.
 
-Two things change vectors between the two, and Quiver goes by 5: sentence-transformers 6 does not strip white space around a text,
-which a byte-level vocabulary sees, and so it counts a prompt's last space as a token where prompts are not pooled.
+Between the two white space around a text changed its meaning, and that at a prompt's end; see `retrieval.interchange.white_space`.
 
 Source: what sentence-transformers 5.3 and 6.2 write and read.
 """
@@ -27,6 +26,7 @@ from retrieval.interchange.modules import (
     write_projection,
     write_stack,
 )
+from retrieval.interchange.white_space import with_strip
 from retrieval.model_settings import ModelFolder
 
 
@@ -80,7 +80,7 @@ def write_dense(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer
     modules += [(f"{place}_Dense", "sentence_transformers.models.Dense") for place in range(2, 2 + len(settings.projections))]
     if settings.normalize:
         modules.append((f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize"))
-    write_encoder(folder, encoder, tokenizer)
+    write_encoder(folder, encoder, with_strip(tokenizer))
     write_stack(folder, modules, {"max_seq_length": max_length, "do_lower_case": settings.lower_case})
     pooling: dict[str, Any] = {"word_embedding_dimension": encoder.config.hidden_size}
     pooling |= {key: mode == settings.pooling for key, mode in POOLING_KEYS.items()}

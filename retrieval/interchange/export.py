@@ -1,33 +1,34 @@
 """A model written for another library, with its card.
 
-Every layout is whole or not there. What cannot be said in a layout without changing vectors is an error, not an approximation.
+Every layout is whole or not there (`retrieval.interchange.target`). What cannot be said in a layout without changing vectors is an
+error, not an approximation; where one library of several would read it otherwise, a warning, and the card does not name that library.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from encoder import Encoder, InputError, Tokenizer
-from encoder.files import read_json, sync_folder, write_text
+from encoder.files import read_json, write_text
 from encoder.hub import local_folder
 from encoder.tokens import SPECIAL_TOKENS
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.interchange.card import Origin, render_card
 from retrieval.interchange.dense import write_dense
+from retrieval.interchange.languages import check_languages
 from retrieval.interchange.modules import write_encoder
 from retrieval.interchange.multi_vector import write_multi_vector
 from retrieval.interchange.pylate import write_colbert
 from retrieval.interchange.stanford import write_stanford
+from retrieval.interchange.target import check_target, replacing_folder
 from retrieval.interchange.usage import left_out
-from retrieval.model_folder import ModelFolder, load_parts
+from retrieval.interchange.white_space import ignores_outer_space
+from retrieval.model_folder import ModelFolder, load_parts, warn_if_bare
 from retrieval.model_settings import Kind
 
 logger = logging.getLogger(__name__)
@@ -123,16 +124,17 @@ def export_model(
         revision: Of ``source`` on the hub.
         run: Folder of the training that made it, with ``run.json``.
         scores: What it scored.
-        languages: Codes of the languages it was trained on.
-        overwrite: Replace a model that is there, once the new one is written.
+        languages: ISO 639 codes of the languages it was trained on.
+        overwrite: Replace an export that is there, once the new one is written; a clone of a repository keeps its other files.
 
     Raises:
-        InputError: The source is no model, the layout does not hold it, the run or the scores are of another model, or ``out``
-            cannot be written; nothing is left there.
+        InputError: The source is no model, the layout does not hold it, the run or the scores are of another model, a language is
+            none, or ``out`` cannot be written; nothing is left there.
     """
     if layout not in LAYOUTS:
         raise InputError(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
-    _check_target(out, local_folder(source, revision=revision), overwrite=overwrite)
+    check_languages(languages)
+    check_target(out, local_folder(source, revision=revision), overwrite=overwrite)
     model = _load(source, revision)
     kind = model.settings.kind
     if kind not in LAYOUTS[layout]:
@@ -144,16 +146,24 @@ def export_model(
     missing = left_out(model.settings) if layout == "hf" else []
     if missing:
         logger.warning("%s: the layout hf holds the encoder alone; not in it: %s", source, ", ".join(missing))
-    with _replacing_folder(out) as stage:
+    with replacing_folder(out) as stage:
         LAYOUTS[layout][kind](stage, model)
-        write_text(stage / "README.md", render_card(model, layout, origin=origin))
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+        written = Tokenizer.from_pretrained(stage)
+        if layout != "hf" and not ignores_outer_space(written):
+            logger.warning(
+                "%s: sentence-transformers 6 sees white space around texts, which this tokenizer cannot be made to strip: "
+                "it gives other vectors for such texts, and for prompts that are not pooled",
+                source,
+            )
+        write_text(stage / "README.md", render_card(model, layout, origin=origin, written=written))
+        size = sum(file.stat().st_size for file in stage.rglob("*") if file.is_file())
     return Exported(out, layout, kind, fingerprint, size, tuple(missing))
 
 
 def _load(source: str | Path, revision: str | None) -> BiEncoder | ColBERT:
     """Not `retrieval.models.load_model`: it packs the matrices for inference, which is lost work here."""
     parts = load_parts(source, revision=revision)
+    warn_if_bare(parts, source)
     model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
     return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
@@ -204,39 +214,3 @@ def _entries(scores: Sequence[Scores], fingerprint: str) -> list[Mapping[str, An
 
 def _short(fingerprint: str | None) -> str:
     return (fingerprint or "unknown")[:12]
-
-
-def _check_target(out: Path, source: Path, *, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
-    if source.resolve().is_relative_to(out.resolve()):
-        raise InputError(f"{out}: the model to be exported lies there; choose another --out")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not overwrite:
-        raise InputError(f"{out}: not empty; choose another --out, or --overwrite")
-    if not any((out / name).is_file() for name in ("modules.json", "config.json")):
-        raise InputError(f"{out}: holds something other than a model, which is not replaced; choose another --out")
-
-
-@contextmanager
-def _replacing_folder(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that takes its name when the block ends without an error, and vanishes otherwise."""
-    target = out.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    stage, old = (target.with_name(f".{target.name}.{uuid.uuid4().hex}.{end}") for end in ("unfinished", "replaced"))
-    stage.mkdir()
-    try:
-        yield stage
-        if target.exists():
-            target.rename(old)
-        try:
-            stage.rename(target)
-        except OSError:
-            if old.exists():
-                old.rename(target)
-            raise
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)  # a leftover must not hide what went wrong
-    sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)

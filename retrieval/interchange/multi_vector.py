@@ -27,6 +27,7 @@ from retrieval.interchange.modules import (
 )
 from retrieval.interchange.prefixes import reads_as_token, with_prefixes
 from retrieval.interchange.pylate import check_lengths
+from retrieval.interchange.white_space import ignores_outer_space, read_tokenizer, with_strip
 from retrieval.model_settings import ColBERTSettings, ModelFolder
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> Mo
     if typed(config, "similarity_fn_name", str, "maxsim", path) != "maxsim":
         required(config, "similarity_fn_name", ("maxsim", "meanmaxsim"), path)
         logger.warning("%s: scores are sums over a query's tokens here, not means: the rankings are the same, the scores are not", path)
-    tokenizer = Tokenizer.from_pretrained(result.encoder_folder)
+    tokenizer = read_tokenizer(result.encoder_folder)
     prompts = typed(config, "prompts", dict, {}, path)
     query_prefix, query_prompt = _prefix(typed(prompts, "query", str, "", path), tokenizer)
     document_prefix, document_prompt = _prefix(typed(prompts, "document", str, "", path), tokenizer)
@@ -109,10 +110,14 @@ def write_multi_vector(folder: Path, settings: ModelFolder, encoder: Encoder, to
         tokenizer: The vocabulary, the two prefixes in it.
 
     Raises:
-        InputError: A prefix before a text is not read as one token, so that vectors would differ; nothing is written.
+        InputError: A prefix before a text is not read as one token, or white space around a text as something, so that vectors would
+            differ; nothing is written.
     """
     colbert = settings.colbert
-    tokenizer = with_prefixes(tokenizer, (colbert.query_prefix, colbert.document_prefix))
+    prefixes = (colbert.query_prefix, colbert.document_prefix)
+    tokenizer = with_strip(with_prefixes(tokenizer, prefixes), prefixes=prefixes)
+    if not ignores_outer_space(tokenizer):
+        raise InputError("sentence-transformers 6 does not strip white space around a text, and this tokenizer cannot be made to")
     dense = [(f"{place}_Dense", DENSE) for place in range(1, 1 + len(settings.projections))]
     mask, normalize = f"{len(dense) + 1}_MultiVectorMask", f"{len(dense) + 2}_Normalize"
     transformer: dict[str, Any] = {

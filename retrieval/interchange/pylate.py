@@ -13,6 +13,7 @@ from encoder import Encoder, InputError, Tokenizer
 from encoder.files import write_json
 from retrieval.interchange.fields import typed, words
 from retrieval.interchange.modules import PYLATE, VERSIONS, read_stack, write_encoder, write_projection, write_stack
+from retrieval.interchange.white_space import with_strip
 from retrieval.model_settings import ColBERTSettings, ModelFolder
 
 
@@ -80,7 +81,7 @@ def write_colbert(folder: Path, settings: ModelFolder, encoder: Encoder, tokeniz
     modules = [("", "sentence_transformers.models.Transformer")]
     modules += [(f"{place}_Dense", "pylate.models.Dense.Dense") for place in range(1, 1 + len(settings.projections))]
     max_length = max(colbert.query_length, colbert.document_length)
-    write_encoder(folder, encoder, tokenizer)
+    write_encoder(folder, encoder, with_strip(tokenizer, prefixes=(colbert.query_prefix, colbert.document_prefix)))
     write_stack(folder, modules, {"max_seq_length": max_length, "do_lower_case": settings.lower_case})
     for place, projection in enumerate(settings.projections, start=1):
         write_projection(folder / f"{place}_Dense", projection, {"use_residual": projection.use_residual})

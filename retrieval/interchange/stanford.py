@@ -1,7 +1,7 @@
 """ColBERT models in the layout of Stanford's ColBERT: projection beside the encoder's weights, settings in ``artifact.metadata``.
 
 Stanford's code always fills queries up with [MASK], always inserts a marker, and skips ASCII punctuation or nothing. PyLate and
-sentence-transformers 6 read the layout too; the latter puts a space behind the marker, which a byte-level vocabulary sees.
+sentence-transformers 6 read the layout too; the latter puts a space behind the marker, which the tokenizer that is written strips.
 
 Source: colbert-ai 0.2.22 (``ColBERTConfig``, ``HF_ColBERT``, ``QueryTokenizer``); the files of colbert-ir/colbertv2.0.
 """
@@ -22,6 +22,7 @@ from encoder.files import read_json, write_json
 from encoder.hf_config import config_from_hf, config_to_hf
 from retrieval.interchange.fields import required, typed
 from retrieval.interchange.pylate import beyond_pylate, check_lengths
+from retrieval.interchange.white_space import with_strip
 from retrieval.model_settings import ColBERTSettings, ModelFolder
 from retrieval.projection import IDENTITY, Projection
 
@@ -104,8 +105,8 @@ def write_stanford(folder: Path, settings: ModelFolder, encoder: Encoder, tokeni
     dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
     config = config_to_hf(encoder.config) | {"architectures": [ARCHITECTURE], "torch_dtype": dtype}
     write_checkpoint(folder, state, config)
-    tokenizer.save(folder)
     colbert = settings.colbert
+    with_strip(tokenizer, prefixes=(colbert.query_prefix, colbert.document_prefix)).save(folder)
     write_json(
         folder / METADATA,
         {

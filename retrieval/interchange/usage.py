@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 
+from encoder import Tokenizer
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.interchange.prefixes import reads_as_token, with_prefixes
+from retrieval.interchange.white_space import ignores_outer_space
 from retrieval.model_settings import ModelFolder
 
 QUERIES = '["which animal has wings"]'
 DOCUMENTS = '["A bird has wings, feathers and a beak."]'
 
 SENTENCE_TRANSFORMER = """\
-from sentence_transformers import SentenceTransformer  # 5 or 6
+from sentence_transformers import SentenceTransformer  # {versions}
 
 model = SentenceTransformer({name})
 queries = model.encode_query({queries})
@@ -96,17 +98,20 @@ SNIPPETS = {
 """Layout and kind -> what opens it, the first first."""
 
 
-def usage(model: BiEncoder | ColBERT, layout: str, name: str) -> str:
+def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokenizer) -> str:
     """Markdown with a block of code for each library that opens the layout.
 
     Args:
         model: What is exported.
         layout: A key of `retrieval.interchange.export.LAYOUTS`.
         name: Of the model, as a hub id or a folder.
+        written: The tokenizer as the folder has it.
     """
     settings = model.settings
+    in_6 = _same_in_6(settings, layout, written)
     missing = left_out(settings) if layout == "hf" else []
     values = {
+        "versions": "5 or 6" if in_6 else "5",
         "name": json.dumps(name, ensure_ascii=False),
         "queries": QUERIES,
         "documents": DOCUMENTS,
@@ -117,7 +122,7 @@ def usage(model: BiEncoder | ColBERT, layout: str, name: str) -> str:
         "document_prompt": json.dumps(settings.document_prompt, ensure_ascii=False),
     }
     templates = SNIPPETS[layout, settings.kind]
-    if layout == "stanford" and not _space_is_nothing(model):
+    if not in_6:
         templates = tuple(template for template in templates if template != MULTI_VECTOR)
     if missing:
         templates = (TRANSFORMERS.partition("\n\nqueries =")[0],)
@@ -139,11 +144,16 @@ def left_out(settings: ModelFolder) -> list[str]:
     return ["the Dense modules"] * bool(settings.projections) + without_prompt + lower_case
 
 
-def _space_is_nothing(model: BiEncoder | ColBERT) -> bool:
-    """Whether the space that sentence-transformers 6 puts behind a marker of Stanford's layout changes no token."""
-    prefixes = (model.settings.colbert.query_prefix, model.settings.colbert.document_prefix)
-    tokenizer = with_prefixes(model.tokenizer, prefixes)  # it does the same when it loads the folder
-    return all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes)
+def _same_in_6(settings: ModelFolder, layout: str, written: Tokenizer) -> bool:
+    """Whether sentence-transformers 6, which does not strip white space around texts, gives the vectors too.
+
+    It puts a space behind a marker of Stanford's layout.
+    """
+    if layout != "stanford":
+        return ignores_outer_space(written)
+    prefixes = (settings.colbert.query_prefix, settings.colbert.document_prefix)
+    tokenizer = with_prefixes(written, prefixes)  # it does the same when it loads the folder
+    return ignores_outer_space(tokenizer) and all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes)
 
 
 def _steps(settings: ModelFolder) -> str:

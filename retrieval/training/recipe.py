@@ -84,19 +84,22 @@ def find_recipe(name_or_path: str | Path) -> Path:
             shipped recipe.
 
     Raises:
-        InputError: There is no such file, or no such name (lists the names).
+        InputError: It is a folder; or there is no such file, or no such name (gives those that are like it, or else all of them).
     """
     path = Path(name_or_path)
-    if path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1:
+    is_path = path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1
+    names = shipped_recipes()
+    if not is_path and str(path) in names:
+        return _shipped_folder() / f"{path}.yaml"
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; give the recipes in it, as in {path / '*.yaml'}")
+    if is_path:
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
         return path
-    names = shipped_recipes()
-    if str(name_or_path) not in names:
-        close = difflib.get_close_matches(str(name_or_path), names, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise InputError(f"no shipped recipe {str(name_or_path)!r}; {hint}shipped: {', '.join(names)}; or give the path of a .yaml file")
-    return _shipped_folder() / f"{name_or_path}.yaml"
+    if close := difflib.get_close_matches(str(path), names):
+        raise InputError(f"no shipped recipe {str(path)!r}; did you mean {' or '.join(map(repr, close))}?")
+    raise InputError(f"no shipped recipe {str(path)!r}; give the path of a .yaml file, or one of {', '.join(names)}")
 
 
 def _shipped_folder() -> Path:

@@ -5,8 +5,10 @@ Each rule blames one field and says the remedy; a rule is asked only where all i
 
 from __future__ import annotations
 
+import dataclasses
+
 from retrieval.training.schema import Rule
-from retrieval.training.sections import STDLIB_DOCSTRINGS
+from retrieval.training.sections import STDLIB_DOCSTRINGS, LossSection
 
 LOSSES = {
     "dense": ("mnrl", "cached_mnrl", "margin_mse", "kl"),
@@ -19,6 +21,18 @@ IN_BATCH = ("mnrl", "cached_mnrl", "contrastive", "cached_contrastive")
 
 DISTILLING = ("margin_mse", "kl", "distillation")
 """Losses that need a teacher's scores."""
+
+READ_BY = {
+    "scale": ("mnrl", "cached_mnrl"),
+    "temperature": ("kl", "contrastive", "cached_contrastive"),
+    "mini_batch_size": ("cached_mnrl", "cached_contrastive"),
+    "gather_across_devices": IN_BATCH,
+    "student_scores": ("distillation",),
+    "teacher_scores": DISTILLING,
+}
+"""Setting of ``loss`` -> the losses that read it; under any other it must keep its default, for it would change nothing."""
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(LossSection)}
 
 _SHAPE = "model.architecture"
 
@@ -36,6 +50,14 @@ def _with_random(name: str) -> tuple[Rule, Rule]:
     return (
         Rule(fields, lambda value, init: init == "random" and value is None, "needed, since init is random"),
         Rule(fields, lambda value, init: init != "random" and value is not None, "only for init: random; {1!r} has its own"),
+    )
+
+
+def _read_by(setting: str, losses: tuple[str, ...]) -> Rule:
+    return Rule(
+        (f"loss.{setting}", "loss.name"),
+        lambda value, name: name not in losses and value != _DEFAULTS[setting],
+        f"{{1}} does not read it (only {', '.join(losses)}); take it out",
     )
 
 
@@ -89,6 +111,11 @@ DATA = (
         lambda form, scores: form == "beir" and bool(scores),
         "beir has no teacher scores; mine and score first (quiver mine, quiver score), then train on what they write",
     ),
+    Rule(
+        ("data.positives", "data.format"),
+        lambda positives, form: positives == "each" and form == "beir",
+        "beir has a row for each relevant document already; leave it out",
+    ),
     Rule(("data.document_fields",), lambda fields: not fields, "must name at least one field"),
     Rule(("data.document_fields",), lambda fields: len(set(fields)) < len(fields), "names a field twice: {0}"),
     Rule(("data.document_fields", "data.query_field"), lambda fields, query: query in fields, "query_field {1!r} is among them"),
@@ -118,11 +145,7 @@ LOSS = (
         lambda name, size: name in IN_BATCH and size < 2,
         "{0} finds its negatives in the batch: training.batch_size must be >= 2",
     ),
-    Rule(
-        ("loss.gather_across_devices", "loss.name"),
-        lambda gather, name: gather and name not in IN_BATCH,
-        "{1} has no in-batch negatives to gather",
-    ),
+    *(_read_by(setting, losses) for setting, losses in READ_BY.items()),
     Rule(
         ("loss.matryoshka_dims", "kind"),
         lambda dims, kind: bool(dims) and kind != "dense",
@@ -158,6 +181,11 @@ TRAINING = (
             f"must be <= {name} {{1}}, got {{0}}",
         )
         for name in ("model.max_length", "model.colbert.document_length")
+    ),
+    Rule(
+        ("training.lora.rank", f"{_SHAPE}.hidden_size"),
+        lambda rank, width: rank > width,
+        "must be <= architecture.hidden_size {1}, got {0}",
     ),
 )
 

@@ -1,7 +1,7 @@
 """A recipe run from start to end, or from where an earlier session left it: data, model, training, the record.
 
 `retrieval.training.run_folder` says what lies where, and when. A session may end at any instruction: what is there afterwards is the
-run as it was at its last checkpoint, and a run that is resumed ends with the weights of one that was not interrupted, to the bit.
+run as it was at its last checkpoint, and a run that is resumed ends with the weights of one that was not interrupted, on a CPU to the bit.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from retrieval.training.loop.course import Course
 from retrieval.training.loop.log import LOG, RunLog, read_log
 from retrieval.training.loop.optimizers import require_optimizer
 from retrieval.training.loop.processes import Processes, joined
+from retrieval.training.loop.random_state import random_state_kept
 from retrieval.training.loop.session import Model, RunStoppedError, Scorer, Session, batch_order, fit
 from retrieval.training.loop.snapshot import Progress
 from retrieval.training.recipe import to_dict
@@ -41,7 +42,7 @@ from retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from retrieval.training.run_record import SCHEMA, describe_batch, describe_data, describe_result, versions
+from retrieval.training.run_record import SCHEMA, base_model, describe_batch, describe_data, describe_result, versions
 from retrieval.training.sections import Recipe
 from retrieval.training.start import build_model, require_extra
 
@@ -59,6 +60,7 @@ def train_recipe(
     progress: bool = False,
     command: str | None = None,
     scorer: Scorer | None = None,
+    data_folder: Path | None = None,
 ) -> dict[str, Any]:
     """Run a recipe; under torchrun, as one of its processes.
 
@@ -70,6 +72,8 @@ def train_recipe(
         progress: Show a bar.
         command: The command line to record.
         scorer: Scores a model on ``recipe.development``; needed where the recipe has one.
+        data_folder: Where prepared rows are found and kept, for runs that share them; None for ``data/`` in ``out``, which the run removes
+            when it is complete.
 
     Returns:
         What ``run.json`` holds.
@@ -86,8 +90,8 @@ def train_recipe(
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training)
-    with joined(default_device()) as processes:
-        run = _Run(Session(recipe, out, processes, scorer, progress), command)
+    with joined(default_device()) as processes, random_state_kept():
+        run = _Run(Session(recipe, out, processes, scorer, progress), command, data_folder or out / DATA)
         return run.resume() if resume else run.begin(overwrite=overwrite)
 
 
@@ -112,8 +116,8 @@ def train_and_save(
         RunStoppedError: As `train_recipe`.
     """
     refuse_existing(out, overwrite=False)
-    with joined(default_device()) as processes:
-        return _Run(Session(recipe, out, processes, progress=progress), command).begin(at_hand=(rows, model))
+    with joined(default_device()) as processes, random_state_kept():
+        return _Run(Session(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
 
 
 def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
@@ -132,10 +136,12 @@ class _Run:
     Attributes:
         session: Recipe, folder, processes.
         command: The command line to record.
+        data: Folder of the prepared rows.
     """
 
     session: Session
     command: str | None
+    data: Path
 
     def begin(self, *, overwrite: bool = False, at_hand: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
         """From the first update."""
@@ -176,7 +182,7 @@ class _Run:
     def _rows(self) -> TrainingRows:
         session = self.session
         recipe, bar = session.recipe, session.progress and session.processes.leads
-        return prepare_rows(recipe.data, session.out / DATA, seed=recipe.training.seed, progress=bar)
+        return prepare_rows(recipe.data, self.data, seed=recipe.training.seed, progress=bar)
 
     def _beginning(self, rows: TrainingRows | None) -> Beginning:
         session = self.session
@@ -197,7 +203,7 @@ class _Run:
     def _finish(self, rows: TrainingRows, progress: Progress, course: Course) -> None:
         """Write the model and the record."""
         session, recipe = self.session, self.session.recipe
-        kept = _kept_steps(session, progress)
+        kept = _kept_steps(session, progress, course)
         model = average_models([session.checkpoints.path(step) for step in kept])
         final = type(model)(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
         shutil.rmtree(unfinished_model(session.out), ignore_errors=True)
@@ -215,19 +221,19 @@ class _Run:
             "processes": session.processes.size,
             "data": describe_data(recipe, rows),
             "batch": describe_batch(recipe, rows, session.processes.size),
-            "model": {"parameters": weights, **asdict(final.card)},
+            "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
             "result": describe_result(read_log(session.out / LOG), progress, epochs=course.epoch(progress.step), kept_steps=kept),
         }
         finish_run(session.out, record)
 
 
-def _kept_steps(session: Session, progress: Progress) -> list[int]:
-    """The steps whose checkpoints make the run's model: the best, or the last ones."""
-    recipe = session.recipe
+def _kept_steps(session: Session, progress: Progress, course: Course) -> list[int]:
+    """The steps whose checkpoints make the run's model: the best, or the last that the recipe asks for."""
+    recipe, checkpoints = session.recipe, session.checkpoints
     if recipe.development is not None and recipe.development.keep_best and progress.best_step is not None:
-        return [progress.best_step]
+        return checkpoints.sound([progress.best_step]) or [progress.step]
     wanted = recipe.training.average_checkpoints
-    found = session.checkpoints.steps()[-wanted:]
+    found = course.planned(checkpoints.steps(), recipe.training.save_every)[-wanted:]
     if len(found) < wanted:
         logger.warning("training.average_checkpoints: the run has %d checkpoints, not %d; lower training.save_every", len(found), wanted)
-    return found
+    return checkpoints.sound(found) or [progress.step]

@@ -108,8 +108,9 @@ def new_run(out: Path) -> Iterator[None]:
         if created:
             undo.callback(_remove_empty, out)
         undo.callback(old.rmdir)
-        # The record leaves first: a record without its model would be worse than none.
-        for name in (RECORD, *(name for name in MADE if name != RECORD)):
+        # The record leaves first: a record without its model would be worse than none. What says that this is a run leaves last:
+        # after a kill half way it can be overwritten, and is not taken for somebody's files.
+        for name in sorted(MADE, key=lambda name: (name != RECORD, name == BEGUN)):
             if (out / name).exists():
                 (out / name).rename(old / name)
                 undo.callback((old / name).rename, out / name)
@@ -188,6 +189,8 @@ def finish_run(out: Path, record: Mapping[str, Any]) -> None:
     write_json(out / RECORD, record)
     for left in (out / DATA, out / START, *out.glob(".replaced-*")):
         shutil.rmtree(left, ignore_errors=True)
+    for half_written in (path for name in (RECIPE, BEGUN, RECORD, LOG) for path in out.glob(f".{name}.*.tmp")):
+        half_written.unlink()
 
 
 def unfinished_model(out: Path) -> Path:

@@ -4,9 +4,9 @@ What stands in it:
 
     schema      quiver-run/2
     recipe, command, date, versions, platform, device, threads, processes
-    data        rows, documents_per_row, sha256, skipped, revision
+    data        rows, documents_per_row, sha256, skipped (rows), copies (documents left out of their rows), revision
     batch       rows (of one process), accumulation, processes, effective (rows of an update), negatives_per_query
-    model       parameters, and the card: fingerprint, lengths, prompts, ...
+    model       parameters; base_model (the hub's id of the checkpoint it started from, or null); and the card: fingerprint, prompts, ...
     result      steps, epochs; losses, learning_rates, grad_norms and tokens_per_second as [[step, value], ...]; development as
                 [{step, ndcg@10, seconds}, ...]; kept_steps (whose weights the model has, their mean if there are several);
                 texts, texts_truncated, tokens; seconds (of all sessions), resumed_at, peak_memory_bytes (this session, process 0)
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from encoder.files import expand_home
 from retrieval.training.data import TrainingRows
 from retrieval.training.loop.log import SCORE, Line, curve
 from retrieval.training.loop.snapshot import Progress
@@ -56,8 +57,15 @@ def describe_data(recipe: Recipe, rows: TrainingRows) -> dict[str, Any]:
         "documents_per_row": rows.documents_per_row,
         "sha256": rows.sha256,
         "skipped": rows.skipped,
+        "copies": rows.copies,
         "revision": recipe.data.revision,
     }
+
+
+def base_model(recipe: Recipe) -> str | None:
+    """The hub's id of the checkpoint that a recipe starts from; None where that is a folder of this machine, or random weights."""
+    init = recipe.model.init
+    return None if init == "random" or expand_home(init).is_dir() else init
 
 
 def negatives_per_query(recipe: Recipe, documents_per_row: int, processes: int) -> int:

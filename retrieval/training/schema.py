@@ -25,6 +25,7 @@ CHECKS: Mapping[str, tuple[Callable[[Any, Any], bool], str]] = {
     "at_least": (operator.ge, "must be >= {}"),
     "at_most": (operator.le, "must be <= {}"),
     "above": (operator.gt, "must be > {}"),
+    "below": (operator.lt, "must be < {}"),
     "multiple_of": (lambda value, step: value % step == 0, "must be a multiple of {}"),
     "not_blank": (lambda value, wanted: bool(value.strip()) is wanted, "must not be blank"),
 }

@@ -116,10 +116,15 @@ class DataSection:
     document_fields: tuple[str, ...] = field(default=("positive",), metadata={"not_blank": True})
     """Fields of the documents, texts or ids, put together in this order: the first document is the positive, all others are its
     hard negatives. A field may hold one document or a list (also one stored as a string: ``"[7, 8]"``)."""
+    positives: Literal["first", "each"] = "first"
+    """Of which documents a row is made: of the first one, and where there are several document fields, the first of them may hold no
+    more than that; or of each that the first field holds, with the negatives of the other fields (FlagEmbedding's ``pos`` and
+    ``neg``). Several positives of a query should not meet in a batch: see ``training.no_duplicates``."""
     score_fields: tuple[str, ...] = field(default=(), metadata={"not_blank": True})
     """Fields of the teacher's scores, put together in this order: one number for each document; needed by the distilling losses."""
     documents_per_row: int | None = field(default=None, metadata={"at_least": 1})
-    """Documents that a row trains on, positive included; null for as many as the first row has. A row with fewer is an error."""
+    """Documents that a row trains on, positive included; null for as many as the first row has. A row with fewer is an error. A
+    negative that is blank, or the same as the positive or another negative, does not count: it is left out and counted in run.json."""
     negatives: Literal["first", "random"] = "first"
     """Which hard negatives are taken where a row has more: the first, or others in every epoch (drawn by seed, epoch and row)."""
     short_rows: Literal["error", "skip"] = "error"
@@ -168,13 +173,17 @@ class LossSection:
 
 @dataclass(frozen=True)
 class LoRASection:
-    """Low-rank matrices trained in place of the encoder's own (arXiv:2106.09685); they are merged when the run ends."""
+    """Low-rank matrices trained in place of the encoder's own (arXiv:2106.09685); they are merged when the run ends.
+
+    Only the matrices of the blocks are trained so: the token embedding stays as it is, the rows of new prefixes too, and
+    projections behind the encoder are trained whole.
+    """
 
     rank: int = field(metadata={"at_least": 1})
-    """r, columns of the matrix that goes down and rows of the one that goes up."""
+    """r, columns of the matrix that goes down and rows of the one that goes up; no more than the encoder's width."""
     alpha: float = field(metadata={"above": 0})
     """The product is scaled by alpha / rank."""
-    dropout: float = field(default=0.0, metadata={"at_least": 0, "at_most": 1})
+    dropout: float = field(default=0.0, metadata={"at_least": 0, "below": 1})
     """Share of the inputs of the low-rank path set to zero in training."""
 
 

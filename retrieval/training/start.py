@@ -25,6 +25,7 @@ from encoder.config import global_every
 from encoder.hub import local_folder
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
+from retrieval.interchange.white_space import read_tokenizer
 from retrieval.model_folder import ColBERTSettings, ModelFolder, Parts, load_parts
 from retrieval.models import default_device
 from retrieval.projection import Projection
@@ -67,7 +68,7 @@ def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
         parts = _random_parts(section, prefixes, texts, seed=seed)
     else:
         parts = load_parts(section.init, revision=section.revision, device=default_device())
-        _add_tokens(parts, prefixes)
+        _add_tokens(parts, prefixes, seed=seed)
     if recipe.kind == "dense":
         return BiEncoder(parts.encoder, parts.tokenizer, _dense_settings(parts.settings, section), source=section.init)
     return ColBERT(parts.encoder, parts.tokenizer, _colbert_settings(parts, section, seed=seed), source=section.init)
@@ -134,22 +135,27 @@ def _prefixes(section: ColBERTSection | None) -> list[str]:
     return list(dict.fromkeys(prefix for prefix in found if prefix))
 
 
-def _add_tokens(parts: Parts, tokens: list[str]) -> None:
-    """Give the vocabulary tokens that it lacks, each with the mean of the vectors of those it has."""
+def _add_tokens(parts: Parts, tokens: list[str], *, seed: int) -> None:
+    """Give the vocabulary tokens that it lacks, with vectors drawn from the normal distribution of those it has, entry by entry.
+
+    transformers draws them too, around the same mean but all but on it, so that they do not disturb the softmax over an output
+    vocabulary (nlp.stanford.edu/~johnhew/vocab-expansion.html). There is none here, and where LoRA leaves the embedding as it
+    is, [Q] and [D] would be the same vector for ever.
+    """
     tokenizer, encoder = parts.tokenizer, parts.encoder
     known = len(tokenizer)
     new = [tokenizer.add_token(token) for token in tokens if tokenizer.token_id(token) is None]
     resize_vocabulary(encoder, len(tokenizer))
     with torch.no_grad():  # also where the embedding was padded, and has untrained rows for them
         table = encoder.embeddings.tokens.weight
-        table[new] = table[:known].mean(dim=0)
+        # On the CPU: equal seeds give equal values whatever the device.
+        drawn = torch.randn(len(new), table.shape[1], generator=torch.Generator().manual_seed(seed)).to(table)
+        spread, mean = torch.std_mean(table[:known], dim=0, correction=0)
+        table[new] = mean + spread * drawn
 
 
 def resize_vocabulary(encoder: Encoder, rows: int) -> None:
-    """Lengthen an encoder's token embedding, in place; one that is long enough already is left alone.
-
-    transformers draws the rows of new tokens from a normal distribution around the mean of the old rows, whose covariance is a
-    billionth of theirs: in effect the mean. Here it is exactly that, so nothing is left to chance.
+    """Lengthen an encoder's token embedding by the mean of its rows, in place; one that is long enough already is left alone.
 
     Args:
         encoder: Its configuration changes with it.
@@ -194,7 +200,7 @@ def _random_vocabulary(section: ModelSection, shape: ArchitectureSection, prefix
         size = shape.vocab_size - len(prefixes)
         tokenizer = Tokenizer.train(texts, vocab_size=size, max_length=shape.max_positions, split=section.vocabulary)
     else:
-        tokenizer = Tokenizer.from_pretrained(local_folder(str(section.tokenizer)))
+        tokenizer = read_tokenizer(local_folder(str(section.tokenizer)))
         if len(tokenizer) > shape.vocab_size:
             raise InputError(
                 f"model.architecture.vocab_size: must be >= {len(tokenizer)}, the ids of {section.tokenizer}, got {shape.vocab_size}"

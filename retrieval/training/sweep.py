@@ -2,6 +2,7 @@
 
     OUT/sweep.json                        every run, every candidate, the best first; written anew after each run
     OUT/runs/learning_rate=3e-5_seed=1/   a run, as ``quiver train`` leaves it
+    OUT/runs/.data/                       prepared rows, which runs on the same data share; removed when all runs are finished
 
 Started again, a sweep takes over what is finished, goes on with what is not, and tries again what failed. A candidate is a
 combination of all settings but the seed; its score is the mean over the seeds.
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -26,6 +28,7 @@ from filelock import FileLock, Timeout
 
 from encoder.errors import InputError
 from encoder.files import read_json, write_json
+from retrieval.training.data import discard_rows
 from retrieval.training.grid import SEED, Grid, GridRun, Value
 from retrieval.training.loop.log import SCORE
 from retrieval.training.recipe import to_dict
@@ -35,7 +38,7 @@ from retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 
-RECORD, RUNS, LOCK = "sweep.json", "runs", ".lock"
+RECORD, RUNS, DATA, LOCK = "sweep.json", "runs", ".data", ".lock"
 """What a sweep leaves in its folder, and what keeps a second one out of it."""
 
 SCHEMA = "quiver-sweep/1"
@@ -47,8 +50,8 @@ FAILURES = (InputError, RuntimeError, MemoryError, OSError)
 class Train(Protocol):
     """`retrieval.training.run.train_recipe` with all that is the same for every run bound."""
 
-    def __call__(self, recipe: Recipe, out: Path, *, resume: bool) -> object:
-        """Train into a folder; go on there with ``resume``."""
+    def __call__(self, recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> object:
+        """Train into a folder; go on there with ``resume``; prepared rows lie in ``data_folder``."""
 
 
 @dataclass(frozen=True)
@@ -174,11 +177,13 @@ def run_sweep(
             waiting = sum(result.status == "waiting" for result in results)
             tell(f"run {place + 1} of {len(results)}: {run.name}{_remaining(spent, waiting)}")
             started = time.perf_counter()
-            results[place] = _trained(run, folder, train, resume=state == "unfinished")
+            results[place] = _trained(run, folder, partial(train, resume=state == "unfinished", data_folder=out / RUNS / DATA))
             spent.append(time.perf_counter() - started)
             tell(_outcome(results[place]))
             sweep = _write(grid, results, out, command)
             changed(sweep)
+        if all(result.status == "finished" for result in results):
+            discard_rows(out / RUNS / DATA)
     if all(result.status == "failed" for result in results):
         raise InputError(f"{out}: every run failed, {results[0].folder} with: {results[0].error}")
     return sweep
@@ -228,9 +233,9 @@ def _flat(value: object, path: str = "") -> dict[str, object]:
     return {inner: leaf for key, below in value.items() for inner, leaf in _flat(below, f"{path}.{key}" if path else str(key)).items()}
 
 
-def _trained(run: GridRun, folder: Path, train: Train, *, resume: bool) -> RunResult:
+def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]) -> RunResult:
     try:
-        train(run.recipe, folder, resume=resume)
+        train(run.recipe, folder)
         return _finished(run, folder)
     except FAILURES as error:
         logger.info("%s failed", folder, exc_info=True)

@@ -80,11 +80,13 @@ def gradients(encoder: Encoder, *, seed: int = 0) -> dict[str, Tensor]:
 
 @FAMILIES
 @pytest.mark.parametrize("training", [True, False])
-def test_a_new_update_changes_no_bit(config: EncoderConfig, training: bool) -> None:
+def test_a_new_update_changes_nothing(config: EncoderConfig, training: bool) -> None:
+    """No bit where nothing is trained; with gradients, plain matrices of an MLP are multiplied in chunks, and these are not."""
+    tolerance = {"atol": 2e-6, "rtol": 0} if training else {"atol": 0, "rtol": 0}
     before, after = plain(config).train(training), low_rank(config, trained=False).train(training)
     with torch.set_grad_enabled(training):
         for batch in (BATCH, LONG_BATCH):
-            torch.testing.assert_close(after(batch), before(batch), atol=0, rtol=0)
+            torch.testing.assert_close(after(batch), before(batch), **tolerance)
 
 
 @FAMILIES
@@ -331,7 +333,7 @@ def test_an_encoder_of_transformers_is_refused() -> None:
 
     model = torch.nn.Linear(1, 1)
     model.config = Settings()
-    with pytest.raises(InputError, match="deberta-v2 runs in transformers"):
+    with pytest.raises(InputError, match="deberta-v2 runs in transformers, and only native encoders are trained"):
         add_lora(TransformersEncoder(model), rank=4, alpha=8.0, dropout=0.0, seed=0)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
@@ -35,19 +36,26 @@ transformers = pytest.importorskip("transformers")
 models = pytest.importorskip("pylate.models")
 pytestmark = pytest.mark.parity
 
-QUERIES = ["which animal has wings", "how wide is the window of a local layer? " * 5 + "128", "late interaction", "x"]
+QUERIES = ["which animal has wings", "how wide is the window of a local layer? " * 5 + "128", "late interaction", "x", "\n wings ", ""]
 DOCUMENTS = [
     "A bird has wings, feathers and a beak!",
     "The window of a local layer is 128 tokens wide.",
     "Retrieval: find (quickly) what was asked for; ünïcode ❤ nothing else.",
     "MaxSim sums, over the query's tokens, the best similarity of each; " * 9 + "end.",
     "?",
+    "  A bird\nhas wings and   a beak. \t\n",
+    "a title [SEP] and a text ",
+    "\u3000def find(texts):\n    return [MASK] \n\n",
 ]
 WORKER = Path(__file__).with_name("sentence_transformers_6.py")
 
 
 def tokenizer() -> Tokenizer:
-    made = Tokenizer.train(DOCUMENTS + QUERIES, vocab_size=512, max_length=256)
+    """Like ModernBERT's: byte-level, and runs of blanks are tokens that are found behind the normalizer."""
+    trained = Tokenizer.train(DOCUMENTS + QUERIES, vocab_size=512, max_length=256)
+    backend = tokenizers.Tokenizer.from_str(trained.to_json())
+    backend.add_tokens([tokenizers.AddedToken(" " * length, normalized=True) for length in (2, 3, 4)])
+    made = Tokenizer(backend, trained.settings)
     for prefix in ("[Q] ", "[D] "):
         made.add_token(prefix)
     return made
@@ -92,6 +100,8 @@ def sources(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     BiEncoder(modernbert(), tokenizer(), dense).save(root / "modernbert-dense")
     plain = dataclasses.replace(dense, projections=(), pooling="mean")
     BiEncoder(modernbert(), tokenizer(), plain).save(root / "modernbert-plain")
+    unpooled = dataclasses.replace(plain, include_prompt=False)
+    BiEncoder(modernbert(), tokenizer(), unpooled).save(root / "modernbert-unpooled")
     settings = ModelFolder("colbert", root, projections=(Projection(64, 16),), similarity="maxsim")
     colbert = ColBERTSettings(query_length=40, document_length=60)
     ColBERT(modernbert(), tokenizer(), dataclasses.replace(settings, colbert=colbert)).save(root / "modernbert-colbert")
@@ -107,8 +117,7 @@ def sources(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     ColBERT(encoder, parts.tokenizer, settings).save(root / "minilm-stanford")
     without = ColBERTSettings(query_prefix="", document_prefix="", query_length=48, query_expansion=False, skiplist=())
     ColBERT(encoder, parts.tokenizer, dataclasses.replace(settings, colbert=without)).save(root / "minilm-plain")
-    names = ("modernbert-dense", "modernbert-plain", "modernbert-colbert", "minilm-colbert", "minilm-stanford", "minilm-plain")
-    return {"minilm-dense": minilm, **{name: root / name for name in names}}
+    return {"minilm-dense": minilm, **{folder.name: folder for folder in root.iterdir()}}
 
 
 def assert_equal(found: Sequence[Any], expected: Sequence[Any]) -> None:
@@ -121,7 +130,7 @@ def assert_equal(found: Sequence[Any], expected: Sequence[Any]) -> None:
 # sentence-transformers 5, PyLate and transformers: the libraries of the train extra.
 
 
-@pytest.mark.parametrize("name", ["minilm-dense", "modernbert-dense"])
+@pytest.mark.parametrize("name", ["minilm-dense", "modernbert-dense", "modernbert-unpooled"])
 def test_a_bi_encoder_in_sentence_transformers(sources: dict[str, Path], tmp_path: Path, name: str) -> None:
     export_model(sources[name], tmp_path / "out", layout="sentence-transformers")
     ours, theirs = load_model(sources[name]), sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
@@ -167,7 +176,7 @@ def test_the_encoder_of_a_colbert_in_transformers(sources: dict[str, Path], tmp_
     exported = export_model(sources["modernbert-colbert"], tmp_path / "out", layout="hf")
     assert "the projection" in exported.left_out
     theirs, words = transformers.AutoModel.from_pretrained(tmp_path / "out"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    batch = words(DOCUMENTS, padding=True, truncation=True, max_length=64, return_tensors="pt")
+    batch = words([text.strip() for text in DOCUMENTS], padding=True, truncation=True, max_length=64, return_tensors="pt")
     with torch.inference_mode():
         hidden = theirs(**batch).last_hidden_state
     ours = BiEncoder.from_pretrained(tmp_path / "out")  # a bare encoder: the mean over the tokens
@@ -223,6 +232,7 @@ def in_st6(python: str, folder: Path, jobs: Sequence[dict[str, Any]]) -> list[tu
 EXPORTS = [
     ("minilm-dense", "sentence-transformers"),
     ("modernbert-dense", "sentence-transformers"),
+    ("modernbert-unpooled", "sentence-transformers"),
     ("minilm-colbert", "pylate"),
     ("modernbert-colbert", "pylate"),
     ("minilm-plain", "pylate"),
@@ -230,6 +240,7 @@ EXPORTS = [
     ("modernbert-colbert", "sentence-transformers"),
     ("minilm-plain", "sentence-transformers"),
     ("minilm-stanford", "stanford"),
+    ("modernbert-colbert", "stanford"),
 ]
 
 

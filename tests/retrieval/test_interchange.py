@@ -23,6 +23,8 @@ from retrieval.colbert import ColBERT
 from retrieval.interchange import export
 from retrieval.interchange.export import LAYOUTS, Scores, export_model
 from retrieval.interchange.prefixes import reads_as_token, with_prefixes
+from retrieval.interchange.target import FILES, MODULE, MODULE_FILES
+from retrieval.interchange.white_space import without_strip
 from retrieval.model_folder import ColBERTSettings, ModelFolder, read_model_folder
 from retrieval.models import load_model
 from retrieval.projection import Projection
@@ -375,7 +377,8 @@ def card_of(folder: Path) -> tuple[dict[str, Any], str]:
 def run_folder(tmp_path: Path, source: Path, **changes: object) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    record = {**RUN, "model": {"fingerprint": load_model(source).card.fingerprint}, **changes}
+    known = {"fingerprint": load_model(source).card.fingerprint, "base_model": "answerdotai/ModernBERT-base"}
+    record = {**RUN, "model": known, **changes}
     (folder / "run.json").write_text(json.dumps(record))
     return folder
 
@@ -410,19 +413,66 @@ def test_a_card_leaves_out_what_is_not_known(colbert: Path, tmp_path: Path) -> N
     assert "None" not in body
 
 
-def test_a_folder_of_this_machine_is_no_base_model(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "answerdotai" / "ModernBERT-base").mkdir(parents=True)
-    export_model(dense, tmp_path / "out", layout="hf", run=run_folder(tmp_path, dense))
+def test_a_folder_of_the_training_machine_is_no_base_model(dense: Path, tmp_path: Path) -> None:
+    """That ``runs/start`` is not there now says nothing: the record knows whether it was."""
+    recipe = {**RUN["recipe"], "model": {"init": "runs/start"}}
+    model = {"fingerprint": load_model(dense).card.fingerprint, "base_model": None}
+    run = run_folder(tmp_path, dense, recipe=recipe, model=model)
+    export_model(dense, tmp_path / "out", layout="hf", run=run)
     assert "base_model" not in card_of(tmp_path / "out")[0]
 
 
-def test_a_stanford_card_offers_no_library_that_gives_other_vectors(colbert: Path, tmp_path: Path) -> None:
-    """The vocabulary is byte-level: the space that sentence-transformers 6 puts behind a marker is part of the next token."""
-    export_model(colbert, tmp_path / "out", layout="stanford")
+def test_a_recipe_with_a_fence_in_it_stays_in_its_own(dense: Path, tmp_path: Path) -> None:
+    text = "Start so:\n```\nquiver train mine\n````\n## Not a heading"
+    run = run_folder(tmp_path, dense, recipe={**RUN["recipe"], "source": text})
+    export_model(dense, tmp_path / "out", layout="hf", run=run)
     body = card_of(tmp_path / "out")[1]
-    assert "pylate" in body
-    assert "MultiVectorEncoder" not in body
+    recipe = body.partition("\n`````yaml\n")[2].partition("\n`````\n")[0]
+    assert yaml.safe_load(recipe)["source"] == text
+
+
+@pytest.mark.parametrize("language", ["English", "Klingon!", "EN", "jp", "zh-CN", ""])
+def test_what_is_no_language_is_refused(dense: Path, tmp_path: Path, language: str) -> None:
+    with pytest.raises(InputError, match=f"no language is called '{language}'; give its ISO 639 code"):
+        export_model(dense, tmp_path / "out", layout="hf", languages=["en", language])
+    assert not (tmp_path / "out").exists()
+
+
+def test_norwegian_is_no_boolean(dense: Path, tmp_path: Path) -> None:
+    export_model(dense, tmp_path / "out", layout="hf", languages=["no", "yue", "code"])
+    assert card_of(tmp_path / "out")[0]["language"] == ["no", "yue", "code"]
+
+
+def unstrippable(folder: Path) -> Path:
+    """The tokenizer of a saved model gets a token that is itself found behind the normalizer, white space and all."""
+    path = folder / "tokenizer.json"
+    rules = json.loads(without_strip(Tokenizer.from_pretrained(folder)).to_json())
+    [token] = [token for token in rules["added_tokens"] if token["content"] == "[unused0]"]
+    token |= {"special": True, "normalized": True}
+    path.write_text(json.dumps(rules))
+    return folder
+
+
+def test_a_card_offers_no_library_that_gives_other_vectors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """sentence-transformers 6 strips neither a text nor a prompt by itself."""
+    dense, colbert = unstrippable(save_dense(tmp_path / "dense")), unstrippable(save_colbert(tmp_path / "colbert"))
+    for source, layout in ((dense, "sentence-transformers"), (colbert, "pylate"), (colbert, "stanford")):
+        caplog.clear()
+        out = export_model(source, tmp_path / "out", layout=layout, overwrite=True).folder
+        assert "sentence-transformers 6 sees white space around texts" in caplog.text
+        body = card_of(out)[1]
+        assert "MultiVectorEncoder" not in body
+        assert "5 or 6" not in body
+    with pytest.raises(InputError, match="sentence-transformers 6 does not strip white space around a text, and this tokenizer cannot"):
+        export_model(colbert, tmp_path / "out", layout="sentence-transformers", overwrite=True)
+
+
+@pytest.mark.parametrize("layout", ["pylate", "stanford"])
+def test_a_card_offers_what_gives_the_same_vectors(dense: Path, colbert: Path, tmp_path: Path, layout: str) -> None:
+    export_model(colbert, tmp_path / "out", layout=layout)
+    assert "MultiVectorEncoder" in card_of(tmp_path / "out")[1]
+    export_model(dense, tmp_path / "dense-out", layout="sentence-transformers")
+    assert "SentenceTransformer  # 5 or 6" in card_of(tmp_path / "dense-out")[1]
 
 
 @pytest.mark.parametrize(
@@ -480,6 +530,72 @@ def test_what_is_there_is_replaced_only_if_asked_and_only_a_model(dense: Path, t
     with pytest.raises(InputError, match="a file; --out names a folder"):
         export_model(dense, other / "chapter.tex", layout="hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out", "thesis"]
+
+
+def test_files_that_no_export_writes_are_not_replaced(dense: Path, tmp_path: Path) -> None:
+    out = export_model(dense, tmp_path / "out", layout="sentence-transformers").folder
+    for name in ("notes.md", "1_Pooling/notes.md", "figures/README.md", ".gitattributes"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+        before = (out / "README.md").stat().st_mtime_ns
+        with pytest.raises(InputError, match=f"holds {name.partition('/README')[0]}, which no export writes, and is not replaced"):
+            export_model(dense, out, layout="hf", overwrite=True)
+        assert (out / "README.md").stat().st_mtime_ns == before
+        (out / name).unlink()
+    (out / "figures").rmdir()
+    assert not any((export_model(dense, out, layout="hf", overwrite=True).folder).glob("*/"))
+
+
+@pytest.mark.parametrize("layout", ["sentence-transformers", "pylate", "hf", "stanford"])
+def test_a_clone_keeps_its_history_and_its_notes(colbert: Path, tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture) -> None:
+    clone = tmp_path / "clone"
+    (clone / ".git" / "objects").mkdir(parents=True)
+    for name in (".git/HEAD", ".git/objects/ab", ".gitattributes"):
+        (clone / name).write_text("git's")
+    out = export_model(colbert, clone, layout="pylate").folder  # nothing there yet but git's: no --overwrite is needed
+    (out / "notes.md").write_text("mine")
+    with pytest.raises(InputError, match="not empty; choose another --out, or --overwrite"):
+        export_model(colbert, out, layout=layout)
+    export_model(colbert, out, layout=layout, overwrite=True)
+    export_model(colbert, tmp_path / "alone" / "clone", layout=layout)
+    assert "left there, since no export writes it: notes.md" in caplog.text
+    kept = {".git/HEAD", ".git/objects/ab", ".gitattributes", "notes.md"}
+    assert files_in(out) == kept | files_in(tmp_path / "alone" / "clone")
+    assert all((out / name).read_text() in ("git's", "mine") for name in kept)
+    for name in files_in(out) - kept:
+        assert (out / name).read_bytes() == (tmp_path / "alone" / "clone" / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "clone", "colbert"]
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_failure_on_the_way_leaves_a_clone_as_it_was(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "clone"
+    (out / ".git").mkdir(parents=True)
+    export_model(dense, out, layout="sentence-transformers")
+    before = {name: (out / name).read_bytes() for name in files_in(out)}
+
+    def fail(*given: object, **settings: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "render_card", fail)
+    with pytest.raises(OSError, match="No space"):
+        export_model(dense, out, layout="hf", overwrite=True)
+    assert {name: (out / name).read_bytes() for name in files_in(out)} == before
+
+
+def test_all_that_an_export_writes_is_known(dense: Path, colbert: Path, tmp_path: Path) -> None:
+    found = set[str]()
+    for source in (dense, colbert):
+        for layout, kinds in LAYOUTS.items():
+            if source.name in kinds:
+                found |= files_in(export_model(source, tmp_path / f"{source.name}-{layout}", layout=layout).folder)
+    assert {name for name in found if "/" not in name} == FILES
+    modules = {tuple(name.split("/")) for name in found if "/" in name}
+    assert {name for _, name in modules} == MODULE_FILES
+    assert all(MODULE.fullmatch(folder) for folder, _ in modules)
 
 
 @pytest.mark.parametrize("target", ["dense", "."])

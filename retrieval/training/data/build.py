@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,13 +18,15 @@ from encoder.files import expand_home
 from retrieval.corpus import load_collection
 from retrieval.docstrings import Pair
 from retrieval.progress import Advance
-from retrieval.training.data.fields import Example, FieldReader, encoded
+from retrieval.training.data.examples import read_examples
+from retrieval.training.data.fields import Example, encoded
 from retrieval.training.data.rows import write_view
 from retrieval.training.data.sampling import Sample
-from retrieval.training.data.sources import iter_source
 from retrieval.training.data.table import TableWriter
 from retrieval.training.data.texts_by_id import Entry, TextsById, index_texts, read_entries
 from retrieval.training.sections import DataSection
+
+Value = TypeVar("Value")
 
 
 class Built(NamedTuple):
@@ -34,41 +36,62 @@ class Built(NamedTuple):
         documents: Documents n that a row trains on.
         rows: Rows that are trained on.
         skipped: Rows that were left out.
+        copies: Documents that were left out of their rows.
         sha256: As `TableWriter.finish` gives it.
     """
 
     documents: int
     rows: int
     skipped: int
+    copies: int
     sha256: str
 
 
 class Fit:
-    """Which rows are trained on, and with how many documents."""
+    """Which rows are trained on, and with which of their documents."""
 
     def __init__(self, section: DataSection) -> None:
         """As ``section`` says; where it does not say how many documents, the first row does."""
         self.documents = section.documents_per_row
         self.skipped = 0
+        self.copies = 0
         self._section = section
 
-    def rows(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """The examples with enough documents; where negatives are not drawn, cut to as many as are trained on.
+    def sound(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Those without a flaw.
 
         Raises:
-            InputError: An example has too few and is not to be skipped.
+            InputError: One has a flaw and is not to be skipped.
         """
         for example in examples:
             if example.flaw:
                 self.leave_out(example.place, example.flaw)
-                continue
-            if self.documents is None:
-                self.documents = len(example.documents)
-            if len(example.documents) < self.documents:
-                self.leave_out(example.place, f"{len(example.documents)} documents, {self.documents} are wanted")
-                continue
-            kept = self.documents if self._section.negatives == "first" else None
-            yield example._replace(documents=example.documents[:kept], scores=example.scores[:kept])
+            else:
+                yield example
+
+    def places(self, example: Example, contents: Sequence[str | bytes]) -> list[int]:
+        """Places of the documents that an example is trained on; none where it is left out.
+
+        Negatives that are blank, or the same as the positive or another negative, are none. Of what remains as many are taken as are
+        trained on; where negatives are drawn, all.
+
+        Args:
+            example: One without a flaw.
+            contents: What is equal for equal documents, and empty for blank ones; the positive's is not.
+
+        Raises:
+            InputError: Too few documents remain, and the row is not to be skipped.
+        """
+        wanted = self.documents = len(contents) + example.left_out if self.documents is None else self.documents
+        first = {content: place for place, content in reversed(list(enumerate(contents))) if content}
+        places = sorted(first.values())
+        left_out = len(contents) - len(places) + example.left_out
+        self.copies += left_out
+        if len(places) < wanted:
+            why = f" (besides {left_out} blank or the same as another)" if left_out else ""
+            self.leave_out(example.place, f"{len(places)} documents{why}, {wanted} are wanted")
+            return []
+        return places if self._section.negatives == "random" else places[:wanted]
 
     def leave_out(self, place: str, flaw: str) -> None:
         """Count a row that cannot be used.
@@ -84,12 +107,12 @@ class Fit:
 
 
 class Numbered(NamedTuple):
-    """An example whose texts are in the table, by their numbers; with a flaw if it cannot be used after all."""
+    """An example that is trained on, its texts by their numbers in the table."""
 
     example: Example
     query: int
     documents: Sequence[int]
-    flaw: str = ""
+    scores: Sequence[float]
 
 
 class Texts:
@@ -100,11 +123,14 @@ class Texts:
         self.examples = examples
         self._writer = writer
 
-    def number(self, block: Sequence[Example]) -> Iterator[Numbered]:
-        """Write the texts of these examples."""
+    def number(self, block: Iterable[Example], fit: Fit) -> Iterator[Numbered]:
+        """Write the texts of those examples that are trained on."""
         for example in block:
-            query, *documents = (self._writer.add_text(encoded(example.place, text)) for text in (example.query, *example.documents))
-            yield Numbered(example, query, documents)
+            # Encoders take no notice of white space at the ends.
+            if places := fit.places(example, [text.strip() for text in example.documents]):
+                texts = (example.query, *(example.documents[place] for place in places))
+                query, *documents = (self._writer.add_text(encoded(example.place, text)) for text in texts)
+                yield Numbered(example, query, documents, _at(example.scores, places))
 
     def close(self) -> None:
         """Nothing is left to say."""
@@ -113,15 +139,30 @@ class Texts:
 class Ids:
     """Finds the texts of examples that name them."""
 
-    def __init__(self, examples: Iterable[Example], queries: TextsById, documents: TextsById) -> None:
-        """Number ``examples`` by texts that are in the table."""
+    def __init__(self, examples: Iterable[Example], queries: TextsById, documents: TextsById, writer: TableWriter) -> None:
+        """Number ``examples`` by texts that are in the table of ``writer``."""
         self.examples = examples
         self._queries = queries
         self._documents = documents
+        self._writer = writer
         self._missing = Missing()
 
-    def number(self, block: Sequence[Example]) -> Iterator[Numbered]:
-        """Look up the texts of these examples; those that lack one are counted for `close`."""
+    def number(self, block: Iterable[Example], fit: Fit) -> Iterator[Numbered]:
+        """Look up the texts of these examples, and take those that are trained on."""
+        found = list(self.look_up(list(block)))
+        digests = iter(self._writer.digests([number for _, _, numbers in found for number in numbers]))
+        for example, query, numbers in found:
+            own = zip(numbers, islice(digests, len(numbers)), strict=True)
+            contents = [b"" if number in self._documents.blank else digest for number, digest in own]
+            if flaw := self.flaw(example, query, numbers[0]):
+                fit.leave_out(example.place, flaw)
+            elif places := fit.places(example, contents):
+                yield Numbered(example, query, _at(numbers, places), _at(example.scores, places))
+
+    def look_up(self, block: Sequence[Example]) -> Iterator[tuple[Example, int, list[int]]]:
+        """The numbers of the query and of the documents; examples that lack a text are counted for `close` instead."""
+        if not block:
+            return
         queries = self._queries.numbers([example.query for example in block])
         documents = self._documents.numbers([one for example in block for one in example.documents])
         ends = np.cumsum([len(example.documents) for example in block])
@@ -133,7 +174,14 @@ class Ids:
                 first = example.documents[absent[0]]
                 self._missing.note(example.place, f"document '{first}' is not in {self._documents.source}", len(absent))
             else:
-                yield Numbered(example, query, numbers.tolist(), self._flaw(example, query, int(numbers[0])))
+                yield example, query, numbers.tolist()
+
+    def flaw(self, example: Example, query: int, positive: int) -> str:
+        """Why an example whose texts were found cannot be trained on: a blank query or positive; empty where it can."""
+        for number, texts, key in ((query, self._queries, example.query), (positive, self._documents, example.documents[0])):
+            if number in texts.blank:
+                return f"the text of '{key}' in {texts.source} is blank"
+        return ""
 
     def close(self) -> None:
         """Say what was missing.
@@ -142,12 +190,6 @@ class Ids:
             InputError: An id was.
         """
         self._missing.refuse()
-
-    def _flaw(self, example: Example, query: int, positive: int) -> str:
-        for number, texts, key in ((query, self._queries, example.query), (positive, self._documents, example.documents[0])):
-            if number in texts.blank:
-                return f"the text of '{key}' in {texts.source} is blank"
-        return ""
 
 
 class Missing:
@@ -211,30 +253,22 @@ def _write_rows(section: DataSection, numbering: Texts | Ids, writer: TableWrite
     """Write the rows, as far as they are wanted, and their order."""
     fit = Fit(section)
     sample = Sample(shuffle=section.shuffle, limit=section.limit, seed=seed)
-    examples = fit.rows(numbering.examples)
-    while block := list(islice(examples, sample.next_rows)):
-        for row in numbering.number(sample.wanted(block)):
-            if row.flaw:
-                fit.leave_out(row.example.place, row.flaw)
-            else:
-                writer.add_row(row.query, row.documents, row.example.scores)
-                sample.add(row.example)
+    examples = iter(numbering.examples)
+    while block := list(islice(examples, sample.next_rows)):  # not `blocks`: how many rows come next depends on how many were taken
+        for row in numbering.number(fit.sound(sample.wanted(block)), fit):
+            writer.add_row(row.query, row.documents, row.scores)
+            sample.add(row.example)
     numbering.close()
     order = sample.order()
     if not len(order) or fit.documents is None:
         raise InputError(f"data.train: no rows in {', '.join(section.train)}{f' ({fit.skipped:,} skipped)' if fit.skipped else ''}")
     write_view(writer.folder, order, fit.documents, scored=bool(section.score_fields))
-    return Built(fit.documents, len(order), fit.skipped, writer.finish(order))
+    return Built(fit.documents, len(order), fit.skipped, fit.copies, writer.finish(order))
 
 
-def _row_examples(section: DataSection, advance: Advance) -> Iterator[Example]:
-    reader = FieldReader(section)
-    for source in section.train:
-        for number, (place, row) in enumerate(iter_source(source, reader.columns)):
-            if number == 0:
-                reader.check(place, row)
-            advance(1)
-            yield reader.example(place, row)
+def _at(values: Sequence[Value], places: Sequence[int]) -> list[Value]:
+    """The values in these places; of no values none."""
+    return [values[place] for place in places] if values else []
 
 
 def _by_ids(section: DataSection, writer: TableWriter, ids: Path, advance: Advance) -> Ids:
@@ -247,7 +281,8 @@ def _by_ids(section: DataSection, writer: TableWriter, ids: Path, advance: Advan
             raise InputError(f"data.{name}: needed, since format is ids")
         entries = read_entries(source, id_field, section.text_field)
         found.append(index_texts(entries, writer, ids / name, source=source, advance=advance))
-    return Ids(_row_examples(section, advance), *found)
+    queries, documents = found
+    return Ids(read_examples(section, advance), queries, documents, writer)
 
 
 def _judged(section: DataSection, writer: TableWriter, ids: Path, advance: Advance) -> Ids:
@@ -271,12 +306,12 @@ def _judged(section: DataSection, writer: TableWriter, ids: Path, advance: Advan
                         yield Example(f"{folder} ({section.split})", f"{folder}/{query}", [f"{folder}/{document}"], [])
 
     source = ", ".join(section.train)
-    found = [index_texts(texts(kind), writer, ids / kind, source=source, advance=advance) for kind in ("queries", "documents")]
-    return Ids(examples(), *found)
+    queries, documents = (index_texts(texts(kind), writer, ids / kind, source=source, advance=advance) for kind in ("queries", "documents"))
+    return Ids(examples(), queries, documents, writer)
 
 
 FORMATS: Mapping[str, Callable[[DataSection, TableWriter, Path, Advance], Texts | Ids]] = {
-    "texts": lambda section, writer, ids, advance: Texts(_row_examples(section, advance), writer),
+    "texts": lambda section, writer, ids, advance: Texts(read_examples(section, advance), writer),
     "ids": _by_ids,
     "beir": _judged,
 }

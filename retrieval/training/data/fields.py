@@ -16,7 +16,7 @@ from encoder.errors import InputError
 from retrieval.entries import key_of
 from retrieval.training.sections import DataSection
 
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)"
+_NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)"
 _QUOTED = r"'[^'\\]*'|\"[^\"\\]*\""
 _ITEM = re.compile(rf"\s*(?:({_QUOTED})|({_NUMBER}))(?=[\s,]|\Z)\s*,?", re.IGNORECASE)
 """One item of a list as Python or NumPy print it: a number or a text in quotes, and the comma or blank behind it."""
@@ -31,6 +31,7 @@ class Example(NamedTuple):
         documents: Texts or ids, the positive first.
         scores: The teacher's, one for each document; none where the section names no field of scores.
         flaw: Why the row cannot be trained on, though its fields are in order; empty where it can.
+        left_out: Negatives of the row that are not among the documents, since they are other positives of it.
         rank: Where rows are shuffled, they are sorted by it.
     """
 
@@ -39,6 +40,7 @@ class Example(NamedTuple):
     documents: list[str]
     scores: list[float]
     flaw: str = ""
+    left_out: int = 0
     rank: float = 0.0
 
 
@@ -57,6 +59,7 @@ class FieldReader:
         self._query = section.query_field
         self._documents = section.document_fields
         self._scores = section.score_fields
+        self._each = section.positives == "each"
         self._item = _id if section.format == "ids" else _text
 
     @property
@@ -77,24 +80,54 @@ class FieldReader:
                 hint = f"did you mean '{close[0]}'? " if close else ""
                 raise InputError(f"{place}: no field '{name}'; {hint}the row's fields are {known}")
 
-    def example(self, place: str, row: Mapping[str, object]) -> Example:
-        """The example of a row; flawed where its query or its positive is blank or not there.
+    def examples(self, place: str, row: Mapping[str, object]) -> list[Example]:
+        """What a row gives to train on: one example, or one for each positive.
+
+        An example is flawed where its query or its positive is blank or not there.
 
         Raises:
-            InputError: A field holds something else than it should, the first of several document fields more than the positive, or
-                the number of scores differs from the number of documents.
+            InputError: A field holds something else than it should, the first of several document fields more than one positive though
+                not each is to be taken, or the number of scores differs from the number of documents.
         """
+        whole, positives = self._read(place, row)
+        if self._each and positives:
+            return self._one_each(whole, positives)
+        if positives > 1 and len(self._documents) > 1:
+            name = self._documents[0]
+            one = name.replace("*", "0") if "*" in name else f"{name}.0"
+            raise InputError(
+                f"{place}: the field '{name}' holds {positives} documents; the first of several fields holds the positive alone, the "
+                f"others would become its negatives (make an example of each by data.positives: each, or take one: {one})"
+            )
+        return [whole]
+
+    def whole(self, place: str, row: Mapping[str, object]) -> Example:
+        """All documents of a row as one example, the positives first, however many they are.
+
+        Raises:
+            InputError: A field holds something else than it should, or the number of scores differs from the number of documents.
+        """
+        return self._read(place, row)[0]
+
+    def _read(self, place: str, row: Mapping[str, object]) -> tuple[Example, int]:
+        """A row as it is, and how many documents its first field holds."""
         query = self._item(place, self._query, _one(place, self._query, row))
         fields = [self._items(place, name, row) for name in self._documents]
-        if len(fields) > 1 and len(fields[0]) > 1:
-            name = self._documents[0]
-            raise InputError(
-                f"{place}: the field '{name}' holds {len(fields[0])} documents; the first of several fields holds the positive alone, "
-                f"the others would become its negatives (of a list, take one: {name.replace('*', '0') if '*' in name else name + '.0'})"
-            )
         documents = [document for field in fields for document in field]
         scores = self._row_scores(place, row, len(documents)) if self._scores else []
-        return Example(place, query, documents, scores, self._flaw(query, fields[0]))
+        return Example(place, query, documents, scores, self._flaw(query, fields[0])), len(fields[0])
+
+    def _one_each(self, whole: Example, positives: int) -> list[Example]:
+        """An example for each positive, with the negatives that are no positives."""
+        known = {document.strip() for document in whole.documents[:positives]}
+        kept = [place for place in range(positives, len(whole.documents)) if whole.documents[place].strip() not in known]
+        examples = []
+        for positive in range(positives):
+            documents = [whole.documents[place] for place in (positive, *kept)]
+            scores = [whole.scores[place] for place in (positive, *kept)] if whole.scores else []
+            flaw = self._flaw(whole.query, documents[:1])
+            examples.append(Example(whole.place, whole.query, documents, scores, flaw, len(whole.documents) - positives - len(kept)))
+        return examples
 
     def _flaw(self, query: str, positives: Sequence[str]) -> str:
         if not positives or not positives[0].strip():
@@ -154,6 +187,8 @@ def id_of(place: str, name: str, row: Mapping[str, object]) -> str:
 def parse_list(place: str, name: str, text: str) -> list[object]:
     """A list that was stored as text: JSON, or numbers and quoted texts as Python or NumPy print them.
 
+    In what is not JSON a number without a fraction stays the text that it is: an id ``007`` is none with the name ``7``.
+
     Raises:
         InputError: It is neither.
 
@@ -179,7 +214,7 @@ def _printed_list(text: str) -> list[object] | None:
         if match is None:
             return None
         quoted, number = match.groups()
-        items.append(quoted[1:-1] if quoted is not None else int(number) if number.lstrip("+-").isdigit() else float(number))
+        items.append(quoted[1:-1] if quoted is not None else number if number.lstrip("+-").isdigit() else float(number))
         position = match.end()
     return items
 

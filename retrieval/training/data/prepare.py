@@ -13,9 +13,10 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -39,7 +40,8 @@ HELD_OUT = 0.15
 RECORD = "rows.json"
 """What is written last: without it a folder is unfinished."""
 
-_SCHEMA = "quiver-rows/1"
+_FAMILY = "quiver-rows/"
+_SCHEMA = f"{_FAMILY}2"
 
 
 def prepare_rows(data: DataSection, work: Path, *, seed: int, progress: bool = False) -> TrainingRows:
@@ -69,6 +71,18 @@ def prepare_rows(data: DataSection, work: Path, *, seed: int, progress: bool = F
             return build_table(data, folder, seed=seed, advance=advance)
 
     return _open(_made(work, key, build), seed=seed if data.negatives == "random" else None, scored=bool(data.score_fields))
+
+
+def discard_rows(work: Path) -> None:
+    """Remove what `prepare_rows` has made in a folder, and the folder if nothing else is in it."""
+    if not work.is_dir():
+        return
+    for path in work.iterdir():
+        if str(_record(path).get("schema")).startswith(_FAMILY):
+            shutil.rmtree(path)
+            (work / f".{path.name}.lock").unlink(missing_ok=True)
+    if not any(work.iterdir()):
+        work.rmdir()
 
 
 def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:
@@ -121,14 +135,19 @@ def _build(target: Path, build: Callable[[Path], Built]) -> None:
     logger.info("%s: %d rows prepared, %d skipped", target, built.rows, built.skipped)
 
 
+def _record(folder: Path) -> Mapping[str, Any]:
+    """What is written last into a folder of rows; empty where it is not there, or is no such record."""
+    try:
+        return read_json(folder / RECORD)
+    except InputError:
+        return {}
+
+
 def _whole(folder: Path) -> bool:
     """Whether a folder is there, and is what was made, to the byte."""
     if not (folder / RECORD).is_file():
         return False
-    try:
-        record = read_json(folder / RECORD)
-    except InputError:
-        record = {}
+    record = _record(folder)
     sums = record.get("files", {})
     sound = ((folder / name).is_file() and file_sha256(folder / name) == known for name, known in sums.items())
     whole = record.get("schema") == _SCHEMA and all(sound)
@@ -141,7 +160,7 @@ def _open(folder: Path, *, seed: int | None, scored: bool) -> TrainingRows:
     record = read_json(folder / RECORD)
     reader = RowReader(Table(folder), record["documents"], seed=seed)
     dataset = open_view(folder, reader)
-    return TrainingRows(dataset, record["documents"], scored, record["sha256"], record["skipped"], reader)
+    return TrainingRows(dataset, record["documents"], scored, record["sha256"], record["skipped"], record["copies"], reader)
 
 
 def _sources(data: DataSection) -> list[str]:

@@ -36,7 +36,8 @@ class TrainingRows:
         documents_per_row: n, the positive and its hard negatives.
         scored: The rows have a teacher's scores.
         sha256: Of all rows' texts and scores in their order, those of negatives that may be drawn included: equal sums, equal data.
-        skipped: Rows that were left out for having fewer than n documents.
+        skipped: Rows that were looked at and left out, for having fewer than n documents or no query.
+        copies: Documents that were left out of their rows for being blank, or the same as the positive or another negative.
         reader: What looks texts up; shared by all copies of ``dataset`` in a process.
     """
 
@@ -45,6 +46,7 @@ class TrainingRows:
     scored: bool
     sha256: str
     skipped: int
+    copies: int
     reader: RowReader = field(repr=False)
 
     def __len__(self) -> int:

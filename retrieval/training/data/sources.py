@@ -9,17 +9,19 @@ $QUIVER_HUB/OWNER/NAME`` makes, for machines without a network. What a row's fie
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from encoder.errors import InputError
 from encoder.files import expand_home
-from retrieval.files import read_json_lines, read_lines
+from retrieval.files import read_json_lines
 
 HUB = "hub://"
 """How a source on the hub begins."""
@@ -31,6 +33,9 @@ _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 # Rows of Parquet held at a time: few enough for documents of a megabyte.
 _BATCH = 256
+
+# Bytes of a file from which its lines are estimated, and what they may become when they are unpacked.
+_SAMPLE, _UNPACKED = 1 << 20, 1 << 26
 
 
 class HubSource(NamedTuple):
@@ -90,7 +95,7 @@ def source_files(source: str) -> list[Path]:
         hub = parse_hub(source)
         if hub.local is None:
             return []
-        return [hub.local.joinpath(*hub.inside)] if hub.is_file else sorted(path for path in hub.local.rglob("*") if path.is_file())
+        return [hub.local.joinpath(*hub.inside)] if hub.is_file else _visible_files(hub.local)
     path = expand_home(source)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.is_file())
@@ -105,13 +110,15 @@ def source_files(source: str) -> list[Path]:
 
 
 def count_rows(sources: Sequence[str]) -> int:
-    """Rows of the sources that are files, counted quickly, for a bar; a line is taken for a row, and the hub's count as none.
+    """Rows of the sources that are files, for a bar: of Parquet their number; of lines an estimate from the first megabyte.
+
+    The hub's count as none.
 
     Raises:
         InputError: A file is missing, or no Parquet.
     """
     files = (file for source in sources if not source.startswith(HUB) for file in source_files(source))
-    return sum(_parquet_count(file) if file.suffix == ".parquet" else sum(1 for _ in read_lines(file)) for file in files)
+    return sum(_parquet_count(file) if file.suffix == ".parquet" else _line_count(file) for file in files)
 
 
 def parse_hub(source: str) -> HubSource:
@@ -163,6 +170,31 @@ def _parquet_count(file: Path) -> int:
         return int(table.metadata.num_rows)
 
 
+def _line_count(file: Path) -> int:
+    """About how many lines a file has; exactly, where the sample is all of it. A damaged one has as many as its sound beginning."""
+    try:
+        with file.open("rb") as raw:
+            sample, size = raw.read(_SAMPLE), file.stat().st_size
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    text, used = sample, len(sample)
+    if file.suffix == ".gz":
+        unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # gzip's header
+        try:
+            text = unpacker.decompress(sample, _UNPACKED)
+        except zlib.error:
+            return 0
+        used -= len(unpacker.unconsumed_tail) + len(unpacker.unused_data)
+    last = used == size and not text.endswith(b"\n")
+    return round((text.count(b"\n") + last) * size / used) if used else 0
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    """All files in and below a folder but the hidden ones: the hub's client keeps its own notes in ``.cache`` there."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
+
+
 @contextmanager
 def _parquet_errors(file: Path) -> Iterator[None]:
     """What pyarrow raises becomes one line."""
@@ -187,8 +219,10 @@ def _hub_rows(source: str, fields: Sequence[str]) -> Iterator[tuple[str, Mapping
     number = 0
     with _hub_errors(source):
         where, revision = (str(hub.local), None) if hub.local else (hub.repository, hub.revision)
-        builder = _imported("datasets").load_dataset_builder(where, config, revision=revision)
-        _read_little(builder.config)
+        datasets = _imported("datasets")
+        with _silent("datasets"):  # it warns of every entry of a card that it does not know
+            builder = datasets.load_dataset_builder(where, config, revision=revision)
+        _read_as_stored(builder)
         rows = builder.as_streaming_dataset(split=split)
         if (keys := _keys(rows.column_names or (), fields)) is not None:
             rows = rows.select_columns(keys)
@@ -198,11 +232,29 @@ def _hub_rows(source: str, fields: Sequence[str]) -> Iterator[tuple[str, Mapping
         raise InputError(f"{source}: the split is empty")
 
 
-def _read_little(config: object) -> None:
-    """Make the library's reader of Parquet, if it is that, read a little at a time: it would buffer a gigabyte ahead."""
+def _read_as_stored(builder: Any) -> None:
+    """Make the library's reader of Parquet, if it is that, take columns as the files hold them, and a little at a time.
+
+    It would cast them to the types that the data set's card declares, which is an error where the card has lists and the files have lists
+    as text; and it would buffer a gigabyte ahead.
+    """
+    config = builder.config
     if hasattr(config, "fragment_scan_options") and hasattr(config, "batch_size"):
+        builder.info.features = None
         config.fragment_scan_options = _imported("pyarrow.dataset").ParquetFragmentScanOptions(pre_buffer=False)
         config.batch_size = _BATCH
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Without a library's warnings."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _hub_file(source: str, hub: HubSource) -> Path:
@@ -226,12 +278,19 @@ def _hub_errors(source: str) -> Iterator[None]:
 def _client_errors() -> tuple[type[Exception], ...]:
     """What a fetch may end in.
 
-    Errors of the system and of values (an unknown config or split, damaged Parquet), of hf_xet, and of the web clients that are loaded,
-    whose errors have nothing in common.
+    Errors of the system and of values (an unknown config or split, damaged Parquet), of types (a file whose columns are not those of the
+    first one), of hf_xet, and of the web clients that are loaded, whose errors have nothing in common.
     """
     clients = (("httpx", "HTTPError"), ("aiohttp", "ClientError"), ("datasets", "DatasetsError"))
     found = (getattr(sys.modules.get(module), name, None) for module, name in clients)
-    return (OSError, ValueError, RuntimeError, EOFError, *(one for one in found if isinstance(one, type) and issubclass(one, Exception)))
+    return (
+        OSError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        EOFError,
+        *(one for one in found if isinstance(one, type) and issubclass(one, Exception)),
+    )
 
 
 def _imported(name: str) -> ModuleType:

@@ -7,12 +7,14 @@ neither takes memory by the number of texts, and a text is found in constant tim
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from retrieval.training.data.blocks import blocks
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -67,6 +69,10 @@ class Strings:
     def __getitem__(self, number: int) -> str:
         start = int(self._ends[number - 1]) if number else 0
         return self._bytes[start : int(self._ends[number])].decode("utf-8")
+
+    def __iter__(self) -> Iterator[str]:
+        for numbers in blocks(range(len(self))):
+            yield from self.take(numbers)
 
     def take(self, numbers: NDArray[np.int64] | Sequence[int]) -> list[str]:
         """The texts of these numbers, in their order."""

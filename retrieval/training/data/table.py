@@ -58,12 +58,10 @@ class TableWriter:
         self._digests.write(hashlib.sha256(text).digest())
         return self.texts.add(text)
 
-    def digest(self, text: int) -> bytes:
-        """The sha256 of a text that was taken."""
+    def digests(self, texts: NDArray[np.int64] | Sequence[int]) -> list[bytes]:
+        """The sha256 of each of some texts that were taken."""
         self._digests.flush()
-        with (self.folder / "digests").open("rb") as file:
-            file.seek(text * _DIGEST)
-            return file.read(_DIGEST)
+        return [digest.tobytes() for digest in _mapped_digests(self.folder)[np.asarray(texts, np.int64)]]
 
     def add_row(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
         """Take a row; scores for all documents, or none."""
@@ -85,7 +83,7 @@ class TableWriter:
         self._stack.close()
         (self.folder / "order").write_bytes(order.astype("<i8").tobytes())
         table = Table(self.folder)
-        digests = mapped_numbers(self.folder / "digests", np.uint8).reshape(-1, _DIGEST)
+        digests = _mapped_digests(self.folder)
         total = hashlib.sha256()
         for number in order.tolist():
             row = table[number]
@@ -117,6 +115,11 @@ class Table:
 
     def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
         return Table, (self._folder,)
+
+
+def _mapped_digests(folder: Path) -> NDArray[np.uint8]:
+    """The sha256 of each text, (T, 32)."""
+    return mapped_numbers(folder / "digests", np.uint8).reshape(-1, _DIGEST)
 
 
 def _write(file: BinaryIO, kind: str, values: Sequence[float]) -> None:

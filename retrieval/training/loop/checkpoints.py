@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,8 +26,11 @@ logger = logging.getLogger(__name__)
 SEAL = "seal.json"
 """The file that makes a folder a checkpoint."""
 
-_SCHEMA = "quiver-checkpoint/1"
+_SCHEMAS = "quiver-checkpoint/"
+_SCHEMA = f"{_SCHEMAS}1"
 _NAME = re.compile(r"step-(\d{6,})")
+_LEFT = re.compile(r"step-\d{6,}|\.step-\d{6,}\.unfinished")
+"""What a kill may leave unsealed; a copy that somebody has made beside them has another name."""
 
 
 class Checkpoints:
@@ -68,30 +71,41 @@ class Checkpoints:
             shutil.rmtree(hidden, ignore_errors=True)  # gone already, unless the block failed
 
     def newest(self) -> int | None:
-        """The last step with a sound checkpoint; None where there is none. What is not sound is removed, with a warning."""
-        for left in (*self.folder.glob(".step-*.unfinished"), *self.folder.glob("step-*")):
-            if not (left / SEAL).is_file():
+        """The last step with a sound checkpoint; None where there is none. What is not sound is removed, with a warning.
+
+        Raises:
+            InputError: Another version of Quiver has sealed it: sound or not, it is left where it is.
+        """
+        for left in self.folder.glob("*"):
+            hidden = left.name.startswith(".")  # perhaps sealed already, and the process killed before it had its name
+            if _LEFT.fullmatch(left.name) and left.is_dir() and (hidden or not (left / SEAL).is_file()):
                 shutil.rmtree(left)
         for step in reversed(self.steps()):
-            flaw = _flaw(self.path(step))
+            flaw = _flaw(self.path(step), step)
             if flaw is None:
                 return step
             logger.warning("%s: %s; removed, the run goes on from the checkpoint before it", self.path(step), flaw)
-            shutil.rmtree(self.path(step))
+            self._remove(step)
         return None
 
-    def keep(self, count: int, *, also: int | None = None) -> None:
-        """Remove all but the newest.
+    def sound(self, steps: Iterable[int]) -> list[int]:
+        """Those of some steps whose checkpoints are as they were written; the others are told of in warnings."""
+        flaws = {step: _flaw(self.path(step), step) for step in steps}
+        for step, flaw in flaws.items():
+            if flaw is not None:
+                logger.warning("%s: %s; its weights are left out", self.path(step), flaw)
+        return [step for step, flaw in flaws.items() if flaw is None]
 
-        Args:
-            count: How many are kept.
-            also: A step whose checkpoint is kept beside them.
-        """
-        for step in self.steps()[:-count]:
-            if step != also:
-                # Unsealed first: a kill half way leaves nothing that looks whole.
-                (self.path(step) / SEAL).unlink()
-                shutil.rmtree(self.path(step))
+    def keep(self, steps: Collection[int]) -> None:
+        """Remove the checkpoints of all other steps."""
+        for step in self.steps():
+            if step not in steps:
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        # Unsealed first: a kill half way leaves nothing that looks whole.
+        (self.path(step) / SEAL).unlink()
+        shutil.rmtree(self.path(step))
 
 
 def _seal(folder: Path, step: int) -> None:
@@ -105,18 +119,33 @@ def _seal(folder: Path, step: int) -> None:
     write_json(folder / SEAL, {"schema": _SCHEMA, "step": step, "files": files})
 
 
-def _flaw(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, read in full; None if nothing is."""
+def _flaw(folder: Path, step: int) -> str | None:
+    """What is wrong with the sealed folder of a step, read in full; None if nothing is."""
+    damaged = f"{SEAL} is missing or damaged"
     try:
         seal = read_json(folder / SEAL)
-        if seal["schema"] != _SCHEMA:
-            return f"its schema is {seal['schema']}, this version reads {_SCHEMA}"
-        for name, entry in seal["files"].items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != entry["bytes"] or file_sha256(path) != entry["sha256"]:
-                return f"{name} is damaged"
-    except (InputError, KeyError, TypeError, AttributeError):
-        return f"{SEAL} is damaged"
-    return None
+    except InputError:
+        return damaged
+    schema = str(seal.get("schema"))
+    if schema.startswith(_SCHEMAS) and schema != _SCHEMA:
+        raise InputError(f"{folder}: its schema is {schema}, this version reads {_SCHEMA}; resume the run by the version that wrote it")
+    try:
+        sealed, files = seal["step"], {name: (entry["bytes"], entry["sha256"]) for name, entry in seal["files"].items()}
+    except (KeyError, TypeError, AttributeError):
+        return damaged
+    if schema != _SCHEMA:
+        return damaged
+    if sealed != step:
+        return f"it was written as that of step {sealed}"
+    return next((f"{name} is {flaw}" for name, (size, digest) in files.items() if (flaw := _file_flaw(folder / name, size, digest))), None)
+
+
+def _file_flaw(path: Path, size: int, digest: str) -> str | None:
+    """What a file is, if it is not what was sealed."""
+    try:
+        if not path.is_file():
+            return "missing"
+        same = path.stat().st_size == size and file_sha256(path) == digest
+    except OSError as error:  # a disk that has forgotten what it was given
+        return f"not to be read ({error.strerror})"
+    return None if same else "damaged"

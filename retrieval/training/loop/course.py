@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from retrieval.training.sections import Recipe
@@ -49,3 +50,7 @@ class Course:
         if step == self.steps:
             return True
         return step % every == 0 if every else int(self.epoch(step)) > int(self.epoch(step - 1))
+
+    def planned(self, steps: Iterable[int], every: int | None) -> list[int]:
+        """Those of some steps after which something is `due`."""
+        return [step for step in steps if self.due(every, step)]

@@ -73,6 +73,8 @@ def read_log(path: Path) -> list[Line]:
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
     return [_parsed(line, f"{path}:{number}") for number, line in enumerate(whole.splitlines(), start=1)]
 
 

@@ -21,7 +21,6 @@ from retrieval.training.loop.feed import Feed
 from retrieval.training.loop.log import LOG, RunLog
 from retrieval.training.loop.optimizers import make_optimizer
 from retrieval.training.loop.processes import Processes
-from retrieval.training.loop.random_state import random_state_kept
 from retrieval.training.loop.snapshot import Progress, Trainee, open_snapshot_model, read_snapshot
 from retrieval.training.loop.stopping import stop_requests
 from retrieval.training.run_folder import CHECKPOINTS, START, TENSORBOARD
@@ -108,7 +107,6 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
         stop_requests() as stop,
         training_bar(done, course.steps, enabled=session.progress and processes.leads) as show,
         tensorboard(session.out / TENSORBOARD, step=done + 1, enabled=processes.leads) as board,
-        random_state_kept(),
     ):
         place = Place(session.checkpoints, RunLog(session.out / LOG), board, show)
         watch = Watch(recipe, course, processes, place, session.score)

@@ -1,6 +1,6 @@
 """State of a run on disk and back, to the bit and without pickle: tensors in a safetensors file, all else as JSON beside it.
 
-What goes in is what optimisers and generators call their state: dicts (of text or whole numbers), lists, tuples, numbers, text, truth
+What goes in is what optimisers and generators call their state: dicts (under text or whole numbers), lists, tuples, numbers, text, truth
 values, None and tensors. It comes out as it went in; floats survive because Python writes them so that they read back the same.
 """
 
@@ -52,9 +52,12 @@ def read_state(stem: Path) -> Any:
 def _encode(value: object, name: str, tensors: dict[str, Tensor]) -> object:
     """The value as JSON; what JSON does not tell apart stands in an object of one key, which says what it is."""
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        return {"tensor": name}
+        stored = f"{len(tensors)}.{name}"  # the number tells apart what the names do not, a key 0 from a key "0"
+        tensors[stored] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": stored}
     if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str | int)]:
+            raise ValueError(f"{name}: a key must be text or a whole number, got {odd[0]!r}")
         return {"dict": [[key, _encode(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"

@@ -110,7 +110,7 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
         *losses, grad_norm = torch.stack([*(loss for _, _, loss in self._seen), norm.to(self._seen[0][2].device)]).tolist()
         counts, before = fitting.student.collator.counts, self._counted
         mine = [
-            math.fsum(losses),
+            sum(losses),  # math.fsum refuses inf - inf
             counts.texts - before.texts,
             counts.truncated - before.truncated,
             counts.tokens - before.tokens,
@@ -153,12 +153,15 @@ def _arguments(fitting: Fitting, out: Path) -> SentenceTransformerTrainingArgume
         bf16=training.precision == "bf16",
         seed=training.seed,
         ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # they are tables, alike in all processes
         save_strategy="no",
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
         use_cpu=fitting.student.model.encoder.device.type == "cpu",
     )
+    # transformers takes it from ACCELERATE_MIXED_PRECISION where it is not asked for bf16.
+    arguments.mixed_precision = "bf16" if training.precision == "bf16" else "no"
     # DataParallel would give every device a batch of its own, and the run would not be the one that its record describes.
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments

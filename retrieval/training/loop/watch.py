@@ -204,9 +204,17 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         if not self._processes.leads:
             return
         self._place.log.sync()
-        checkpoints, development = self._place.checkpoints, self._recipe.development
-        with checkpoints.writing(self.progress.step) as folder:
+        step, checkpoints = self.progress.step, self._place.checkpoints
+        with checkpoints.writing(step) as folder:
             write_snapshot(folder, trainee, self.progress, states)
-        best = self.progress.best_step if development is not None and development.keep_best else None
-        checkpoints.keep(self._recipe.training.keep_checkpoints, also=best)
-        logger.info("checkpoint of step %d saved", self.progress.step)
+        checkpoints.keep(self._kept(checkpoints.steps()))
+        logger.info("checkpoint of step %d saved", step)
+
+    def _kept(self, steps: list[int]) -> set[int]:
+        """The newest, the best, and of those that the recipe asks for as many as it says.
+
+        What a signal has left is none of these: a run that was stopped has the same checkpoints in the end as one that was not.
+        """
+        training, development, best = self._recipe.training, self._recipe.development, self.progress.best_step
+        kept = {self.progress.step, *self._course.planned(steps, training.save_every)[-training.keep_checkpoints :]}
+        return kept | {best} if development is not None and development.keep_best and best is not None else kept

@@ -18,13 +18,34 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 
-MARGINS: dict[str, Callable[[float, float], float]] = {
+
+class MarginKind(NamedTuple):
+    """What the value of a margin means.
+
+    Attributes:
+        limit: The highest score that a negative may have, from the positive's score and the value.
+        allowed: Whether the value is one.
+        bounds: The same in words.
+    """
+
+    limit: Callable[[float, float], float]
+    allowed: Callable[[float], bool]
+    bounds: str
+
+
+MARGINS: dict[str, MarginKind] = {
     # Of a score below zero a share would lie above it: the distance is what counts.
-    "perc-pos": lambda positive, share: positive - (1 - share) * abs(positive),
-    "margin-pos": lambda positive, margin: positive - margin,
-    "max-score": lambda positive, limit: limit,
+    "perc-pos": MarginKind(
+        lambda positive, share: positive - (1 - share) * abs(positive),
+        lambda share: 0 < share <= 1,
+        "a share of the positive's score, above 0 and at most 1 (0.95 for 95 %)",
+    ),
+    "margin-pos": MarginKind(
+        lambda positive, margin: positive - margin, lambda margin: margin >= 0, "a distance from the positive's score, at least 0"
+    ),
+    "max-score": MarginKind(lambda positive, limit: limit, math.isfinite, "a finite score"),
 }
-"""Name -> the highest score that a negative may have, from the positive's score and the margin's value."""
+"""Name -> what its value is, beside the positive's score."""
 
 NO_MARGIN = "none"
 
@@ -37,7 +58,7 @@ class Margin(NamedTuple):
 
     def limit(self, positive: float) -> float:
         """The highest score that a negative may have beside a positive with this one."""
-        return MARGINS[self.name](positive, self.value)
+        return MARGINS[self.name].limit(positive, self.value)
 
 
 PERC_POS = Margin("perc-pos", 0.95)
@@ -97,6 +118,10 @@ class Rules:
         width = self.ranks.last - self.ranks.first + 1
         if width < self.negatives:
             raise InputError(f"ranks {self.ranks.first}-{self.ranks.last} hold {width} documents, fewer than the {self.negatives} wanted")
+        for margin in self.margins:
+            kind = MARGINS[margin.name]
+            if not kind.allowed(margin.value):
+                raise InputError(f"the margin {margin.name} is {kind.bounds}; got {margin.value:g}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +133,7 @@ class Negatives:
         suspects: Candidates that a margin left out, best first: they may be unlabelled positives.
         ranks: Their ranks.
         candidates: Documents within the ranks.
-        left_out: Documents found that are no candidates: excluded ones, and those that are the same as a better one.
+        left_out: Documents found that have no rank.
         dropped: Margin -> candidates that it left out; one counts for the first margin that it fails.
     """
 
@@ -120,15 +145,28 @@ class Negatives:
     dropped: dict[str, int]
 
 
-def choose_negatives(
-    found: Ranked, same: NDArray[np.int64], excluded: NDArray[np.int64], positive_score: float, rules: Rules, *, query: int
-) -> Negatives:
+def rankable(same: NDArray[np.int64], excluded: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Places of the documents that have a rank, among those that were found.
+
+    Args:
+        same: (n,) for each document found the first document of the corpus that is the same.
+        excluded: Values of ``same`` that are no negatives: of the positives, of the query itself, of a blank text.
+
+    Example:
+        >>> rankable(np.array([4, 2, 2, 7]), np.array([4]))
+        array([1, 3])
+    """
+    first = np.zeros(len(same), bool)
+    first[np.unique(same, return_index=True)[1]] = True
+    return np.flatnonzero(first & ~np.isin(same, excluded))
+
+
+def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: float, rules: Rules, *, query: int) -> Negatives:
     """Choose the negatives of one query.
 
     Args:
-        found: What the search found, positives among it.
-        same: (n,) for each document found the first document of the corpus that is the same.
-        excluded: Values of ``same`` that are no negatives: of the positives, of the query itself, of a blank text.
+        found: What the search found, positives among it, no deeper than the last rank.
+        ranked: What `rankable` gives for it.
         positive_score: Of the positive; of several the lowest, which is the strictest.
         rules: What is chosen.
         query: Number of the query, of which its random choice depends.
@@ -136,14 +174,11 @@ def choose_negatives(
     Example:
         >>> found = Ranked(np.array([4, 2, 7, 9]), np.array([0.9, 0.88, 0.7, 0.6], np.float32))
         >>> rules = Rules(negatives=1, ranks=Ranks(1, 3))
-        >>> picked = choose_negatives(found, np.array([4, 2, 7, 9]), np.array([4]), 0.9, rules, query=0)
+        >>> picked = choose_negatives(found, rankable(found.rows, np.array([4])), 0.9, rules, query=0)
         >>> picked.chosen.rows.tolist(), picked.suspects.rows.tolist(), picked.dropped
         ([7], [2], {'perc-pos': 1})
     """
-    first = np.zeros(len(same), bool)
-    first[np.unique(same, return_index=True)[1]] = True
-    allowed = first & ~np.isin(same, excluded)
-    places = np.flatnonzero(allowed)[rules.ranks.first - 1 : rules.ranks.last]
+    places = ranked[rules.ranks.first - 1 : rules.ranks.last]
     candidates = found.at(places)
     kept = np.ones(len(places), bool)
     dropped: dict[str, int] = {}
@@ -161,7 +196,7 @@ def choose_negatives(
         suspects=candidates.at(out),
         ranks=out + rules.ranks.first,
         candidates=len(places),
-        left_out=int((~allowed).sum()),
+        left_out=len(found.rows) - len(ranked),
         dropped=dropped,
     )
 

@@ -93,11 +93,9 @@ def write_mined(
             used[mined.positives] = used[mined.negatives] = True
             tally.add(mined)
             advance(1)
-    for name, table, numbers in ((QUERIES, data.queries, np.arange(count)), (DOCUMENTS, data.documents, np.flatnonzero(used))):
-        if ids:
-            _write_texts(out / name, "query_id" if name == QUERIES else "document_id", table, numbers)
-        else:
-            (out / name).unlink(missing_ok=True)  # of an earlier run, which would not fit these rows
+    if ids:
+        _write_texts(out / QUERIES, "query_id", data.queries, np.arange(count))
+        _write_texts(out / DOCUMENTS, "document_id", data.documents, np.flatnonzero(used))
     return tally.result()
 
 

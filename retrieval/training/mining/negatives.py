@@ -23,13 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from encoder.files import read_json
 from retrieval.indexes import IndexFolder, index_vectors
 from retrieval.progress import progress_bar
 from retrieval.protocols import DenseModel, TokenModel
-from retrieval.training.mining.margins import Ranked, Rules, choose_negatives
-from retrieval.training.mining.mined import MinedQuery, write_mined
+from retrieval.training.data.blocks import blocks
+from retrieval.training.mining.margins import Rules, choose_negatives, rankable
+from retrieval.training.mining.mined import DOCUMENTS, QUERIES, MinedQuery, write_mined
 from retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
-from retrieval.training.mining.searchers import BM25_NAME, BM25_PARAMETERS, BM25Searcher, Searcher, VectorSearcher
+from retrieval.training.mining.searchers import BM25_NAME, BM25_PARAMETERS, BM25Searcher, Found, Searcher, VectorSearcher
 from retrieval.training.mining.work_folder import open_work
 from retrieval.vectors import vector_store
 from retrieval.versions import installed_version
@@ -43,8 +45,10 @@ _QUERIES = (256, 4096)
 _DOCUMENTS_A_QUERY = 64
 # Candidates that a part holds, 12 bytes each and an id.
 _CANDIDATES = 2_000_000
-# Copies of positives that are searched past; a corpus with more of them than this has a shorter range of ranks.
+# Copies of positives that are searched past at once; and by how much deeper the search goes for queries that have more copies, of these
+# or of anything else.
 _COPIES = 1000
+_DEEPER = 4
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,13 @@ def mine_negatives(
     started = time.perf_counter()
     if system.index is not None and system.model is not None:
         system.index.check_model(system.model.card)
-    settings = {"system": system.fingerprint, "rules": asdict(rules), "output": asdict(output)}
-    with open_work(out, RECORD, settings, overwrite=overwrite) as work:
+    settings = {
+        "system": system.fingerprint,
+        "index": None if system.index is None else system.index.manifest.kind,
+        "rules": asdict(rules),
+        "output": asdict(output),
+    }
+    with open_work(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         data = read_mining_data(source, work.fresh("texts"), index=system.index)
         work.agree(data=data.sha256)
         depths = _depths(data, rules, len(data.queries) if output.limit is None else min(output.limit, len(data.queries)))
@@ -138,6 +147,8 @@ def mine_negatives(
                         advance(parts[number].stop - parts[number].start)
         found = (MinedQuery.parse(line) for number in range(len(parts)) for line in work.read(number).splitlines())
         result = write_mined(found, data, out, rules=rules, count=len(depths), ids=output.ids, progress=progress)
+        if not output.ids:
+            _remove_texts(out)
         record = {
             "schema": SCHEMA,
             "command": command,
@@ -159,6 +170,13 @@ def mine_negatives(
     return record
 
 
+def _remove_texts(out: Path) -> None:
+    """Remove the texts of the run that is replaced, which would not fit these rows, if it has written any."""
+    if (out / RECORD).is_file() and read_json(out / RECORD).get("output", {}).get("ids"):
+        for name in (QUERIES, DOCUMENTS):
+            (out / name).unlink(missing_ok=True)
+
+
 class _Miner:
     """Parts of the queries to lines of JSON."""
 
@@ -166,34 +184,45 @@ class _Miner:
         self._data, self._searcher, self._rules, self._suspects = data, searcher, rules, suspects
 
     def mine(self, part: slice, depth: int) -> bytes:
-        """A line for each query of a part."""
-        queries = np.arange(part.start, part.stop)
-        ranked = self._searcher.search(part.start, part.stop, depth)
-        counts = np.diff(self._data.starts[part.start : part.stop + 1])
-        owners = np.repeat(queries, counts)
-        positives = self._data.positives[self._data.starts[part.start] : self._data.starts[part.stop]]
-        scores = np.split(self._searcher.score(owners, positives), np.cumsum(counts)[:-1])
-        lines = [self._one(*given) for given in zip(queries.tolist(), ranked, scores, strict=True)]
-        return "".join(line + "\n" for line in lines).encode("ascii")
+        """A line for each query of a part.
 
-    def _one(self, query: int, found: Ranked, positive_scores: NDArray[np.float32]) -> str:
-        data = self._data
-        lowest = float(positive_scores.min())
-        picked = choose_negatives(found, data.documents.same[found.rows], data.excluded(query), lowest, self._rules, query=query)
-        positives = data.positives_of(query)
+        Copies take places and no ranks. Where so many are found that the last rank is not reached, and there is more to be found, the
+        search goes deeper for these queries.
+        """
+        lines: dict[int, str] = {}
+        waiting = list(range(part.start, part.stop))
+        while waiting:
+            short = []
+            for queries in blocks(waiting, max(1, _CANDIDATES // depth)):
+                also = [self._data.positives_of(query) for query in queries]
+                for query, found in zip(queries, self._searcher.search(np.array(queries), depth, also=also), strict=True):
+                    ranked = rankable(self._data.documents.same[found.ranked.rows], self._data.excluded(query))
+                    if len(ranked) < self._rules.ranks.last and len(found.ranked.rows) == depth < self._data.searchable:
+                        short.append(query)
+                    else:
+                        lines[query] = self._one(query, found, ranked[: self._rules.ranks.last])
+            waiting, depth = short, min(depth * _DEEPER, self._data.searchable)
+        return "".join(lines[query] + "\n" for query in range(part.start, part.stop)).encode("ascii")
+
+    def _one(self, query: int, found: Found, ranked: NDArray[np.intp]) -> str:
+        """The line of a query; ``ranked`` as `rankable` gives it, to the last rank."""
+        whole = len(ranked) == self._rules.ranks.last
+        best = found.ranked.at(np.arange(ranked[-1] + 1)) if whole else found.ranked
+        picked = choose_negatives(best, ranked, float(found.scores.min()), self._rules, query=query)
+        positives = self._data.positives_of(query)
         suspects = picked.suspects.at(np.arange(min(self._suspects, len(picked.suspects.rows))))
         mined = MinedQuery(
             query=query,
             positives=positives.tolist(),
-            positive_scores=_plain(positive_scores),
+            positive_scores=_plain(found.scores),
             negatives=picked.chosen.rows.tolist(),
             negative_scores=_plain(picked.chosen.scores),
             suspects=suspects.rows.tolist(),
             suspect_scores=_plain(suspects.scores),
             suspect_ranks=picked.ranks[: self._suspects].tolist(),
-            positives_found=int(np.isin(positives, found.rows[: self._rules.ranks.last]).sum()),
+            positives_found=int(np.isin(positives, best.rows[: self._rules.ranks.last]).sum()),
             candidates=picked.candidates,
-            copies=picked.left_out - int(np.isin(found.rows, positives).sum()),
+            copies=picked.left_out - int(np.isin(best.rows, positives).sum()),
             dropped=picked.dropped,
         )
         return json.dumps(asdict(mined))
@@ -205,7 +234,7 @@ def _plain(scores: NDArray[np.float32]) -> list[float]:
 
 
 def _depths(data: MiningData, rules: Rules, count: int) -> NDArray[np.int64]:
-    """How many documents to ask for so that the last rank is reached once positives and copies are out, for each query mined for."""
+    """How many documents to ask for so that the last rank is likely to be reached once positives and their copies are out, by query."""
     copies = np.bincount(data.documents.same[: data.searchable], minlength=len(data.documents))
     extra = np.fromiter((copies[data.excluded(query)].sum() for query in range(count)), np.int64, count)
     depths: NDArray[np.int64] = np.minimum(rules.ranks.last + np.minimum(extra, _COPIES), data.searchable)
@@ -236,7 +265,7 @@ def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -
         if index is None:
             scored = np.arange(len(data.documents))
             documents = store.encode(model, data.documents, "document", total=len(scored), progress=progress)
-            yield VectorSearcher(index_vectors(data.documents.ids, documents, model.card), queries, scored, documents)
+            yield VectorSearcher(index_vectors(list(data.documents.ids), documents, model.card), queries, scored, documents)
             return
         # Vectors inside an index cannot be asked for: those of the positives are made once more.
         scored = np.unique(data.positives[: data.starts[count]])

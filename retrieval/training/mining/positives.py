@@ -11,12 +11,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +24,13 @@ from encoder.errors import InputError
 from retrieval.corpus import Collection, load_collection, read_documents
 from retrieval.indexes import IndexFolder
 from retrieval.records import Document
-from retrieval.text_keys import KeyTable, text_keys
-from retrieval.training.data.fields import FieldReader
-from retrieval.training.data.sources import iter_source
+from retrieval.training.data.blocks import blocks
+from retrieval.training.data.examples import read_whole
+from retrieval.training.data.fields import Example
 from retrieval.training.mining.text_table import TextTable, TextTableWriter
 from retrieval.training.sections import DataSection
 
 logger = logging.getLogger(__name__)
-
-# Rows whose texts are numbered together.
-_CHUNK = 4096
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class MiningData:
     @cached_property
     def _query_copies(self) -> NDArray[np.int64]:
         """For each query, and behind them for a blank text, the first document that is the same, (Q + 1,); -1 where there is none."""
-        return np.concatenate([self.documents.find_same(chunk) for chunk in _chunks(chain(self.queries, [""]))])
+        return np.concatenate([self.documents.find_same(chunk) for chunk in blocks(chain(self.queries, [""]))])
 
     @cached_property
     def _relevant(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -139,42 +133,39 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
         InputError: A file or row is malformed (names its place), a judged document is not in the index, the index has no texts, or
             there is no query with a positive.
     """
+    by_content = isinstance(source, PairSource)
     for name in ("queries", "documents"):
         (folder / name).mkdir()
-    queries, documents = TextTableWriter(folder / "queries"), TextTableWriter(folder / "documents", index=index)
-    with queries, documents:
-        if isinstance(source, BeirSource):
-            owners, positives, without = _read_beir(source, queries, documents, index)
-        else:
-            owners, positives = _read_pairs(source, queries, documents)
-            without = 0
-    if not len(owners):
+    queries = TextTableWriter(folder / "queries", by_content=by_content)
+    documents = TextTableWriter(folder / "documents", index=index, by_content=by_content)
+    if isinstance(source, BeirSource):
+        data = _read_beir(source, queries, documents, index)
+    else:
+        data = _read_pairs(source, queries, documents, index)
+    if not len(data.positives):
         raise InputError(f"{_named(source)}: no query has a positive")
-    table = documents.table()
-    rows, starts = _grouped(owners, positives, len(queries.ids))
-    logger.info("%d queries, %d positives, %d documents", len(queries.ids), len(rows), len(table))
-    return MiningData(queries.table(), table, len(table) if index is None else len(index), rows, starts, without)
+    logger.info("%d queries, %d positives, %d documents", len(data.queries), len(data.positives), len(data.documents))
+    return data
 
 
-def _read_beir(
-    source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexFolder | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexFolder | None) -> MiningData:
     collection = load_collection(source.folder, source.split)
-    if index is None:
-        for chunk in _chunks(collection.documents):
-            documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in chunk])
     relevant = {query: [key for key, grade in grades.items() if grade > 0] for query, grades in collection.qrels.items()}
     asked = [query for query in collection.queries if relevant[query.id]]
-    for some in _chunks(asked):
-        queries.add([Document(query.id, query.text) for query in some])
+    with queries, documents:
+        if index is None:
+            for block in blocks(collection.documents):
+                documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in block])
+        for some in blocks(asked):
+            queries.add([Document(query.id, query.text) for query in some])
+    table = documents.table()
     named = [key for query in asked for key in relevant[query.id]]
-    numbers = KeyTable()
-    numbers.add(text_keys(documents.ids), np.arange(len(documents.ids)))
-    positives = numbers.find(text_keys(named))
+    positives = table.find_ids(named)
     if (missing := np.flatnonzero(positives < 0)).size:
         raise _not_in_index(collection, index, named[int(missing[0])], missing.size)
     owners = np.repeat(np.arange(len(asked)), [len(relevant[query.id]) for query in asked])
-    return owners, positives, len(collection.queries) - len(asked)
+    rows, starts = _grouped(owners, positives, len(asked))
+    return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(asked))
 
 
 def _not_in_index(collection: Collection, index: IndexFolder | None, document: str, count: int) -> InputError:
@@ -185,32 +176,28 @@ def _not_in_index(collection: Collection, index: IndexFolder | None, document: s
     )
 
 
-def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    if source.corpus is not None:
-        for chunk in _chunks(read_documents(source.corpus)):
-            documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in chunk])
+def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexFolder | None) -> MiningData:
     section = DataSection(train=source.sources, query_field=source.query_field, document_fields=(source.positive_field,))
     owners, positives = array("q"), array("q")
-    for rows in _chunks(_examples(section)):
-        asked = queries.number([query for query, _ in rows])
-        owners.extend(np.repeat(asked, [len(texts) for _, texts in rows]).tolist())
-        positives.extend(documents.number([text for _, texts in rows for text in texts]).tolist())
-    return np.array(owners, np.int64), np.array(positives, np.int64)
+    with queries, documents:
+        if source.corpus is not None:
+            for block in blocks(read_documents(source.corpus)):
+                documents.add([Document(document.id, document.content(use_title=source.use_title)) for document in block])
+        for examples in blocks(_examples(section)):
+            asked = queries.number([example.query for example in examples])
+            owners.extend(np.repeat(asked, [len(example.documents) for example in examples]).tolist())
+            positives.extend(documents.number([text for example in examples for text in example.documents]).tolist())
+    texts, table = queries.table(), documents.table()
+    rows, starts = _grouped(np.array(owners, np.int64), np.array(positives, np.int64), len(texts))
+    return MiningData(texts, table, len(table) if index is None else len(index), rows, starts, 0)
 
 
-def _examples(section: DataSection) -> Iterator[tuple[str, list[str]]]:
+def _examples(section: DataSection) -> Iterator[Example]:
     """The query and the positives of each row."""
-    reader = FieldReader(section)
-    for source in section.train:
-        for number, (place, row) in enumerate(iter_source(source, reader.columns)):
-            if number == 0:
-                reader.check(place, row)
-            example = reader.example(place, row)
-            if example.flaw:
-                raise InputError(f"{place}: {example.flaw}")
-            if not all(text.strip() for text in example.documents):
-                raise InputError(f"{place}: the field '{section.document_fields[0]}' holds a blank positive")
-            yield example.query, example.documents
+    for example, _ in read_whole(section, all_columns=False):
+        if not all(text.strip() for text in example.documents):
+            raise InputError(f"{example.place}: the field '{section.document_fields[0]}' holds a blank positive")
+        yield example
 
 
 def _grouped(owners: NDArray[np.int64], positives: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -225,9 +212,3 @@ def _grouped(owners: NDArray[np.int64], positives: NDArray[np.int64], count: int
 
 def _named(source: PairSource | BeirSource) -> str:
     return str(source.folder) if isinstance(source, BeirSource) else ", ".join(source.sources)
-
-
-def _chunks(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
-    stream = iter(items)
-    while chunk := list(islice(stream, _CHUNK)):
-        yield chunk

@@ -11,7 +11,6 @@ Source of min-max normalised teacher scores: JaColBERTv2.5, arXiv:2407.20750.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from encoder.errors import InputError
 from retrieval.files import atomic_file
 from retrieval.progress import progress_bar
-from retrieval.training.mining.scoring_data import ScoringData, read_rows, read_scoring_data
+from retrieval.training.mining.scoring_data import ScoringData, read_again, read_scoring_data, row_line
 from retrieval.training.mining.teachers import Teacher
 from retrieval.training.mining.work_folder import WorkFolder, open_work
 from retrieval.training.sections import DataSection
@@ -34,9 +33,6 @@ from retrieval.versions import installed_version
 SCHEMA = "quiver-scoring/1"
 RECORD, ROWS = "scoring.json", "train.jsonl.gz"
 """What a run leaves in its folder."""
-
-SCORES = "scores"
-"""Field of the scores; one that a row has already is replaced."""
 
 # Pairs of a part: less than a minute of a small cross-encoder on two CPU cores.
 _PAIRS = 4096
@@ -90,7 +86,7 @@ def score_rows(
     if normalize not in NORMALISERS:
         raise InputError(f"scores are normalised by one of {', '.join(NORMALISERS)}, got {normalize!r}")
     settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
-    with open_work(out, RECORD, settings, overwrite=overwrite) as work:
+    with open_work(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         data = read_scoring_data(section, work.fresh("texts"))
         work.agree(data=data.sha256)
         parts = _parts(data.ends)
@@ -172,16 +168,11 @@ def _write(
 ) -> dict[str, Any]:
     """Write the rows once more with their scores; what came of them, for the record."""
     best, positives, everything, lowest, highest = 0, 0.0, 0.0, np.inf, -np.inf
-    rows = read_rows(section)
+    rows = read_again(section, data)
     with atomic_file(out / ROWS) as file:
-        for _ in range(len(data)):
-            (place, row), raw = next(rows), next(scores)
+        for (place, row), raw in zip(rows, scores, strict=True):
             values = [float(f"{score:.9g}") for score in normalise(raw).tolist()]
-            try:
-                line = json.dumps({**row, SCORES: values}, ensure_ascii=False, allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{place}: a field holds what JSON cannot ({error}); leave it out of the file") from error
-            file.write(line.encode("utf-8") + b"\n")
+            file.write(row_line(place, row, values).encode("utf-8") + b"\n")
             best += bool(raw.argmax() == 0)
             positives += float(raw[0])
             everything += float(raw.sum(dtype=np.float64))

@@ -1,45 +1,37 @@
 """Rows that a teacher is to score: their queries and documents as numbers of texts, however the rows hold them.
 
-What is in memory of a row is 8 bytes for its query and for each document; texts lie in a folder.
+What is in memory of a row is 8 bytes for its query and for each document, and 16 to know it again; of a text, where rows hold texts, 24.
+Texts lie in a folder.
 
-Shapes: R rows, n_r documents of row r.
+Shapes: R rows, n_r documents of row r, T texts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.text_keys import text_keys
+from retrieval.text_keys import KEY, KeyTable, text_keys
+from retrieval.training.data.blocks import blocks
 from retrieval.training.data.build import Ids
-from retrieval.training.data.fields import Example, FieldReader
+from retrieval.training.data.examples import read_whole
+from retrieval.training.data.fields import Example, encoded
 from retrieval.training.data.sources import iter_source
 from retrieval.training.data.strings import Strings
 from retrieval.training.data.table import TableWriter
 from retrieval.training.data.texts_by_id import index_texts, read_entries
-from retrieval.training.mining.text_table import TextTableWriter
 from retrieval.training.sections import DataSection
 
-# Rows whose texts are numbered together.
-_ROWS = 1024
-
-Item = TypeVar("Item")
-
-
-class TextsByNumber(Protocol):
-    """Texts on disk."""
-
-    def __getitem__(self, number: int) -> str:
-        """One of them."""
+SCORES = "scores"
+"""Field of the scores; one that a row has already is replaced."""
 
 
 @dataclass(frozen=True)
@@ -47,38 +39,29 @@ class ScoringData:
     """What is scored.
 
     Attributes:
-        queries: Texts of the queries.
-        documents: Texts of the documents.
-        query_numbers: Number of each row's query, (R,).
-        document_numbers: Numbers of all rows' documents, row after row.
-        ends: (R + 1,) the documents of row r are ``document_numbers[ends[r]:ends[r + 1]]``.
+        texts: T texts, on the disk.
+        queries: Number of each row's query, (R,).
+        documents: Numbers of all rows' documents, row after row.
+        ends: (R + 1,) the documents of row r are ``documents[ends[r]:ends[r + 1]]``.
+        rows: A key of each row with all its fields but the scores, (R,).
+        sha256: Of the rows and of the texts in them: equal sums, equal data.
     """
 
-    queries: TextsByNumber
-    documents: TextsByNumber
-    query_numbers: NDArray[np.int64]
-    document_numbers: NDArray[np.int64]
+    texts: Strings
+    queries: NDArray[np.int64]
+    documents: NDArray[np.int64]
     ends: NDArray[np.int64]
+    rows: NDArray[np.bytes_]
+    sha256: str
 
     def __len__(self) -> int:
-        return len(self.query_numbers)
-
-    @property
-    def sha256(self) -> str:
-        """Of the rows and of the texts in them: equal sums, equal data."""
-        digest = hashlib.sha256()
-        for texts, numbers in ((self.queries, self.query_numbers), (self.documents, self.document_numbers)):
-            digest.update(numbers.tobytes())
-            for block in _blocks(np.unique(numbers).tolist()):
-                digest.update(text_keys([texts[number] for number in block]).tobytes())
-        digest.update(self.ends.tobytes())
-        return digest.hexdigest()
+        return len(self.queries)
 
     def pairs(self, rows: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Numbers of the query and of the document of every pair of some rows, (B,) each."""
         counts = np.diff(self.ends[rows.start : rows.stop + 1])
-        documents = self.document_numbers[self.ends[rows.start] : self.ends[rows.stop]]
-        return np.repeat(self.query_numbers[rows], counts), documents
+        documents = self.documents[self.ends[rows.start] : self.ends[rows.stop]]
+        return np.repeat(self.queries[rows], counts), documents
 
 
 def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
@@ -89,93 +72,114 @@ def read_scoring_data(section: DataSection, folder: Path) -> ScoringData:
         folder: Takes the texts; must be empty.
 
     Raises:
-        InputError: A row is malformed, has no document or a blank query or positive, or names an id without a text (names the place); or
-            there are no rows.
+        InputError: A row is malformed, has no document or a blank query or positive, holds what JSON cannot, or names an id without a
+            text (names the place); or there are no rows.
     """
-    data = _by_ids(section, folder) if section.format == "ids" else _by_texts(section, folder)
-    if not len(data):
-        raise InputError(f"{', '.join(section.train)}: no rows")
-    return data
+    rows = _Rows()
+    with TableWriter(folder) as writer:
+        if section.format == "ids":
+            _number_ids(section, rows, writer, folder)
+        else:
+            _number_texts(section, rows, writer)
+        if not len(rows.queries):
+            raise InputError(f"{', '.join(section.train)}: no rows")
+        return rows.data(writer)
 
 
-def read_rows(section: DataSection) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The rows as they are, each with its place."""
+def read_again(section: DataSection, data: ScoringData) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """The rows once more, each with its place, for their scores to be written beside them.
+
+    Raises:
+        InputError: They are not the rows that were scored: somebody has changed the file.
+    """
+    remedy = "put the file back as it was, or begin anew with --overwrite"
+    found = 0
     for source in section.train:
-        yield from iter_source(source)
+        for place, row in iter_source(source):
+            if found == len(data) or text_keys([row_line(place, row, ())])[0] != data.rows[found]:
+                raise InputError(f"{place}: the row has changed since it was scored; {remedy}")
+            found += 1
+            yield place, row
+    if found < len(data):
+        raise InputError(f"{', '.join(section.train)}: {found:,} rows, and {len(data):,} were scored; {remedy}")
 
 
-class _Numbers:
+def row_line(place: str, row: Mapping[str, object], scores: Sequence[float]) -> str:
+    """A row with its scores as a line of JSON, without its end.
+
+    Raises:
+        InputError: A field holds what JSON cannot.
+    """
+    try:
+        return json.dumps({**row, SCORES: scores}, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{place}: a field holds what JSON cannot ({error}); leave it out of the file") from error
+
+
+class _Rows:
     """Takes the numbers of rows, one after the other."""
 
     def __init__(self) -> None:
         self.queries, self.documents, self.ends = array("q"), array("q"), array("q", [0])
+        self._keys = bytearray()
+
+    def read(self, section: DataSection) -> Iterator[Example]:
+        """The rows, each known again from here on."""
+        for example, row in read_whole(section, all_columns=True):
+            self._keys += text_keys([row_line(example.place, row, ())]).tobytes()
+            yield example
 
     def add(self, query: int, documents: Sequence[int]) -> None:
-        """The next row."""
+        """The next row's numbers."""
         self.queries.append(query)
         self.documents.extend(documents)
         self.ends.append(len(self.documents))
 
-    def data(self, queries: TextsByNumber, documents: TextsByNumber) -> ScoringData:
+    def data(self, writer: TableWriter) -> ScoringData:
         """All of them, with their texts."""
-        arrays = (np.array(numbers, np.int64) for numbers in (self.queries, self.documents, self.ends))
-        return ScoringData(queries, documents, *arrays)
+        queries, documents, ends = (np.array(numbers, np.int64) for numbers in (self.queries, self.documents, self.ends))
+        digest = hashlib.sha256(self._keys)
+        for numbers in (queries, documents, ends):
+            digest.update(numbers.tobytes())
+        for block in blocks(np.unique(np.concatenate([queries, documents])).tolist()):
+            digest.update(b"".join(writer.digests(block)))
+        writer.texts.close()
+        keys = np.frombuffer(self._keys, KEY)
+        return ScoringData(Strings(writer.folder / "texts"), queries, documents, ends, keys, digest.hexdigest())
 
 
-def _by_texts(section: DataSection, folder: Path) -> ScoringData:
-    numbers = _Numbers()
-    for name in ("queries", "documents"):
-        (folder / name).mkdir()
-    queries, documents = TextTableWriter(folder / "queries"), TextTableWriter(folder / "documents")
-    with queries, documents:
-        for block in _blocks(_examples(section)):
-            texts = [text for example in block for text in example.documents]
-            asked, found = queries.number([example.query for example in block]), documents.number(texts)
-            for example, query in zip(block, asked.tolist(), strict=True):
-                size = len(example.documents)
-                numbers.add(query, found[:size].tolist())
-                found = found[size:]
-    return numbers.data(queries.table(), documents.table())
+def _number_texts(section: DataSection, rows: _Rows, writer: TableWriter) -> None:
+    """Write each distinct text once."""
+    known = KeyTable()
+    for block in blocks(rows.read(section)):
+        places = {text: example.place for example in block for text in (example.query, *example.documents)}
+        texts = list(places)
+        keys = text_keys(texts)
+        numbers = known.find(keys)
+        new = np.flatnonzero(numbers < 0)
+        numbers[new] = [writer.add_text(encoded(places[texts[number]], texts[number])) for number in new.tolist()]
+        known.add(keys[new], numbers[new])
+        of = dict(zip(texts, numbers.tolist(), strict=True))
+        for example in block:
+            rows.add(of[example.query], [of[text] for text in example.documents])
 
 
-def _by_ids(section: DataSection, folder: Path) -> ScoringData:
-    numbers = _Numbers()
+def _number_ids(section: DataSection, rows: _Rows, writer: TableWriter, folder: Path) -> None:
+    """Write all texts that have an id."""
     if section.queries is None or section.documents is None:
         raise InputError("rows of ids need the sources of their texts: queries and documents")
-    with TableWriter(folder) as writer:
-        found = [
-            index_texts(
-                read_entries(source, id_field, section.text_field), writer, folder / name, source=source, advance=lambda steps: None
-            )
-            for name, source, id_field in (
-                ("queries", section.queries, section.query_id_field),
-                ("documents", section.documents, section.document_id_field),
-            )
-        ]
-        examples = _examples(section)
-        ids = Ids(examples, *found)
-        for block in _blocks(examples):
-            for row in ids.number(block):
-                if row.flaw:
-                    raise InputError(f"{row.example.place}: {row.flaw}")
-                numbers.add(row.query, row.documents)
-        ids.close()
-    texts = Strings(folder / "texts")
-    return numbers.data(texts, texts)
-
-
-def _examples(section: DataSection) -> Iterator[Example]:
-    reader = FieldReader(section)
-    for number, (place, row) in enumerate(read_rows(section)):
-        if number == 0:
-            reader.check(place, row)
-        example = reader.example(place, row)
-        if example.flaw:
-            raise InputError(f"{place}: {example.flaw}")
-        yield example
-
-
-def _blocks(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
-    stream = iter(items)
-    while block := list(islice(stream, _ROWS)):
-        yield block
+    queries, documents = (
+        index_texts(read_entries(source, id_field, section.text_field), writer, folder / name, source=source, advance=lambda steps: None)
+        for name, source, id_field in (
+            ("queries", section.queries, section.query_id_field),
+            ("documents", section.documents, section.document_id_field),
+        )
+    )
+    examples = rows.read(section)
+    ids = Ids(examples, queries, documents, writer)
+    for block in blocks(examples):
+        for example, query, numbers in ids.look_up(block):
+            if flaw := ids.flaw(example, query, numbers[0]):
+                raise InputError(f"{example.place}: {flaw}")
+            rows.add(query, numbers)
+    ids.close()

@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
+from retrieval.indexes.exact_colbert import token_rows
 from retrieval.indexes.ranking import in_order
 from retrieval.protocols import VectorIndex
 from retrieval.text_keys import KeyTable, text_keys
@@ -35,14 +36,29 @@ BM25_PARAMETERS: Mapping[str, str | float | None] = {
 """Everything that decides a score: those of the BM25 that Quiver evaluates beside its models."""
 
 
+class Found(NamedTuple):
+    """What a searcher gives for one query, on one scale.
+
+    Attributes:
+        ranked: The k best documents, fewer where fewer are found.
+        scores: Of the documents that were asked about, in their order.
+    """
+
+    ranked: Ranked
+    scores: NDArray[np.float32]
+
+
 class Searcher(Protocol):
-    """Ranks and scores on one scale."""
+    """Ranks the corpus, and scores given documents."""
 
-    def search(self, first: int, last: int, k: int) -> list[Ranked]:
-        """The k best documents of the queries ``first`` to ``last - 1``, fewer where fewer are found."""
+    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[Found]:
+        """The k best documents of some queries, and the scores of others.
 
-    def score(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of B pairs, (B,); pairs of one query are neighbours."""
+        Args:
+            queries: (B,) numbers, ascending.
+            k: Documents wanted for each.
+            also: B times the documents that are asked about.
+        """
 
 
 class VectorSearcher:
@@ -65,22 +81,22 @@ class VectorSearcher:
         lengths = queries.lengths
         self._ends = None if lengths is None else np.append(0, np.cumsum(lengths, dtype=np.int64))
 
-    def search(self, first: int, last: int, k: int) -> list[Ranked]:
-        """See `Searcher`."""
-        hits = self._index.search(self._vectors(first, last), k)
-        return [Ranked(self._numbers.find(text_keys(ids)), scores) for ids, scores in zip(hits.ids, hits.scores, strict=True)]
+    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[Found]:
+        """See `Searcher`; what is asked about must be among the documents with stored vectors."""
+        hits = self._index.search(self._vectors(queries), k)
+        counts = [len(documents) for documents in also]
+        scores = self._pair_scores(np.repeat(queries, counts), np.searchsorted(self._scored, np.concatenate(also)))
+        return [
+            Found(Ranked(self._numbers.find(text_keys(ids)), best), asked)
+            for ids, best, asked in zip(hits.ids, hits.scores, np.split(scores, np.cumsum(counts)[:-1]), strict=True)
+        ]
 
-    def _vectors(self, first: int, last: int) -> Any:
+    def _vectors(self, queries: NDArray[np.int64]) -> Any:
         """Vectors of some queries as the index takes them: a matrix, or one a query."""
         if self._ends is None:
-            return self._queries.rows.span(first, last)
-        ends = self._ends[first : last + 1]
-        tokens = self._queries.rows.span(int(ends[0]), int(ends[-1]))
-        return np.split(tokens, ends[1:-1] - ends[0])
-
-    def score(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Searcher`; the documents must be among those with stored vectors."""
-        return self._pair_scores(queries, np.searchsorted(self._scored, documents))
+            return self._queries.rows.take(queries)
+        tokens = self._queries.rows.take(token_rows(self._ends, queries))
+        return np.split(tokens, np.cumsum(self._ends[queries + 1] - self._ends[queries])[:-1])
 
 
 class BM25Searcher:
@@ -99,7 +115,7 @@ class BM25Searcher:
         InputError: bm25s is not installed, or no document has a word.
     """
 
-    def __init__(self, queries: Iterable[str], documents: Iterable[str], ids: Sequence[str], *, searchable: int) -> None:
+    def __init__(self, queries: Iterable[str], documents: Iterable[str], ids: Iterable[str], *, searchable: int) -> None:
         bm25s = _bm25s()
         options = {"stopwords": BM25_PARAMETERS["stopwords"], "stemmer": BM25_PARAMETERS["stemmer"], "show_progress": False}
         words = bm25s.tokenize(documents, **options)
@@ -110,28 +126,23 @@ class BM25Searcher:
         asked = bm25s.tokenize(queries, **options)
         known = np.fromiter((words.vocab.get(word, -1) for word in asked.vocab), np.int32, len(asked.vocab))
         self._queries = [found[found >= 0] for found in (known[numbers] for numbers in map(_numbers, asked.ids))]
-        self._ids = np.array(ids, object)
+        self._ids = np.array(list(ids), object)
         self._searchable = searchable
 
-    def search(self, first: int, last: int, k: int) -> list[Ranked]:
+    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[Found]:
         """See `Searcher`; documents that share no word with the query are not found."""
-        return [self._best(query, k) for query in range(first, last)]
+        found = []
+        for query, documents in zip(queries.tolist(), also, strict=True):
+            scores = self._scores(query)  # of the whole corpus: the best and those that are asked about come from it
+            found.append(Found(self._best(scores[: self._searchable], k), scores[documents]))
+        return found
 
-    def _best(self, query: int, k: int) -> Ranked:
-        scores = self._scores(query)[: self._searchable]
+    def _best(self, scores: NDArray[np.float32], k: int) -> Ranked:
         rows = np.flatnonzero(scores)
         if len(rows) > k:
             cut = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
             rows = rows[scores[rows] >= cut]
         return Ranked(*in_order(rows, scores[rows], k, ids=self._ids)) if len(rows) else Ranked(rows, scores[rows])
-
-    def score(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Searcher`."""
-        scores = np.empty(len(queries), np.float32)
-        for query in np.unique(queries).tolist():
-            asked = queries == query
-            scores[asked] = self._scores(query)[documents[asked]]
-        return scores
 
     def _scores(self, query: int) -> NDArray[np.float32]:
         """(P,)."""

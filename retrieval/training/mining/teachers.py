@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,11 @@ from retrieval.vectors import VectorStore, vector_store
 
 # Pairs of one forward pass of a cross-encoder.
 _BATCH = {"cpu": 32, "cuda": 256}
+
+# What transformers and sentence-transformers read of a cross-encoder: its weights, in one file or several; configurations and
+# tokenizers, of which old ones are lists of words or a SentencePiece model.
+_WEIGHTS = ("*.safetensors", "*/model.safetensors", "pytorch_model*.bin")
+_SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
 
 
 class Scorer(Protocol):
@@ -81,10 +87,10 @@ class _VectorScorer:
     """Numbers of texts to places among those that were encoded."""
 
     def __init__(self, store: VectorStore, model: DenseModel | TokenModel, data: ScoringData, *, progress: bool) -> None:
-        self._queries, self._documents = np.unique(data.query_numbers), np.unique(data.document_numbers)
-        queries = (data.queries[number] for number in self._queries.tolist())
+        self._queries, self._documents = np.unique(data.queries), np.unique(data.documents)
+        queries = (data.texts[number] for number in self._queries.tolist())
         asked = store.encode(model, queries, "query", total=len(self._queries), progress=progress)
-        documents = (data.documents[number] for number in self._documents.tolist())
+        documents = (data.texts[number] for number in self._documents.tolist())
         found = store.encode(model, documents, "document", total=len(self._documents), progress=progress)
         self._scores = PairScores(asked, found)
 
@@ -118,12 +124,12 @@ class CrossEncoderTeacher:
         if labels != 1:
             raise InputError(f"{source}: it tells {labels} classes apart; a teacher gives one score a pair")
         self._batch = _BATCH.get(torch.device(device).type, _BATCH["cpu"])
-        sums = [file_sha256(path) for path in sorted(folder.glob("*.safetensors"))]
+        length = self._model.max_length
         self.description: Mapping[str, Any] = {
             "kind": "cross-encoder",
             "source": source,
-            "max_length": self._model.max_length,
-            "fingerprint": hashlib.sha256("".join(sums).encode()).hexdigest(),
+            "max_length": length,
+            "fingerprint": _fingerprint(source, folder, length),
         }
 
     @contextmanager
@@ -132,9 +138,7 @@ class CrossEncoderTeacher:
         del cache, progress
 
         def score(queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-            pairs = [
-                (data.queries[query], data.documents[number]) for query, number in zip(queries.tolist(), documents.tolist(), strict=True)
-            ]
+            pairs = list(zip(data.texts.take(queries), data.texts.take(documents), strict=True))
             # Pairs of like length share a batch: the library pads a batch to its longest pair.
             order = np.argsort([len(query) + len(document) for query, document in pairs], kind="stable")
             scores = np.empty(len(pairs), np.float32)
@@ -165,6 +169,20 @@ def load_teacher(source: str, *, precision: Precision = "float") -> Teacher:
     if precision != "float":
         raise InputError(f"{source}: a cross-encoder; {precision} is of bi-encoders and ColBERTs alone")
     return CrossEncoderTeacher(source, device=default_device())
+
+
+def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
+    """Of all that decides a cross-encoder's scores: its weights in any format, its configuration, its tokenizer, where texts are cut.
+
+    Raises:
+        InputError: There is no file of weights.
+    """
+    weights = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
+    if not weights:
+        raise InputError(f"{source}: no weights in this folder ({', '.join(_WEIGHTS)})")
+    files = sorted(weights | {path for pattern in _SETTINGS for path in folder.glob(pattern)})
+    sums = {str(path.relative_to(folder)): file_sha256(path) for path in files}
+    return hashlib.sha256(json.dumps([sums, max_length]).encode()).hexdigest()
 
 
 @contextmanager

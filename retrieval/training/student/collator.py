@@ -9,6 +9,8 @@ Shapes: B rows, n documents of a row, S the longest text in tokens.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,18 +18,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from encoder import InputError
 from encoder.tokens import TokenizedTexts
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.encoding import clean
 from retrieval.records import Role
-from retrieval.training.student.native import EXPANDED, pad_ids
+from retrieval.training.student.native import EXPANDED, LENGTHS, pad_ids
+
+logger = logging.getLogger(__name__)
 
 SCORES = "scores"
 """Column of the teacher's scores; any other is text, the first the query, the rest its documents."""
 
 EPSILON = 1e-8
 """PyLate's, against a division by zero where all scores of a row are equal."""
+
+
+MANY_CUT, EARLIEST = 0.2, 256
+"""Share of all texts so far that are cut, and the number of texts, from which on it is worth a warning."""
 
 
 @dataclass
@@ -51,6 +60,9 @@ class _DenseTexts:
     Args:
         model: Its prompts and its limit.
         max_length: A lower limit, or None.
+
+    Raises:
+        InputError: The limit leaves a prompt no text behind it.
     """
 
     def __init__(self, model: BiEncoder, max_length: int | None) -> None:
@@ -59,24 +71,24 @@ class _DenseTexts:
         self._length = min(model.max_length, max_length or model.max_length)
         prompts: dict[Role, str] = {"query": model.settings.query_prompt, "document": model.settings.document_prompt}
         self._prompts = prompts
-        self._skip = {role: 0 if model.settings.include_prompt or not prompt else self._leading(prompt) for role, prompt in prompts.items()}
-
-    def _leading(self, prompt: str) -> int:
-        """Tokens that a prompt takes at the start of a text: [CLS] and its own."""
-        [ids] = self._tokenizer.encode(clean([prompt], lower_case=self._settings.lower_case), max_length=self._length).ids
-        return len(ids) - (ids[-1] == self._tokenizer.special_id("sep"))
+        self._skip: dict[Role, int] = {}
+        for role, prompt in prompts.items():
+            [ids] = self._tokenizer.encode(clean([prompt], lower_case=self._settings.lower_case), max_length=self._length).ids
+            if len(ids) >= self._length:
+                raise _no_room(role, self._length, "model.max_length", asked=max_length, remedy=f", or shorten model.{role}_prompt")
+            # [CLS] and the prompt's own.
+            leading = len(ids) - (ids[-1] == self._tokenizer.special_id("sep"))
+            self._skip[role] = 0 if model.settings.include_prompt or not prompt else leading
 
     def tokens(self, texts: Sequence[str], role: Role) -> TokenizedTexts:
         return self._tokenizer.encode(
             clean(texts, prompt=self._prompts[role], lower_case=self._settings.lower_case), max_length=self._length
         )
 
-    def features(self, ids: list[list[int]], role: Role, longest: int) -> dict[str, Tensor]:
+    def features(self, ids: list[list[int]], role: Role, longest: int) -> dict[str, Any]:
         del longest  # only vectors of whole texts are compared, so every column has its own length
-        features = pad_ids(ids, pad=self._tokenizer.special_id("pad") or 0)
-        if skip := self._skip[role]:
-            features["prompt_length"] = torch.full((len(ids),), skip)
-        return features
+        features = _padded(ids, pad=self._tokenizer.special_id("pad") or 0)
+        return features | ({"prompt_length": self._skip[role]} if self._skip[role] else {})
 
 
 class _ColBERTTexts:
@@ -86,6 +98,9 @@ class _ColBERTTexts:
         model: Its prefixes, its limits, its query expansion.
         max_length: A lower limit, or None.
         filled: Documents are padded to their limit.
+
+    Raises:
+        InputError: A limit leaves a prefix no text behind it.
     """
 
     def __init__(self, model: ColBERT, max_length: int | None, *, filled: bool) -> None:
@@ -99,6 +114,9 @@ class _ColBERTTexts:
         self._prefixes = {"query": colbert.query_prefix, "document": colbert.document_prefix}
         mask = model.tokenizer.special_id("mask")
         self._pad = mask if mask is not None else model.tokenizer.special_id("pad") or 0
+        for role, limit in self._limits.items():
+            if len(self.tokens([""], role).ids[0]) >= limit:
+                raise _no_room(role, limit, f"model.colbert.{role}_length", asked=max_length)
 
     def tokens(self, texts: Sequence[str], role: Role) -> TokenizedTexts:
         prefix = self._tokenizer.token_id(self._prefixes[role]) if self._prefixes[role] else None
@@ -108,22 +126,36 @@ class _ColBERTTexts:
             return tokens
         return TokenizedTexts([[*text[:1], prefix, *text[1:]] for text in tokens.ids], tokens.truncated)
 
-    def features(self, ids: list[list[int]], role: Role, longest: int) -> dict[str, Tensor]:
+    def features(self, ids: list[list[int]], role: Role, longest: int) -> dict[str, Any]:
         limit = self._limits[role]
         if role == "query":
             if not self._colbert.query_expansion:
-                return pad_ids(ids, pad=self._pad)
-            features = pad_ids(ids, pad=self._pad, length=limit)
+                return _padded(ids, pad=self._pad)
+            features = _padded(ids, pad=self._pad, length=limit)
             if self._colbert.attend_to_expansion:
                 features["attention_mask"].fill_(1)
+                features[LENGTHS] = (limit,) * len(ids)
             return features | {EXPANDED: torch.ones(len(ids), dtype=torch.bool)}
         # PyLate's scores multiply what is masked by zero, and pad to the limit: a document with padding scores no less than 0
         # a query token. One place behind the longest document is enough for the same scores.
-        return pad_ids(ids, pad=self._pad, length=limit if self._filled else min(longest + 1, limit))
+        return _padded(ids, pad=self._pad, length=limit if self._filled else min(longest + 1, limit))
+
+
+def _padded(ids: list[list[int]], *, pad: int, length: int | None = None) -> dict[str, Any]:
+    """`pad_ids`, and the lengths: once the tensors are on a GPU, to count them there would make every step wait for it."""
+    return {**pad_ids(ids, pad=pad, length=length), LENGTHS: tuple(map(len, ids))}
+
+
+def _no_room(role: Role, limit: int, own: str, *, asked: int | None, remedy: str = "") -> InputError:
+    """What is wrong with a limit: the model's ``own``, or the lower one that is ``asked`` for in training."""
+    name = own if asked is None or asked > limit else "training.max_length"
+    return InputError(f"{name}: the {limit} tokens of a {role} are filled before its text begins; raise it{remedy}")
 
 
 class Collator:
-    """Rows to features, ``{column}_input_ids`` and ``{column}_attention_mask`` of each column of text, and ``label``.
+    """Rows to features, ``{column}_input_ids``, ``{column}_attention_mask`` and so on of each column of text, and ``label``.
+
+    One warning is logged where many texts are cut.
 
     Args:
         model: Its tokenizer and its text policy.
@@ -132,6 +164,9 @@ class Collator:
         filled: A ColBERT's documents are padded to their limit and not only to the longest of the batch, so that processes
             can exchange them.
         minmax: The teacher's scores of each row are brought to 0..1.
+
+    Raises:
+        InputError: A limit leaves nothing of a text behind its prompt or prefix.
     """
 
     valid_label_columns: ClassVar[list[str]] = [SCORES]
@@ -144,15 +179,16 @@ class Collator:
         self._texts = _DenseTexts(model, max_length) if isinstance(model, BiEncoder) else _ColBERTTexts(model, max_length, filled=filled)
         self._merged = merged
         self._minmax = minmax
+        self._warns = os.environ.get("RANK", "0") == "0"  # set by torchrun
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """One batch.
 
         Args:
             rows: B rows with equal keys: texts, the query first, and perhaps ``scores``.
 
         Returns:
-            int64 (B, S) tensors, or (B n, S) of merged documents, row by row; ``label`` (B, n) float32.
+            int64 (B, S) tensors, or (B n, S) of merged documents, row by row; `LENGTHS` as integers; ``label`` (B, n) float32.
         """
         query, *documents = (column for column in rows[0] if column != SCORES)
         columns = {column: [row[column] for row in rows] for column in documents}
@@ -165,7 +201,17 @@ class Collator:
             batch |= self._features(column, texts, "document", longest)
         if SCORES in rows[0]:
             batch["label"] = teacher_scores([row[SCORES] for row in rows], minmax=self._minmax)
+        self._warn_of_cuts()
         return batch
+
+    def _warn_of_cuts(self) -> None:
+        counts = self.counts
+        if self._warns and counts.texts >= EARLIEST and counts.truncated > MANY_CUT * counts.texts:
+            self._warns = False
+            logger.warning(
+                "%.0f%% of the texts so far are cut to the model's or to training.max_length; what is behind is not trained on",
+                100 * counts.truncated / counts.texts,
+            )
 
     def _tokens(self, texts: Sequence[str], role: Role) -> list[list[int]]:
         found = self._texts.tokens(texts, role)
@@ -174,7 +220,7 @@ class Collator:
         self.counts.tokens += sum(map(len, found.ids))
         return found.ids
 
-    def _features(self, column: str, ids: list[list[int]], role: Role, longest: int) -> dict[str, Tensor]:
+    def _features(self, column: str, ids: list[list[int]], role: Role, longest: int) -> dict[str, Any]:
         return {f"{column}_{key}": value for key, value in self._texts.features(ids, role, longest).items()}
 
 

@@ -56,8 +56,9 @@ class OnePass(nn.Module):
     def forward(self, sentence_features: Sequence[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch; arguments as the trainer gives them."""
         batches = [pack_features(features) for features in sentence_features]
-        # Tokens that only read would take the others' fast attention away on a GPU.
-        if len(batches) > 1 and all(batch.key_lengths is None for batch in batches):
+        # On a GPU tokens that only read would take the others' fast attention away.
+        together = batches[0].ids.device.type == "cpu" or all(batch.key_lengths is None for batch in batches)
+        if len(batches) > 1 and together:
             columns = Columns(batches)
             sentence_features = [{**features, COLUMNS: partial(columns.encoded, place)} for place, features in enumerate(sentence_features)]
         loss: Tensor = self.loss(sentence_features, labels)

@@ -36,7 +36,7 @@ class NativePooling(Pooling):  # type: ignore[misc]  # the library is untyped
         """Packed (N, D) to ``sentence_embedding``, (B, D) float32."""
         hidden, batch = packed_of(features)
         prompt = 0 if self.include_prompt else features.get("prompt_length", 0)
-        skip = prompt if isinstance(prompt, int) else int(prompt[0])
+        skip = prompt if isinstance(prompt, int) else int(prompt[0])  # a tensor from the library's own collator, never from ours
         others = {key: value for key, value in features.items() if key not in PACKED}
         return {**others, "sentence_embedding": pool(hidden, batch, self.get_pooling_mode_str(), skip=skip)}
 

@@ -9,6 +9,7 @@ Source: sentence-transformers 5.3 ``losses``, PyLate 1.6 ``losses``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pylate.losses import CachedContrastive, Contrastive, Distillation
 from pylate.utils import get_world_size
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from retrieval.training.sections import LossSection
 from retrieval.training.student.columns import OnePass
+from retrieval.training.student.native import LENGTHS
 
 SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
 """Name in a checkpoint -> the function that a loss compares vectors by; it must be the one they are searched by."""
@@ -64,6 +66,23 @@ class MeanCachedContrastive(CachedContrastive):  # type: ignore[misc]  # the lib
         return (loss.detach() / processes).requires_grad_()
 
 
+class SlicedCachedMNRL(CachedMultipleNegativesRankingLoss):  # type: ignore[misc]  # the library is untyped
+    """The library's loss, whose mini-batches take their rows of the lengths too: the library cuts tensors alone."""
+
+    def embed_minibatch(
+        self,
+        sentence_feature: dict[str, Any],
+        begin: int,
+        end: int,
+        with_grad: bool,
+        copy_random_state: bool,
+        random_state: Any = None,
+    ) -> Any:
+        """Rows ``begin`` to ``end`` through the model; arguments and results are the library's."""
+        features = {**sentence_feature, LENGTHS: sentence_feature[LENGTHS][begin:end]}
+        return super().embed_minibatch(features, begin, end, with_grad, copy_random_state, random_state)
+
+
 LOSSES: dict[str, Callable[[SentenceTransformer, LossSection], nn.Module]] = {
     "mnrl": lambda model, section: MultipleNegativesRankingLoss(
         model,
@@ -71,7 +90,7 @@ LOSSES: dict[str, Callable[[SentenceTransformer, LossSection], nn.Module]] = {
         similarity_fct=SIMILARITIES[model.similarity_fn_name],
         gather_across_devices=section.gather_across_devices,
     ),
-    "cached_mnrl": lambda model, section: CachedMultipleNegativesRankingLoss(
+    "cached_mnrl": lambda model, section: SlicedCachedMNRL(
         model,
         scale=section.scale,
         similarity_fct=SIMILARITIES[model.similarity_fn_name],

@@ -21,14 +21,18 @@ import torch
 from sentence_transformers.models import InputModule, Transformer
 from torch import Tensor
 
-from encoder import Encoder, PackedBatch, Tokenizer, load_encoder, pack_padded, save_encoder
+from encoder import Encoder, PackedBatch, Tokenizer, load_encoder, save_encoder
 from encoder.files import read_json, write_json
+from encoder.packing import masked_lengths, pack_rows
 from encoder.tokens import SPECIAL_TOKENS
 from retrieval.encoding import clean
 from retrieval.training.start import resize_vocabulary
 
 EXPANDED = "expanded"
 """Feature (B,): rows whose every place is a token, though their attention mask says which may be attended to."""
+
+LENGTHS = "lengths"
+"""Feature: what the attention mask sums up to in each row, B integers on the host; without it the mask's device is waited for."""
 
 COLUMNS = "columns"
 """Feature: a function that takes the encoder and gives hidden states (N, D) and their batch; other columns are encoded with it."""
@@ -206,12 +210,12 @@ def pad_ids(ids: list[list[int]], *, pad: int, length: int | None = None) -> dic
 
 def pack_features(features: dict[str, Any]) -> PackedBatch:
     """The tokens of a padded batch; where rows are expanded, every place is one, and those that the mask leaves out only read."""
-    ids, mask = features["input_ids"], features["attention_mask"]
+    ids = features["input_ids"]
+    lengths = features[LENGTHS] if LENGTHS in features else masked_lengths(features["attention_mask"])
     if EXPANDED not in features:
-        return pack_padded(ids, mask)
-    lengths = pack_padded(ids, mask).lengths  # checks that the mask is one of right padding
-    readers = None if min(lengths) == ids.shape[1] else lengths
-    return replace(pack_padded(ids, torch.ones_like(mask)), key_lengths=readers)
+        return pack_rows(ids, lengths)
+    rows, width = ids.shape
+    return replace(pack_rows(ids, [width] * rows), key_lengths=None if min(lengths) == width else tuple(lengths))
 
 
 def packed_of(features: dict[str, Any]) -> tuple[Tensor, PackedBatch]:

@@ -63,7 +63,7 @@ def make_run(tmp_path: Path, recipe: dict[str, Any]) -> Callable[..., Path]:
                 "tokens": 123_456,
                 "seconds": 3725.4,
                 "resumed_at": [120],
-                "peak_memory_bytes": 3 * 2**20,
+                "peak_memory_bytes": 62_464 * 2**20,
                 **result,
             },
         }
@@ -87,7 +87,7 @@ def test_what_the_record_says_is_what_is_shown(make_run: Callable[..., Path]) ->
         "Training time": "1 h 2 min 5 s",
         "Tokens": "123,456",
         "Texts cut": "25 of 200 (12.5%)",
-        "Peak memory": "3 MiB",
+        "Peak memory": "61 GiB",
     }
     text = render_run(run)
     for shown in (
@@ -113,6 +113,17 @@ def test_the_log_is_shown_in_part_from_its_first_line_to_its_last(make_run: Call
     assert rows[0] == ["10", "10", "8e-05", "2", "10,010"]
     assert rows[-1][0] == "305"
     assert len({row[0] for row in rows}) == LINES
+
+
+def test_memory_that_is_not_known_is_left_out(make_run: Callable[..., Path]) -> None:
+    assert "Peak memory" not in summary(read_run(make_run(peak_memory_bytes=None)))
+
+
+def test_the_log_is_not_cut_by_a_box_that_scrolls(make_run: Callable[..., Path]) -> None:
+    page = render_run_page(read_run(make_run()))
+    assert '<div class="box short" role="region" aria-label="Steps of the log"' in page
+    assert '<th scope="row" class="number" data-order="305.0"><bdi>305</bdi></th>' in page  # it sorts by step too
+    assert ".box.short { max-height: none; }" in page
 
 
 def test_a_page_shows_texts_as_texts(make_run: Callable[..., Path]) -> None:

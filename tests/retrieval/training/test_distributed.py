@@ -83,11 +83,12 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
         assert two["result"]["texts"] == one["result"]["texts"]
         assert two["result"]["tokens"] == one["result"]["tokens"]
         lines = [read_log(tmp_path / folder / LOG) for folder in (name, f"{name}-alone")]
-        for key in ("loss", "grad_norm"):
+        # A norm of gradients that were summed in another order; a gradient that is wrong by a factor or a row is off by far more.
+        for key, tolerance in (("loss", 1e-5), ("grad_norm", 1e-4)):
             found, expected = (curve(log, key) for log in lines)
             assert len(found) == 6
             assert [step for step, _ in found] == [step for step, _ in expected]
-            assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=1e-5, rel=1e-5), name
+            assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=tolerance, rel=tolerance), name
             seen += 1
         assert expected[0][1] > 0
     assert seen == 14

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 import yaml
 
 from encoder.errors import InputError
-from retrieval.training.recipe import RULES, Recipe, RecipeError, find_recipe, load_recipe, shipped_recipes, to_dict
+from retrieval.training.recipe import RecipeError, find_recipe, load_recipe, shipped_recipes, to_dict
+from retrieval.training.rules import DISTILLING, IN_BATCH, LOSSES, READ_BY, RULES
+from retrieval.training.schema import Rule, build
+from retrieval.training.sections import LossSection, Recipe
 
 RANDOM: dict[str, Any] = {
     "name": "sample",
@@ -42,7 +47,7 @@ RANDOM: dict[str, Any] = {
         "max_length": 64,
         "query_prompt": "search_query: ",
     },
-    "data": {"train": "rows.jsonl.gz", "negative_field": "negative", "limit": 100},
+    "data": {"train": "rows.jsonl.gz", "document_fields": ["positive", "negative"], "limit": 100},
     "loss": {"name": "mnrl"},
     "training": {
         "epochs": 1.5,
@@ -59,11 +64,31 @@ RANDOM: dict[str, Any] = {
     },
 }
 
+PRETRAINED: dict[str, Any] = {"model.init": "a/b", "model.tokenizer": ..., "model.architecture": ...}
+"""Changes to the sample: it starts from a checkpoint."""
+
+COLBERT: dict[str, Any] = {
+    "kind": "colbert",
+    "model.pooling": ...,
+    "model.normalize": ...,
+    "model.max_length": ...,
+    "model.query_prompt": ...,
+    "model.colbert": {"document_length": 100},
+    "loss.name": "contrastive",
+}
+"""Changes to the sample: it is a ColBERT."""
+
+IDS: dict[str, Any] = {"data.format": "ids", "data.queries": "queries.jsonl", "data.documents": "documents.parquet"}
+"""Changes to the sample: its rows hold ids."""
+
+TEACHER: dict[str, Any] = {"data.score_fields": "scores", "loss.name": "kl"}
+"""Changes to the sample: it learns from a teacher."""
+
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
     """The sample with settings replaced by dotted path; ``...`` takes one out."""
     recipe = copy.deepcopy(RANDOM)
-    for path, value in changes.items():
+    for path, value in copy.deepcopy(changes).items():
         *parents, name = path.split(".")
         section = recipe
         for parent in parents:
@@ -96,12 +121,38 @@ def test_a_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert recipe.model.query_prompt == "search_query: "
     assert recipe.model.architecture is not None
     assert recipe.model.architecture.window == 16
-    assert (recipe.loss.scale, recipe.data.positive_field, recipe.training.max_steps) == (20.0, "positive", None)
+    assert recipe.data.train == ("rows.jsonl.gz",)
+    assert recipe.data.document_fields == ("positive", "negative")
+    assert (recipe.data.score_fields, recipe.data.documents_per_row, recipe.training.max_steps) == ((), None, None)
+    assert (recipe.loss.scale, recipe.training.accumulation, recipe.training.lora, recipe.development) == (20.0, 1, None, None)
 
 
-def test_a_recipe_that_starts_from_a_checkpoint_needs_no_architecture(tmp_path: Path) -> None:
-    recipe = load_recipe(write(tmp_path, changed({"model.init": "some/model", "model.architecture": ..., "model.tokenizer": None})))
-    assert (recipe.model.architecture, recipe.model.tokenizer) == (None, None)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        PRETRAINED,
+        COLBERT,
+        PRETRAINED | COLBERT,
+        IDS,
+        TEACHER,
+        TEACHER | IDS | {"training.batch_size": 1},
+        COLBERT | TEACHER | {"loss.name": "distillation"},
+        {"data.train": ["rows.jsonl", "hub://owner/name@1234/config/train"], "data.document_fields": "positive"},
+        {"data.train": "docstrings:stdlib"},
+        {"loss.name": "cached_mnrl", "loss.gather_across_devices": True, "loss.matryoshka_dims": [64, 32]},
+        {"training.optimizer": "schedule_free_adamw", "training.scheduler": "constant"},
+        {"training.average_checkpoints": 4, "training.keep_checkpoints": 4, "development": {"data": "scifact"}},
+        {"development": {"data": "scifact", "keep_best": True}, "training.max_length": 32},
+        {"training.lora": {"rank": 64, "alpha": 8, "dropout": 0.99}},
+        {"loss.temperature": 1, "loss.mini_batch_size": 32, "loss.teacher_scores": "as_they_are"},  # not read, and the defaults
+        COLBERT | {"loss.scale": 20.0, "loss.name": "cached_contrastive", "loss.temperature": 0.05, "loss.mini_batch_size": 4},
+    ],
+)
+def test_what_fits_together(tmp_path: Path, changes: dict[str, Any]) -> None:
+    recipe = load_recipe(write(tmp_path, changed(changes)))
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(to_dict(recipe)))
+    assert load_recipe(again) == recipe
 
 
 def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
@@ -111,56 +162,143 @@ def test_numbers_that_yaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
     assert (recipe.training.learning_rate, recipe.training.seed, recipe.data.limit) == (8e-5, 12, 100)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"model.architecture.heads": 3}, "model.architecture.heads: must divide hidden_size 64, got 3"),
-        (
-            {"model.architecture.heads": 64},
-            "model.architecture.heads: RoPE needs an even head width, got hidden_size / heads = 64 / 64",
-        ),
-        ({"model.architecture.window": 15}, "model.architecture.window: must be a multiple of 2, got '15'"),
-        ({"model.architecture.vocab_size": 256}, "model.architecture.vocab_size: must be >= 261, got '256'"),
-        (
-            {"model.architecture.family": "bert"},
-            "model.architecture.family: must be one of modernbert; got 'bert'",
-        ),
-        ({"model.architecture": ...}, "model.architecture: needed, since init is random"),
-        ({"model.tokenizer": ...}, "model.tokenizer: needed, since init is random"),
-        ({"model.init": "a/b", "model.tokenizer": None}, "model.architecture: only for init: random; 'a/b' has its own"),
-        ({"model.init": "a/b", "model.architecture": None}, "model.tokenizer: only for init: random; 'a/b' has its own"),
-        ({"model.max_length": 129}, "model.max_length: must be <= architecture.max_positions 128, got 129"),
-        ({"model.max_length": 2}, "model.max_length: must be >= 3, got '2'"),
-        ({"model.pooling": "max"}, "model.pooling: must be one of mean, cls; got 'max'"),
-        ({"model.normalize": "yes"}, "model.normalize: must be true or false, got 'yes'"),
-        ({"model.init": " "}, "model.init: must not be blank, got ' '"),
-        ({"data.train": "rows.csv"}, "data.train: must be a .jsonl or .jsonl.gz file or docstrings:stdlib, got 'rows.csv'"),
-        ({"data.positive_field": "query"}, "data.positive_field: is query_field too: 'query'"),
-        ({"data.negative_field": "positive"}, "data.negative_field: is query_field or positive_field too: 'positive'"),
-        ({"data.limit": 7}, "data.limit: must be >= training.batch_size 8, got 7"),
-        ({"loss.scale": 0}, "loss.scale: must be > 0, got '0'"),
-        ({"loss.name": "mnlr"}, "loss.name: must be one of mnrl; got 'mnlr', did you mean 'mnrl'?"),
-        ({"training.batch_size": 1}, "training.batch_size: must be >= 2, got '1'"),
-        ({"training.batch_size": 8.5}, "training.batch_size: must be a whole number, got '8.5'"),
-        ({"training.learning_rate": -1}, "training.learning_rate: must be > 0, got '-1'"),
-        ({"training.warmup_ratio": 5}, "training.warmup_ratio: must be <= 1, got '5'"),
-        ({"training.seed": 2**32}, "training.seed: must be <= 4294967295, got '4294967296'"),
-        ({"training.seed": None}, "training.seed: must be a number, got null"),
-        ({"training.precision": "fp16"}, "training.precision: must be one of fp32, bf16; got 'fp16', did you mean 'bf16'?"),
-        ({"training.max_steps": 0}, "training.max_steps: must be >= 1, got '0'"),
-        ({"training.epochs": ...}, "training.epochs: missing"),
-        ({"training.leraning_rate": 1}, "training.leraning_rate: unknown key, did you mean 'learning_rate'?"),
-        ({"training": ...}, "training: missing"),
-        ({"loss": "mnrl"}, "loss: must be a mapping of settings, got 'mnrl'"),
-        ({"kind": "colbert"}, "kind: must be one of dense; got 'colbert'"),
-    ],
-)
+PROBLEMS: list[tuple[dict[str, Any], str]] = [
+    ({"model.architecture.heads": 3}, "model.architecture.heads: must divide hidden_size 64, got 3"),
+    ({"model.architecture.heads": 64}, "model.architecture.heads: RoPE needs an even head width, got hidden_size / heads = 64 / 64"),
+    ({"model.architecture.window": 15}, "model.architecture.window: must be a multiple of 2, got '15'"),
+    ({"model.architecture.vocab_size": 256}, "model.architecture.vocab_size: must be >= 261, got '256'"),
+    ({"model.architecture.family": "bert"}, "model.architecture.family: must be one of modernbert; got 'bert'"),
+    ({"model.architecture": ...}, "model.architecture: needed, since init is random"),
+    ({"model.tokenizer": ...}, "model.tokenizer: needed, since init is random"),
+    ({"model.init": "a/b", "model.tokenizer": None}, "model.architecture: only for init: random; 'a/b' has its own"),
+    ({"model.init": "a/b", "model.architecture": None}, "model.tokenizer: only for init: random; 'a/b' has its own"),
+    ({"model.max_length": 129}, "model.max_length: must be <= architecture.max_positions 128, got 129"),
+    (COLBERT | {"model.colbert.query_length": 129}, "model.colbert.query_length: must be <= architecture.max_positions 128, got 129"),
+    (COLBERT | {"model.colbert": {}}, "model.colbert.document_length: must be <= architecture.max_positions 128, got 180"),
+    ({"model.max_length": 2}, "model.max_length: must be >= 3, got '2'"),
+    ({"model.pooling": "max"}, "model.pooling: must be one of mean, cls; got 'max'"),
+    ({"model.normalize": "yes"}, "model.normalize: must be true or false, got 'yes'"),
+    ({"model.init": " "}, "model.init: must not be blank, got ' '"),
+    *(({f"model.{name}": ...}, f"model.{name}: needed, since kind is dense") for name in ("pooling", "normalize", "max_length")),
+    *(
+        (COLBERT | {f"model.{name}": value}, f"model.{name}: only for kind: dense, this is colbert")
+        for name, value in (("pooling", "cls"), ("normalize", True), ("max_length", 64), ("query_prompt", "q"), ("document_prompt", "d"))
+    ),
+    (COLBERT | {"model.colbert": None}, "model.colbert: needed, since kind is colbert"),
+    ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, this is dense"),
+    ({"data.train": ["rows.jsonl", " "]}, "data.train.1: must not be blank, got ' '"),
+    ({"data.train": ["rows.jsonl", "docstrings:stdlib"]}, "data.train: docstrings:stdlib cannot be mixed with other sources"),
+    (IDS | {"data.queries": None}, "data.queries: needed, since format is ids"),
+    (IDS | {"data.documents": None}, "data.documents: needed, since format is ids"),
+    (IDS | {"data.format": "texts", "data.documents": None}, "data.queries: only for format: ids, this is texts"),
+    (IDS | {"data.format": "beir", "data.queries": None}, "data.documents: only for format: ids, this is beir"),
+    (
+        TEACHER | {"data.format": "beir"},
+        "data.format: beir has no teacher scores; mine and score first (quiver mine, quiver score), then train on what they write",
+    ),
+    ({"data.document_fields": []}, "data.document_fields: must name at least one field"),
+    ({"data.document_fields": ["text", "text"]}, "data.document_fields: names a field twice: ('text', 'text')"),
+    ({"data.document_fields": ["query", "text"]}, "data.document_fields: query_field 'query' is among them"),
+    (
+        {"data.format": "beir", "data.positives": "each"},
+        "data.positives: beir has a row for each relevant document already; leave it out",
+    ),
+    ({"data.limit": 7}, "data.limit: must be >= training.batch_size 8, got 7"),
+    ({"loss.scale": 0}, "loss.scale: must be > 0, got '0'"),
+    (
+        {"loss.name": "mnlr"},
+        "loss.name: must be one of mnrl, cached_mnrl, margin_mse, kl, contrastive, cached_contrastive, distillation; "
+        "got 'mnlr', did you mean 'mnrl'?",
+    ),
+    (
+        {"kind": "dense", "loss.name": "contrastive"},
+        "loss.name: contrastive does not train kind: dense; the losses of dense are mnrl, cached_mnrl, margin_mse, kl, "
+        "of colbert contrastive, cached_contrastive, distillation",
+    ),
+    ({"loss.name": "kl"}, "loss.name: kl needs a teacher's scores: name them in data.score_fields"),
+    ({"training.batch_size": 1}, "loss.name: mnrl finds its negatives in the batch: training.batch_size must be >= 2"),
+    *(
+        (changes | {f"loss.{setting}": value}, f"loss.{setting}: {problem}; take it out")
+        for changes, setting, value, problem in (
+            (TEACHER, "gather_across_devices", True, "kl does not read it (only mnrl, cached_mnrl, contrastive, cached_contrastive)"),
+            ({}, "temperature", 0.05, "mnrl does not read it (only kl, contrastive, cached_contrastive)"),
+            (COLBERT, "scale", 50, "contrastive does not read it (only mnrl, cached_mnrl)"),
+            ({}, "mini_batch_size", 8, "mnrl does not read it (only cached_mnrl, cached_contrastive)"),
+            (TEACHER, "student_scores", "as_they_are", "kl does not read it (only distillation)"),
+            ({}, "teacher_scores", "minmax", "mnrl does not read it (only margin_mse, kl, distillation)"),
+        )
+    ),
+    (COLBERT | {"loss.matryoshka_dims": [64, 32]}, "loss.matryoshka_dims: only for kind: dense"),
+    ({"loss.matryoshka_dims": [32, 64]}, "loss.matryoshka_dims: must fall, as in [384, 256, 128]; got (32, 64)"),
+    ({"loss.matryoshka_dims": [64, 64]}, "loss.matryoshka_dims: must fall, as in [384, 256, 128]; got (64, 64)"),
+    ({"loss.matryoshka_dims": [64, 0]}, "loss.matryoshka_dims.1: must be >= 1, got '0'"),
+    ({"training.batch_size": 8.5}, "training.batch_size: must be a whole number, got '8.5'"),
+    ({"training.learning_rate": -1}, "training.learning_rate: must be > 0, got '-1'"),
+    ({"training.warmup_ratio": 5}, "training.warmup_ratio: must be <= 1, got '5'"),
+    ({"training.seed": 2**32}, "training.seed: must be <= 4294967295, got '4294967296'"),
+    ({"training.seed": None}, "training.seed: must be a number, got null"),
+    ({"training.precision": "fp16"}, "training.precision: must be one of fp32, bf16; got 'fp16', did you mean 'bf16'?"),
+    ({"training.max_steps": 0}, "training.max_steps: must be >= 1, got '0'"),
+    ({"training.epochs": ...}, "training.epochs: missing"),
+    ({"training.leraning_rate": 1}, "training.leraning_rate: unknown key, did you mean 'learning_rate'?"),
+    ({"training": ...}, "training: missing"),
+    ({"training.lora": {"rank": 4}}, "training.lora.alpha: missing"),
+    ({"training.lora": {"rank": 4, "alpha": 8, "dropout": 1}}, "training.lora.dropout: must be < 1, got '1'"),
+    ({"training.lora": {"rank": 65, "alpha": 8}}, "training.lora.rank: must be <= architecture.hidden_size 64, got 65"),
+    (
+        {"training.optimizer": "schedule_free_adamw"},
+        "training.optimizer: schedule_free_adamw has its own schedule: training.scheduler must be constant, got cosine",
+    ),
+    ({"training.average_checkpoints": 3}, "training.keep_checkpoints: must be >= training.average_checkpoints 3, got 2"),
+    (
+        {"training.average_checkpoints": 2, "development": {"data": "scifact", "keep_best": True}},
+        "training.average_checkpoints: averaging the last checkpoints and development.keep_best exclude each other",
+    ),
+    ({"training.max_length": 65}, "training.max_length: must be <= model.max_length 64, got 65"),
+    (COLBERT | {"training.max_length": 101}, "training.max_length: must be <= model.colbert.document_length 100, got 101"),
+    ({"development": {"split": "dev"}}, "development.data: missing"),
+    ({"loss": "mnrl"}, "loss: must be a mapping of settings, got 'mnrl'"),
+    ({"kind": "colbrt"}, "kind: must be one of dense, colbert; got 'colbrt', did you mean 'colbert'?"),
+]
+"""Changes to the sample, and what is said of them."""
+
+
+@pytest.mark.parametrize(("changes", "problem"), PROBLEMS)
 def test_each_kind_of_problem(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     assert problems(write(tmp_path, changed(changes))) == [problem]
 
 
 def test_every_rule_is_tested_above() -> None:
-    assert len(RULES) == 11  # a rule more asks for a line more in the table
+    """Each rule is broken by one of the changes: one that is added asks for a line in the table."""
+    broken: set[int] = set()
+
+    def noting(number: int, rule: Rule) -> Rule:
+        def asked(*values: object) -> bool:
+            found = rule.broken(*values)
+            broken.update({number} if found else ())
+            return found
+
+        return dataclasses.replace(rule, broken=asked)
+
+    watched = [noting(number, rule) for number, rule in enumerate(RULES)]
+    assert build(Recipe, RANDOM, watched)[1] == []
+    assert broken == set()
+    for changes, _ in PROBLEMS:
+        build(Recipe, changed(changes), watched)
+    assert [(rule.fields, rule.message) for number, rule in enumerate(RULES) if number not in broken] == []
+
+
+def test_every_loss_trains_one_kind_and_finds_its_negatives_in_one_way() -> None:
+    names = typing.get_args(typing.get_type_hints(LossSection)["name"])
+    assert sorted(names) == sorted(name for of_kind in LOSSES.values() for name in of_kind)
+    assert sorted(names) == sorted(IN_BATCH + DISTILLING)
+
+
+def test_every_setting_of_a_loss_is_read_by_some() -> None:
+    """The widths of a Matryoshka loss, which stands around any of the dense ones, have a rule of their own."""
+    settings = {field.name for field in dataclasses.fields(LossSection)}
+    assert set(READ_BY) == settings - {"name", "matryoshka_dims"}
+    assert all(set(losses) < {*IN_BATCH, *DISTILLING} for losses in READ_BY.values())
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
@@ -172,7 +310,8 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
             "model.max_length": 500,
             "training.batch_size": "many",
             "training.precison": "fp32",
-            "data.train": "rows.txt",
+            "data.document_fields": ["a", "b", "a", " "],
+            "loss.matryoshka_dims": [0, "x"],
         }
     )
     path = write(tmp_path, yaml.safe_dump(recipe) + "kind: dense\n")
@@ -182,12 +321,14 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         "lr: unknown key",
         "name: missing",
         "model.architecture.window: must be a multiple of 2, got '15'",
+        "data.document_fields.3: must not be blank, got ' '",
+        "loss.matryoshka_dims.0: must be >= 1, got '0'",
+        "loss.matryoshka_dims.1: must be a number, got 'x'",
         "training.precison: unknown key, did you mean 'precision'?",
         "training.batch_size: must be a number, got 'many'",
         "training.seed: must be >= 0, got '-1'",
         "model.architecture.heads: must divide hidden_size 64, got 3",
         "model.max_length: must be <= architecture.max_positions 128, got 500",
-        "data.train: must be a .jsonl or .jsonl.gz file or docstrings:stdlib, got 'rows.txt'",
     ]
 
 
@@ -199,7 +340,12 @@ def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
         "training.learning_rate=3e-4",
         "training.no_duplicates=true",
         "data.limit=",
-        "data.negative_field=null",
+        "data.documents_per_row=null",
+        "data.train=[a.jsonl, 'b, c.jsonl']",
+        'data.document_fields=["positive", "negatives.*.text: x"]',
+        "loss.matryoshka_dims=[64, 32]",
+        "training.lora.rank=4",
+        "training.lora.alpha=8",
         "data.revision=''",
         'name="a = b"',
         "model.query_prompt=query: ",
@@ -207,11 +353,22 @@ def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     ]
     recipe = load_recipe(path, overrides)
     assert (recipe.training.batch_size, recipe.training.learning_rate, recipe.training.no_duplicates) == (64, 3e-4, True)
-    assert (recipe.data.limit, recipe.data.negative_field, recipe.data.revision, recipe.name) == (None, None, "", "a = b")
+    assert (recipe.data.limit, recipe.data.documents_per_row, recipe.data.revision, recipe.name) == (None, None, "", "a = b")
+    assert recipe.data.train == ("a.jsonl", "b, c.jsonl")
+    assert recipe.data.document_fields == ("positive", "negatives.*.text: x")
+    assert recipe.loss.matryoshka_dims == (64, 32)
+    assert recipe.training.lora is not None
+    assert (recipe.training.lora.rank, recipe.training.lora.alpha) == (4, 8.0)
     assert recipe.model.query_prompt == "query: "
     assert recipe.model.architecture is not None
     assert recipe.model.architecture.layers == 7
     assert load_recipe(path).training.batch_size == 8
+
+
+def test_one_value_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    overrides = ["data.train=rows, old.jsonl", "data.document_fields=positive", "loss.matryoshka_dims=[]"]
+    recipe = load_recipe(write(tmp_path, changed({"loss.matryoshka_dims": [64]})), overrides)
+    assert (recipe.data.train, recipe.data.document_fields, recipe.loss.matryoshka_dims) == (("rows, old.jsonl",), ("positive",), ())
 
 
 def test_a_section_can_be_unset_and_set_up_by_overrides(tmp_path: Path) -> None:
@@ -231,6 +388,9 @@ def test_a_section_can_be_unset_and_set_up_by_overrides(tmp_path: Path) -> None:
         ("training.seed.x=3", "override 'training.seed.x=3': training.seed is not a section"),
         ("training.batchsize=3", "training.batchsize: unknown key, did you mean 'batch_size'?"),
         ("trainig.seed=3", "trainig: unknown key, did you mean 'training'?"),
+        ("training.seed=[1, 2]", "training.seed: must be a number, got a list"),
+        ("loss.matryoshka_dims=[32, 64]", "loss.matryoshka_dims: must fall, as in [384, 256, 128]; got (32, 64)"),
+        ("data.train=[a", "override 'data.train=[a': line 1: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("name='open", 'override "name=\'open": line 1: not YAML: found unexpected end of stream'),
     ],
 )
@@ -258,16 +418,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_recipe(tmp_path / "latin.yaml")
     with pytest.raises(InputError, match=r"none\.yaml: there is no such file"):
         load_recipe(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match="there is no such file"):
-        load_recipe(tmp_path)
+    (tmp_path / "old.yaml").mkdir()
+    for folder in (tmp_path, tmp_path / "old.yaml"):
+        with pytest.raises(
+            InputError, match=rf"^{re.escape(str(folder))}: a folder; give the recipes in it, as in {re.escape(str(folder))}/\*\.yaml$"
+        ):
+            load_recipe(folder)
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
 def test_what_is_written_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -> None:
     awkward = changed(
-        {"name": "null", "description": "1e5", "data.revision": "007", "model.document_prompt": " #: ", "training.learning_rate": 1e-7}
+        {
+            "name": "null",
+            "description": "1e5",
+            "data.revision": "007",
+            "data.document_fields": ["1", "null", "a.*.b"],
+            "model.document_prompt": " #: ",
+            "training.learning_rate": 1e-7,
+        }
     )
-    for recipe in (load_recipe(write(tmp_path, RANDOM)), load_recipe(write(tmp_path, awkward)), load_recipe("quickstart")):
+    shipped = [load_recipe(name) for name in shipped_recipes()]
+    for recipe in (load_recipe(write(tmp_path, RANDOM)), load_recipe(write(tmp_path, awkward)), *shipped):
         path = tmp_path / f"written.{suffix}"
         path.write_text(yaml.safe_dump(to_dict(recipe)) if suffix == "yaml" else json.dumps(to_dict(recipe)), encoding="utf-8")
         assert load_recipe(path) == recipe
@@ -292,10 +464,24 @@ def test_the_quickstart_ends_with_a_global_layer() -> None:
 
 
 def test_a_name_that_is_not_shipped() -> None:
-    with pytest.raises(InputError, match=r"no shipped recipe 'quikstart'; did you mean 'quickstart'\? shipped: .*quickstart"):
+    with pytest.raises(InputError, match=r"^no shipped recipe 'quikstart'; did you mean 'quickstart'\?$"):
         find_recipe("quikstart")
-    with pytest.raises(InputError, match=r"no shipped recipe 'zzz'; shipped: .*; or give the path"):
+    with pytest.raises(
+        InputError, match=r"^no shipped recipe 'dpr-modernbert'; did you mean 'dpr-modernbert-base'.* or 'dpr-modernbert-large'"
+    ):
+        find_recipe("dpr-modernbert")
+    with pytest.raises(InputError) as caught:
         load_recipe("zzz")
+    assert str(caught.value) == f"no shipped recipe 'zzz'; give the path of a .yaml file, or one of {', '.join(shipped_recipes())}"
+
+
+def test_a_folder_is_no_recipe_and_hides_none_that_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("recipes", "quickstart"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=r"^recipes: a folder; give the recipes in it, as in recipes/\*\.yaml$"):
+        find_recipe("recipes")
+    assert find_recipe("quickstart").is_file()
 
 
 def test_a_recipe_cannot_be_changed_by_accident() -> None:

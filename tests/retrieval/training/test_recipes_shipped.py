@@ -103,9 +103,15 @@ def _parquet(path: Path, columns: dict[str, Any], types: dict[str, Any] | None =
     parquet.write_table(arrow.table(columns, schema=schema), path)
 
 
-def _card(folder: Path, configs: dict[str, dict[str, str]]) -> None:
-    """README.md with the configurations as the hub's cards write them: name -> split -> files."""
-    lines = ["---", "configs:"]
+def _card(folder: Path, configs: dict[str, dict[str, str]], *, lists: dict[str, str] | None = None) -> None:
+    """README.md as the hub's cards are written: configurations, name -> split -> files; what columns of the config train hold lists of."""
+    lines = ["---"]
+    if lists is not None:  # such a card has no num_bytes, which the library says aloud
+        lines += ["dataset_info:", "- config_name: train", "  features:", "  - name: query_id", "    dtype: string"]
+        for name, kind in lists.items():
+            lines += [f"  - name: {name}", "    sequence:", "      value:", f"        dtype: {kind}"]
+        lines += ["  splits:", "  - name: train", f"    num_examples: {ROWS}"]
+    lines += ["configs:"]
     for name, splits in configs.items():
         lines += [f"- config_name: {name}", "  data_files:"]
         for split, files in splits.items():
@@ -123,11 +129,14 @@ def _triplets(hub: Path) -> None:
 
 
 def _distillation(hub: Path, *, as_text: bool) -> None:
-    """Card and files of lightonai/ms-marco-en-bge (at 11e6ffa); in ms-marco-en-bge-gemma both lists are stored as text."""
+    """Card and files of lightonai/ms-marco-en-bge (at 11e6ffa); in ms-marco-en-bge-gemma both lists are stored as text.
+
+    The card declares lists here as there, which the library would insist on.
+    """
     arrow = pytest.importorskip("pyarrow")
     folder = hub / "lightonai" / ("ms-marco-en-bge-gemma" if as_text else "ms-marco-en-bge")
     files = {"queries": "english_queries.train.parquet", "documents": "english_collection.parquet", "train": "dataset.parquet"}
-    _card(folder, {name: {"train": file} for name, file in files.items()})
+    _card(folder, {name: {"train": file} for name, file in files.items()}, lists={"document_ids": "string", "scores": "float32"})
     documents = [str(1000 + place) for place in range(200)]
     draw = random.Random(3)
     rows = [(draw.sample(documents, 32), [round(draw.random(), 4) for _ in range(32)]) for _ in range(ROWS)]

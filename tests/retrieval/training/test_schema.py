@@ -27,6 +27,11 @@ class Outer:
     maybe: Inner | None = None
     number: int | None = 7
     side: Literal["up", "down"] | None = None
+    names: tuple[str, ...] = field(default=(), metadata={"not_blank": True})
+    sizes: tuple[int, ...] = field(default=(8, 4), metadata={"at_least": 1})
+    sides: tuple[Literal["up", "down"], ...] = ()
+    rates: tuple[float, ...] | None = None
+    share: float = field(default=0.5, metadata={"below": 1})
 
 
 GOOD: dict[str, Any] = {"count": 3, "rate": 0.5, "flag": True, "text": "t", "choice": "left", "inner": {"size": 4}}
@@ -39,7 +44,7 @@ def problems(**changes: object) -> list[str]:
 
 
 def test_a_mapping_becomes_the_dataclass_with_its_defaults() -> None:
-    assert build(Outer, GOOD) == (Outer(3, 0.5, True, "t", "left", Inner(4, "inner"), None, 7, None), [])
+    assert build(Outer, GOOD) == (Outer(3, 0.5, True, "t", "left", Inner(4, "inner"), None, 7, None, (), (8, 4), (), None, 0.5), [])
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,16 @@ def test_a_mapping_becomes_the_dataclass_with_its_defaults() -> None:
         ("side", None, None),
         ("maybe", None, None),
         ("maybe", {"size": "2", "name": "n"}, Inner(2, "n")),
+        ("names", ["a", "b", "a"], ("a", "b", "a")),
+        ("names", "a, b", ("a, b",)),
+        ("names", [], ()),
+        ("sizes", ["1e3", 2.0, "3"], (1000, 2, 3)),
+        ("sizes", "7", (7,)),
+        ("sides", ["down", "up"], ("down", "up")),
+        ("rates", None, None),
+        ("rates", [], ()),
+        ("rates", ["8e-5", 1], (8e-5, 1.0)),
+        ("share", 0.999, 0.999),
     ],
 )
 def test_what_is_accepted(name: str, raw: object, value: object) -> None:
@@ -105,6 +120,18 @@ def test_what_is_accepted(name: str, raw: object, value: object) -> None:
         ("inner", {}, "inner.size: missing"),
         ("maybe", {"size": 2, "nam": "n"}, "maybe.nam: unknown key, did you mean 'name'?"),
         ("zebra", 1, "zebra: unknown key"),
+        ("names", ["a", " "], "names.1: must not be blank, got ' '"),
+        ("names", "", "names: must not be blank, got ''"),
+        ("names", ["a", 3], "names.1: must be text, got 3; quote it if it is meant as text"),
+        ("names", None, "names: must be text, got null; quote it if it is meant as text"),
+        ("names", {"a": 1}, "names: must be text, got a mapping; quote it if it is meant as text"),
+        ("names", [["a"]], "names.0: must be text, got a list; quote it if it is meant as text"),
+        ("sizes", [4, 0], "sizes.1: must be >= 1, got 0"),
+        ("sizes", "0", "sizes: must be >= 1, got '0'"),
+        ("sizes", [None], "sizes.0: must be a number, got null"),
+        ("sides", "upp", "sides: must be one of up, down; got 'upp', did you mean 'up'?"),
+        ("rates", [1.5, "nan"], "rates.1: must be a number, got 'nan'"),
+        ("share", 1, "share: must be < 1, got 1"),
     ],
 )
 def test_what_is_refused(name: str, raw: object, problem: str) -> None:
@@ -112,7 +139,7 @@ def test_what_is_refused(name: str, raw: object, problem: str) -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    instance, found = build(Outer, {"cuont": 1, "rate": 7, "flag": "maybe", "inner": {"size": "x", 3: 4}, "maybe": 5})
+    instance, found = build(Outer, {"cuont": 1, "rate": 7, "flag": "maybe", "inner": {"size": "x", 3: 4}, "maybe": 5, "sizes": [0, 1, "y"]})
     assert instance is None
     assert found == [
         "cuont: unknown key, did you mean 'count'?",
@@ -124,6 +151,8 @@ def test_all_problems_come_at_once() -> None:
         "inner.3: unknown key",
         "inner.size: must be a number, got 'x'",
         "maybe: must be a mapping of settings, got 5",
+        "sizes.0: must be >= 1, got 0",
+        "sizes.2: must be a number, got 'y'",
     ]
 
 
@@ -146,6 +175,10 @@ def test_a_rule_is_asked_where_all_its_fields_are_valid() -> None:
         "count: must be a number, got 'x'",
         "rate: must be <= 1, got 9",
     ]
+    longest = [Rule(("sizes", "count"), lambda sizes, count: len(sizes) > count, "must hold {1} at most, got {0}")]
+    assert build(Outer, {**GOOD, "sizes": [1, 2, 3, 4]}, longest)[1] == ["sizes: must hold 3 at most, got (1, 2, 3, 4)"]
+    assert build(Outer, {**GOOD, "sizes": [1, 2, 3, 0]}, longest)[1] == ["sizes.3: must be >= 1, got 0"]
+    assert build(Outer, {**GOOD, "count": 1}, longest)[1] == ["sizes: must hold 1 at most, got (8, 4)"]
     # An invalid section was given, so nothing is said of its absence.
     assert build(Outer, {**GOOD, "count": 9, "maybe": {"size": 3}}, rules)[1] == ["maybe.size: must be a multiple of 2, got 3"]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, load_encoder, save_encoder
+from encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.model_folder import ModelFolder
@@ -148,10 +148,45 @@ def test_a_colbert_gets_a_projection_and_prefixes(bare: Path, biencoder: Path, t
         rows = model.encoder.embeddings.tokens.weight
         assert torch.equal(rows[:300], old[:300])
         assert torch.equal(rows[302:], old[302:])
-        torch.testing.assert_close(rows[300:302], old[:300].mean(0).expand(2, -1))
+        # Drawn as the others are spread: neither far from them nor all but equal.
+        assert (rows[300] - rows[301]).norm() > 0.3 * torch.pdist(old[:300]).median()
+        assert rows[300:302].norm(dim=1).max() < 2 * old[:300].norm(dim=1).max()
         assert [model.tokenizer.token_id(prefix) for prefix in ("[Q] ", "[D] ")] == [300, 301]
         model.save(tmp_path / "model")
         assert ColBERT.from_pretrained(tmp_path / "model").card.fingerprint == model.card.fingerprint
+
+
+def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
+    tokens = ["[Q] ", "[D] ", *(f"[T{number}] " for number in range(2000))]
+    tables = []
+    for seed in (1, 1, 2):
+        parts = start.load_parts(bare)
+        start._add_tokens(parts, tokens, seed=seed)
+        tables.append(parts.encoder.embeddings.tokens.weight.detach())
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.isclose(tables[0][300:], tables[2][300:]).all(dim=1).any()
+    old, new = tables[0][:300], tables[0][300:]
+    assert len(new) == 2002
+    torch.testing.assert_close(new.mean(0), old.mean(0), atol=4 * old.std().item() / 2002**0.5, rtol=0)
+    torch.testing.assert_close(new.std(0), old.std(0), atol=0, rtol=0.1)
+
+
+def test_the_prefixes_of_a_colbert_differ_where_lora_leaves_the_embedding_as_it_is(bare: Path) -> None:
+    model = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT}), [])
+    add_lora(model.encoder, rank=2, alpha=4, dropout=0, seed=1)
+    table = model.encoder.embeddings.tokens.weight
+    assert not table.requires_grad
+    query, document = (table[model.tokenizer.token_id(prefix)] for prefix in ("[Q] ", "[D] "))
+    assert (query - document).norm() > 0.3 * torch.pdist(table[:300]).median()
+
+
+def test_a_recipe_has_its_own_pooling_so_a_bare_encoder_is_no_surprise(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        for kind, model in (("dense", DENSE), ("colbert", {"colbert": COLBERT})):
+            build_model(make_recipe(kind, {"init": str(bare), **model}), [])
+        assert caplog.records == []
+        load_model(bare)
+    assert caplog.text.count("a bare encoder") == 1
 
 
 def test_torchs_own_generator_is_not_seeded(bare: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import statistics
 import weakref
 from collections.abc import Callable
@@ -14,11 +15,14 @@ import yaml
 from filelock import FileLock
 
 from encoder import InputError
+from retrieval.training.data import prepare
+from retrieval.training.data.build import Built
 from retrieval.training.grid import Grid, make_grid
 from retrieval.training.loop.log import SCORE
 from retrieval.training.recipe import find_recipe, to_dict
-from retrieval.training.sections import Recipe
-from retrieval.training.sweep import LOCK, Sweep, run_sweep
+from retrieval.training.run import train_recipe
+from retrieval.training.sections import DataSection, Recipe
+from retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 RATES = "training.learning_rate=1e-5,3e-5,8e-5"
@@ -33,7 +37,7 @@ class Trainer:
         self.fails: dict[str, Exception] = {}
         self.stops: dict[str, BaseException] = {}
 
-    def __call__(self, recipe: Recipe, out: Path, *, resume: bool) -> None:
+    def __call__(self, recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
         self.calls.append((out.name, resume))
         out.mkdir(parents=True, exist_ok=True)
         (out / "begun.json").write_text(json.dumps({"schema": "quiver-begun/1"}))
@@ -247,10 +251,10 @@ def test_what_a_run_leaves_in_memory_is_gone_before_the_next(grid: Callable[...,
 
     models: list[weakref.ref[Model]] = []
 
-    def train(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
         assert all(model() is None for model in models)
         models.append(weakref.ref(Model()))
-        Trainer(peak)(recipe, out, resume=resume)
+        Trainer(peak)(recipe, out, resume=resume, data_folder=data_folder)
 
     gc.disable()
     try:
@@ -258,3 +262,40 @@ def test_what_a_run_leaves_in_memory_is_gone_before_the_next(grid: Callable[...,
     finally:
         gc.enable()
     assert len(models) == 3
+
+
+def test_runs_share_the_rows_that_they_train_on(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real runs: the rows are read once for a sweep, and once more after it, when they are gone."""
+    pytest.importorskip("sentence_transformers")
+    make_recipe()
+    settings = ("training.learning_rate=1e-3,1e-2", "training.max_steps=1", "development.data=none")
+    grid, out, built, fails = make_grid(tmp_path / "recipe.json", settings), tmp_path / "out", list[Path](), {"learning_rate=0.01"}
+    whole = prepare.build_table
+
+    def counted(section: DataSection, folder: Path, *, seed: int, advance: Callable[[int], None]) -> Built:
+        built.append(folder)
+        return whole(section, folder, seed=seed, advance=advance)
+
+    monkeypatch.setattr(prepare, "build_table", counted)
+
+    def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
+        train_recipe(recipe, out, resume=resume, scorer=lambda model: 0.5, data_folder=data_folder)
+        if out.name in fails:
+            (out / "run.json").unlink()
+            raise InputError("no luck")
+
+    notes = out / "runs" / DATA / "notes.md"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("somebody's")
+    found = run_sweep(grid, out, train=train)
+    assert [run.status for run in found.runs] == ["finished", "failed"]
+    assert len(built) == 1
+    assert len([path for path in notes.parent.iterdir() if path.is_dir()]) == 1, "kept for the run that failed"
+    assert not list(out.glob("runs/*/data"))
+    fails.clear()
+    shutil.rmtree(out / "runs" / "learning_rate=0.01")
+    assert run_sweep(grid, out, train=train).best is not None
+    assert len(built) == 1
+    assert list(notes.parent.iterdir()) == [notes]

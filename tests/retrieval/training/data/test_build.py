@@ -120,10 +120,63 @@ def test_blank_texts_by_id(ids: DataSection, write: Callable[..., Path], tmp_pat
     entries = [{"document_id": f"d{n}", "text": "" if n in (1, 6) else f"document {n}"} for n in range(9)]
     path = write("documents.jsonl.gz", entries)  # the positive of row 1; a negative of rows 0 and 1
     with pytest.raises(InputError, match=rf"train.jsonl:2: the text of 'd1' in {path} is blank; .*data.short_rows: skip"):
+        rows_of(replace(ids, documents_per_row=2), tmp_path)
+    with pytest.raises(InputError, match=r"train.jsonl:1: 2 documents \(besides 1 blank or the same as another\), 3 are wanted"):
         rows_of(ids, tmp_path)
-    rows = prepare_rows(replace(ids, short_rows="skip"), tmp_path / "work", seed=0)
-    assert (len(rows), rows.skipped) == (3, 1)
-    assert documents(rows.dataset[0]) == ["document 0", "", "document 5"]
+    rows = prepare_rows(replace(ids, short_rows="skip", documents_per_row=2), tmp_path / "work", seed=0)
+    assert (len(rows), rows.skipped, rows.copies) == (3, 1, 1)
+    assert (documents(rows.dataset[0]), rows.dataset[0]["scores"]) == (["document 0", "document 5"], [0.5, -1])
+
+
+def test_a_negative_is_not_the_positive_nor_twice_in_a_row(write: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [
+        {"query": "q0", "positive": "p", "negatives": ["a", "b", "c"], "scores": [4, 3, 2, 1]},
+        {"query": "q1", "positive": "p", "negatives": [" p\n", "b", "b ", "", "c"], "scores": [9, 8, 7, 6, 5, 4]},
+        {"query": "q2", "positive": "p", "negatives": ["p", "b", "p"], "scores": [1, 1, 1, 1]},
+    ]
+    path = write("rows.jsonl", rows)
+    section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), score_fields=("scores",), documents_per_row=3)
+    with pytest.raises(InputError, match=r"rows.jsonl:3: 2 documents \(besides 2 blank or the same as another\), 3 are wanted; .*skip"):
+        prepare_rows(section, tmp_path / "work", seed=0)
+    kept = prepare_rows(replace(section, short_rows="skip"), tmp_path / "work", seed=0)
+    assert [(documents(row), row["scores"]) for row in kept.dataset] == [(["p", "a", "b"], [4, 3, 2]), (["p", "b", "c"], [9, 7, 4])]
+    assert (kept.skipped, kept.copies) == (1, 5)
+    drawn = prepare_rows(replace(section, short_rows="skip", negatives="random"), tmp_path / "work", seed=0)
+    assert list(drawn.texts()) == ["q0", "p", "a", "b", "c", "q1", "p", "b", "c"]
+
+
+def test_the_first_row_says_how_many_documents_its_copies_included(write: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "a" if n == 0 else "b"]} for n in range(3)]
+    section = DataSection(train=(str(write("rows.jsonl", rows)),), document_fields=("positive", "negatives"))
+    with pytest.raises(InputError, match=r"rows.jsonl:1: 2 documents \(besides 1 blank or the same as another\), 3 are wanted"):
+        prepare_rows(section, tmp_path / "work", seed=0)
+    assert prepare_rows(replace(section, short_rows="skip"), tmp_path / "work", seed=0).documents_per_row == 3
+
+
+def test_copies_by_id_and_by_the_text_behind_it(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
+    write("documents.jsonl.gz", [{"document_id": f"d{n}", "text": f"document {n % 5}"} for n in range(9)])  # d5 is d0 again
+    lists = [["d0", "d5", "d1", "d2"], ["d1", "d2", "d2", "d3"], ["d1", "d2", "d3", "d4"]]
+    write("train.jsonl", [{"query_id": n, "document_ids": row, "scores": [4, 3, 2, 1]} for n, row in enumerate(lists)])
+    rows = prepare_rows(replace(ids, documents_per_row=3), tmp_path / "work", seed=0)
+    assert [(documents(row), row["scores"]) for row in rows.dataset] == [
+        (["document 0", "document 1", "document 2"], [4, 2, 1]),
+        (["document 1", "document 2", "document 3"], [4, 3, 1]),
+        (["document 1", "document 2", "document 3"], [4, 3, 2]),
+    ]
+    assert rows.copies == 2
+
+
+def test_several_positives(write: Callable[..., Path], tmp_path: Path) -> None:
+    """The fields of cfli/msmarco_train_m3 and of FlagEmbedding's own examples."""
+    rows = [{"query": "q", "pos": ["a", "b"], "neg": ["n", "m"], "pos_scores": [3, 2], "neg_scores": [1, 0], "prompt": "", "type": "x"}]
+    section = DataSection(
+        train=(str(write("rows.jsonl", rows)),), document_fields=("pos", "neg"), score_fields=("pos_scores", "neg_scores"), positives="each"
+    )
+    assert rows_of(section, tmp_path) == [
+        {"query": "q", "document_1": "a", "document_2": "n", "document_3": "m", "scores": [3, 1, 0]},
+        {"query": "q", "document_1": "b", "document_2": "n", "document_3": "m", "scores": [2, 1, 0]},
+    ]
+    assert len(rows_of(replace(section, limit=1), tmp_path)) == 1
 
 
 @pytest.mark.parametrize("documents_per_row", [None, 3])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from retrieval.training.sections import DataSection
 def read(row: dict[str, Any], **fields: Any) -> Example:
     reader = FieldReader(DataSection(train=("rows.jsonl",), **fields))
     reader.check("rows.jsonl:1", row)
-    return reader.example("rows.jsonl:1", row)
+    (example,) = reader.examples("rows.jsonl:1", row)
+    return example
 
 
 def test_documents_of_several_fields_are_put_together_in_their_order() -> None:
@@ -70,13 +72,14 @@ def test_a_text_that_looks_like_a_list_is_text() -> None:
     ("text", "items"),
     [
         ("[]", []),
-        ("[1, -2, +3]", [1, -2, 3]),
+        ("[1, -2]", [1, -2]),
+        ("[1, -2, +3]", ["1", "-2", "+3"]),
         ("[1. 2.5 .5]", [1.0, 2.5, 0.5]),
         ("[ 1.0e-01\n -2E3 ]", [0.1, -2000.0]),
         ("['a', \"b c\"]", ["a", "b c"]),
         ("['a' 'b']", ["a", "b"]),
         ('["q\\"1"]', ['q"1']),
-        (" [1,2,] ", [1, 2]),
+        (" [1,2,] ", ["1", "2"]),
     ],
 )
 def test_lists_stored_as_text(text: str, items: list[object]) -> None:
@@ -151,9 +154,9 @@ def test_a_negative_is_never_taken_for_the_positive() -> None:
 
 def test_a_later_row_may_lack_documents() -> None:
     reader = FieldReader(DataSection(train=("rows.jsonl",), document_fields=("positive", "negative")))
-    assert reader.example("rows.jsonl:2", {"query": "q", "positive": "p"}).documents == ["p"]
+    assert reader.examples("rows.jsonl:2", {"query": "q", "positive": "p"})[0].documents == ["p"]
     with pytest.raises(InputError, match=r"rows\.jsonl:2: no field 'query'"):
-        reader.example("rows.jsonl:2", {"positive": "p"})
+        reader.examples("rows.jsonl:2", {"positive": "p"})
 
 
 def test_text_and_id_of_a_corpus_row() -> None:
@@ -161,3 +164,60 @@ def test_text_and_id_of_a_corpus_row() -> None:
     assert (id_of("c:1", "id", row), text_of("c:1", "meta.text", row)) == ("7", "a")
     with pytest.raises(InputError, match="c:1: no field 'text'; the row's fields are id, meta"):
         text_of("c:1", "text", row)
+
+
+@pytest.mark.parametrize(
+    ("printed", "ids"),
+    [
+        ("[7 8]", ["7", "8"]),
+        ("[007 008]", ["007", "008"]),
+        ("[007, 8]", ["007", "8"]),
+        ("[+7 -8]", ["+7", "-8"]),
+        ("['007', \"8\"]", ["007", "8"]),
+        (f"[{'9' * 5000}, 'a']", ["9" * 5000, "a"]),
+        (f"[{'9' * 5000}]", ["9" * 5000]),
+    ],
+)
+def test_an_id_in_a_printed_list_is_what_it_looks_like(printed: str, ids: list[str]) -> None:
+    fields = {"format": "ids", "query_field": "id", "document_fields": ("docs",)}
+    assert read({"id": 1, "docs": printed}, **fields).documents == ids
+
+
+def test_numbers_of_thousands_of_digits_are_no_scores() -> None:
+    with pytest.raises(InputError, match=r"^rows\.jsonl:1: a score in 's' must be a finite number, got \"999"):
+        read({"query": "q", "positive": "p", "s": f"[{'9' * 5000}]"}, score_fields=("s",))
+    assert read({"query": "q", "docs": ["a", "b"], "s": "[007 1e-1]"}, document_fields=("docs",), score_fields=("s",)).scores == [7, 0.1]
+
+
+def test_a_long_list_that_is_none_is_refused_at_once() -> None:
+    """The pattern does not try every way to cut a number in two."""
+    with pytest.raises(InputError, match="holds no list of numbers or ids"):
+        read({"id": 1, "docs": f"[{'1' * 200_000}x]"}, format="ids", query_field="id", document_fields=("docs",))
+
+
+FLAG = {"query": "q", "pos": ["a", "b", "c"], "neg": ["n", "b ", "m"], "pos_scores": [3, 2, 1], "neg_scores": [0.5, 0.25, 0.125]}
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_each_positive_makes_an_example_with_all_negatives(scored: bool) -> None:
+    scores = ("pos_scores", "neg_scores") if scored else ()
+    section = DataSection(train=("f",), document_fields=("pos", "neg"), score_fields=scores, positives="each")
+    examples = FieldReader(section).examples("f:1", FLAG)
+    assert [example.documents for example in examples] == [["a", "n", "m"], ["b", "n", "m"], ["c", "n", "m"]]
+    assert [example.scores for example in examples] == ([[n, 0.5, 0.125] for n in (3, 2, 1)] if scored else [[]] * 3)
+    assert [example.left_out for example in examples] == [1, 1, 1]  # "b " is a positive
+    assert FieldReader(section).whole("f:1", FLAG).documents == ["a", "b", "c", "n", "b ", "m"]
+    assert [example.flaw for example in FieldReader(section).examples("f:1", {**FLAG, "pos": ["a", " ", "c"]})] == [
+        "",
+        "the field 'pos' holds no positive",
+        "",
+    ]
+    (nothing,) = FieldReader(replace(section, score_fields=())).examples("f:1", {**FLAG, "pos": []})
+    assert nothing.flaw
+
+
+def test_a_list_of_positives_without_negatives() -> None:
+    section = DataSection(train=("f",), document_fields=("pos",), positives="each")
+    assert [example.documents for example in FieldReader(section).examples("f:1", FLAG)] == [["a"], ["b"], ["c"]]
+    with pytest.raises(InputError, match=r"f:1: the field 'pos' holds 3 documents; .* \(make an example of each by data.positives: each"):
+        FieldReader(replace(section, document_fields=("pos", "neg"), positives="first")).examples("f:1", FLAG)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from encoder.errors import InputError
+from retrieval.training.data import sources
 from retrieval.training.data.sources import count_rows, iter_source, parse_hub, source_files
 
 ROWS = [{"query": f"q{n}", "positive": [f"p{n}", "x"], "rest": n} for n in range(5)]
@@ -110,6 +112,70 @@ def test_splits_of_the_hub(data_set: Path) -> None:
     assert [set(row) for _, row in iter_source("hub://owner/name/triplet/test", ("nothing",))] == [{"query", "positive", "rest"}]
     assert [row for _, row in iter_source("hub://owner/name@any/other/train")] == ROWS[1:2]
     assert count_rows([source]) == 0
+
+
+LISTS = """---
+dataset_info:
+- config_name: train
+  features:
+  - name: query_id
+    dtype: string
+  - name: document_ids
+    sequence:
+      value:
+        dtype: string
+  - name: scores
+    sequence:
+      value:
+        dtype: float32
+  splits:
+  - name: train
+    num_examples: 3
+configs:
+- config_name: train
+  data_files:
+  - split: train
+    path: dataset.parquet
+---
+"""
+
+
+def test_a_card_that_declares_other_types_than_the_files_have(
+    hub: Path, write: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lists that are stored as text, with the card of a set whose lists are lists; of the card's entries some are not the library's."""
+    pytest.importorskip("datasets")
+    rows = [{"query_id": f"{n}", "document_ids": "['1', '2']", "scores": "[0.5, 0.25]"} for n in range(3)]
+    write("hub/lists/as_text/dataset.parquet", rows)
+    (hub / "lists/as_text/README.md").write_text(LISTS)
+    with caplog.at_level(logging.WARNING):
+        assert [row for _, row in iter_source("hub://lists/as_text/train/train")] == rows
+        assert [row for _, row in iter_source("hub://lists/as_text/train/train", ("scores",))] == [{"scores": "[0.5, 0.25]"}] * 3
+    assert not caplog.records
+
+
+def test_a_split_whose_files_differ_in_their_columns(data_set: Path, write: Callable[..., Path]) -> None:
+    write("hub/owner/name/data/train-00001-of-00002.parquet", [{"query": "q", "positive": "text", "rest": 1}])
+    with pytest.raises(InputError, match="hub://owner/name/triplet/train: the hub did not give it"):
+        list(iter_source("hub://owner/name/triplet/train"))
+
+
+def test_the_hub_clients_notes_are_no_part_of_a_data_set(data_set: Path, write: Callable[..., Path]) -> None:
+    before = source_files("hub://owner/name/triplet/train")
+    write("hub/owner/name/.cache/huggingface/download/rows.jsonl", ROWS)
+    (data_set / ".gitattributes").write_text("")
+    assert source_files("hub://owner/name/triplet/train") == before
+
+
+def test_rows_of_large_files_are_estimated(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_SAMPLE", 20_000)
+    rows = [{"query": f"q{n * n}", "text": os.urandom(40).hex()} for n in range(5000)]
+    for name in ("rows.jsonl", "rows.jsonl.gz"):
+        path = write(name, rows)
+        assert path.stat().st_size > 200_000
+        assert count_rows([str(path)]) == pytest.approx(5000, rel=0.05)
+    path.write_bytes(b"no gzip at all")
+    assert count_rows([str(path)]) == 0
 
 
 def test_files_of_the_hub(data_set: Path) -> None:

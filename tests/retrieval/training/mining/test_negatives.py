@@ -9,7 +9,9 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,14 +25,16 @@ from encoder import InputError
 from eval.bm25 import PARAMETERS, bm25_run
 from retrieval.corpus import load_collection
 from retrieval.indexes import build_index
+from retrieval.records import Document
 from retrieval.training.data import prepare_rows
+from retrieval.training.data.blocks import blocks
 from retrieval.training.mining import negatives
-from retrieval.training.mining.margins import MARGINS, Margin, Ranked, Ranks, Rules, choose_negatives, parse_margins, parse_ranks
+from retrieval.training.mining.margins import MARGINS, Margin, Ranked, Ranks, Rules, choose_negatives, parse_margins, parse_ranks, rankable
 from retrieval.training.mining.negatives import Output, System, mine_negatives
 from retrieval.training.mining.positives import BeirSource, PairSource, read_mining_data
 from retrieval.training.mining.searchers import BM25_PARAMETERS, BM25Searcher
 from retrieval.training.mining.text_table import TextTableWriter, content_id
-from retrieval.training.mining.work_folder import open_work
+from retrieval.training.mining.work_folder import WORK, WorkFolder, open_work
 from retrieval.training.sections import DataSection
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -99,7 +103,7 @@ def test_ranks_margins_and_copies_by_hand() -> None:
     found = Ranked(np.array([10, 4, 5, 6, 7, 8]), np.array([0.9, 0.8, 0.79, 0.7, 0.6, 0.5], np.float32))
     same = np.array([10, 4, 4, 6, 7, 8])  # 5 is a copy of 4
     rules = Rules(negatives=2, ranks=Ranks(1, 4), margins=(Margin("perc-pos", 0.9), Margin("margin-pos", 0.25)))
-    picked = choose_negatives(found, same, np.array([10]), 0.9, rules, query=0)
+    picked = choose_negatives(found, rankable(same, np.array([10])), 0.9, rules, query=0)
     assert picked.chosen.rows.tolist() == [7, 8]
     assert picked.chosen.scores.tolist() == pytest.approx([0.6, 0.5])
     assert (picked.suspects.rows.tolist(), picked.ranks.tolist()) == ([4, 6], [1, 2])  # below 0.81, above 0.65
@@ -119,7 +123,7 @@ def test_a_random_choice_depends_on_seed_and_query_alone() -> None:
 
     def draw(seed: int, query: int) -> list[int]:
         rules = Rules(negatives=5, ranks=Ranks(11, 40), margins=(), choice="random", seed=seed)
-        rows: list[int] = choose_negatives(found, np.arange(50), np.array([-1]), 1.0, rules, query=query).chosen.rows.tolist()
+        rows: list[int] = choose_negatives(found, rankable(np.arange(50), np.array([-1])), 1.0, rules, query=query).chosen.rows.tolist()
         return rows
 
     drawn = [draw(seed, query) for seed in range(4) for query in range(4)]
@@ -161,6 +165,11 @@ def test_margins_that_are_none(texts: list[str], message: str) -> None:
         ({"ranks": Ranks(0, 5)}, "got 0-5"),
         ({"ranks": Ranks(6, 5)}, "got 6-5"),
         ({"ranks": Ranks(6, 10), "negatives": 6}, "hold 5 documents, fewer than the 6"),
+        ({"margins": parse_margins(["perc-pos=95"])}, "perc-pos is a share of the positive's score, above 0 and at most 1 .*; got 95"),
+        ({"margins": parse_margins(["perc-pos=0"])}, "perc-pos is a share .*; got 0"),
+        ({"margins": parse_margins(["perc-pos=-1"])}, "perc-pos is a share .*; got -1"),
+        ({"margins": parse_margins(["max-score=3", "margin-pos=-0.1"])}, "margin-pos is a distance .*, at least 0; got -0.1"),
+        ({"margins": (Margin("max-score", float("nan")),)}, "max-score is a finite score; got nan"),
     ],
 )
 def test_rules_that_cannot_be_met(values: dict[str, Any], message: str) -> None:
@@ -287,6 +296,29 @@ def test_a_beir_folder(beir: Path, word_sum: Any, tmp_path: Path) -> None:
         assert [row["positive"], *row["negatives"]] == [contents[key] for key in row["document_ids"]]
 
 
+@pytest.mark.parametrize("system", ["word_sum", "word_by_word", "bm25"])
+def test_ranks_are_reached_however_many_copies_there_are(system: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """A corpus with 15 copies of each text gives what the corpus of the texts alone gives."""
+    texts = [f"w0 {text}" for text in sentences(60, seed=8, most=4)]
+    pairs = write_lines(tmp_path / "pairs.jsonl", [{"query": f"w0 {text}", "positive": text} for text in texts[:12]])
+    model = None if system == "bm25" else request.getfixturevalue(system)
+    rules, rows, records = Rules(negatives=20, ranks=Ranks(1, 40), margins=()), {}, {}
+    for copies in (1, 15):
+        folder = tmp_path / str(copies)
+        folder.mkdir()
+        corpus = [{"_id": f"{place:02}-{copy}", "text": text} for copy in range(copies) for place, text in enumerate(texts)]
+        write_lines(folder / "corpus.jsonl", corpus)
+        source = PairSource((str(pairs),), corpus=folder)
+        records[copies] = mine_negatives(source, System(model), folder / "out", rules=rules, output=Output())["result"]
+        rows[copies] = read_lines(folder / "out" / "train.jsonl.gz")
+    assert records[15]["rows_short"] == records[1]["rows_short"] == 0
+    assert records[15]["candidates"] == records[1]["candidates"] == 12 * 40
+    assert all(len(set(row["negatives"])) == 20 for row in rows[15])
+    if model is not None:  # to BM25 a corpus of copies has other word frequencies
+        for alone, among in zip(rows[1], rows[15], strict=True):
+            assert among["scores"] == pytest.approx(alone["scores"], rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
 def test_an_index_gives_what_its_model_gives(kind: str, request: pytest.FixtureRequest, beir: Path, tmp_path: Path) -> None:
     model = request.getfixturevalue(kind)
@@ -357,6 +389,9 @@ def test_a_second_run_without_ids_leaves_no_texts_of_the_first(beir: Path, word_
     for ids in (True, False):
         mine_negatives(BeirSource(beir), System(word_sum), tmp_path / "out", rules=Rules(), output=Output(ids=ids), overwrite=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mining.json", "suspects.jsonl.gz", "train.jsonl.gz"]
+    (tmp_path / "out" / "queries.jsonl.gz").write_bytes(b"somebody's: no run here has written such a file")
+    mine_negatives(BeirSource(beir), System(word_sum), tmp_path / "out", rules=Rules(), output=Output(), overwrite=True)
+    assert (tmp_path / "out" / "queries.jsonl.gz").is_file()
 
 
 def test_bm25_is_the_one_that_is_evaluated(beir: Path, tmp_path: Path) -> None:
@@ -370,12 +405,16 @@ def test_bm25_is_the_one_that_is_evaluated(beir: Path, tmp_path: Path) -> None:
     )
     assert BM25_PARAMETERS == PARAMETERS
     expected = bm25_run(collection, k=20)
-    for place, ranked in enumerate(searcher.search(0, len(collection.queries), 20)):
+    asked = np.arange(len(collection.queries))
+    also = [np.arange(place, len(documents)) for place in asked]
+    for place, (ranked, scores) in enumerate(searcher.search(asked, 20, also=also)):
         found = {documents[row].id: float(score) for row, score in zip(ranked.rows, ranked.scores, strict=True)}
         wanted = expected[collection.queries[place].id]
         assert list(found) == list(dict(sorted(wanted.items(), key=lambda hit: (hit[1], hit[0]), reverse=True)))
         assert found == pytest.approx(wanted, rel=1e-6)
-        np.testing.assert_array_equal(searcher.score(np.full(len(ranked.rows), place), ranked.rows), ranked.scores)
+        of = dict(zip(also[place].tolist(), scores.tolist(), strict=True))
+        common = [row for row in ranked.rows.tolist() if row >= place]
+        assert [of[row] for row in common] == [found[documents[row].id] for row in common]
 
 
 def test_bm25_mines(tmp_path: Path) -> None:
@@ -462,7 +501,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(word_sum: Any, tmp_path: Path, s
     code = CHILD.format(tests=str(tests), path=str(path), cache=str(tmp_path / "cache"), out=str(killed))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list((killed / "work").glob("*.part"))) == 4
+    assert len(list((killed / WORK).glob("*.part"))) == 4
     assert not (killed / "train.jsonl.gz").exists()
     source, rules = PairSource((str(path),), positive_field="pos"), Rules(negatives=3, choice="random")
     mine_negatives(source, System(word_sum, cache=tmp_path / "cache"), killed, rules=rules, output=Output())
@@ -470,7 +509,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(word_sum: Any, tmp_path: Path, s
     mine_negatives(source, System(word_sum), whole, rules=rules, output=Output())
     for name in ("train.jsonl.gz", "suspects.jsonl.gz"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
-    assert not (killed / "work").exists()
+    assert not (killed / WORK).exists()
 
 
 def stopped(source: PairSource, model: Any, out: Path, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
@@ -502,6 +541,9 @@ def test_parts_of_another_job_are_not_taken(
     stopped(source, word_sum, out, monkeypatch, after=3)
     with pytest.raises(InputError, match="an unfinished run with another rules"):
         mine_negatives(source, System(word_sum), out, rules=Rules(negatives=3), output=Output())
+    index = build_index(write_lines(tmp_path / "corpus.jsonl", [{"_id": "d", "text": "w1"}]), word_sum, tmp_path / "index")
+    with pytest.raises(InputError, match=r"an unfinished run with another index \(None then, exact-dense now\)"):
+        mine_negatives(source, System(word_sum, index), out, rules=Rules(), output=Output())
     with pytest.raises(InputError, match="an unfinished run with another system"):
         mine_negatives(source, System(other_word_sum), out, rules=Rules(), output=Output())
     content = path.read_bytes()
@@ -525,7 +567,7 @@ def test_a_damaged_part_is_done_again(
     source = PairSource((str(path),), positive_field="pos")
     mine_negatives(source, System(word_sum), tmp_path / "whole", rules=Rules(), output=Output())
     stopped(source, word_sum, tmp_path / "out", monkeypatch, after=3)
-    part = tmp_path / "out" / "work" / "000001.part"
+    part = tmp_path / "out" / WORK / "000001.part"
     content = bytearray(part.read_bytes())
     content[90] ^= 1
     part.write_bytes(content)
@@ -535,26 +577,80 @@ def test_a_damaged_part_is_done_again(
     assert (tmp_path / "out" / "train.jsonl.gz").read_bytes() == (tmp_path / "whole" / "train.jsonl.gz").read_bytes()
 
 
+@contextmanager
+def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[WorkFolder]:
+    with open_work(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
+        yield work
+
+
 def test_folders_that_are_taken(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    with pytest.raises(InputError, match="file: a file; --out names a folder"), open_work(file, "r.json", {}, overwrite=True):
+    with pytest.raises(InputError, match="file: a file; --out names a folder"), opened(file, overwrite=True):
         pass
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "thesis.tex").write_text("x")
-    with pytest.raises(InputError, match="foreign: holds other files"), open_work(foreign, "r.json", {}, overwrite=True):
-        pass
-    assert (foreign / "thesis.tex").read_text() == "x"
+    for name in ("thesis.tex", "r.json"):
+        foreign = tmp_path / name.partition(".")[2]
+        foreign.mkdir()
+        (foreign / name).write_text('{"schema": "another"}')
+        with pytest.raises(InputError, match=f"{foreign}: holds other files"), opened(foreign, overwrite=True):
+            pass
+        assert (foreign / name).read_text() == '{"schema": "another"}'
     busy = tmp_path / "busy"
-    with open_work(busy, "r.json", {"a": 1}, overwrite=False) as work:
+    with opened(busy, a=1) as work:
         work.write(0, b"part")
         # The lock of another file handle is in the way as that of another process is.
-        with pytest.raises(InputError, match="another process is at work"), open_work(busy, "r.json", {"a": 1}, overwrite=True):
+        with pytest.raises(InputError, match="another process is at work"), opened(busy, overwrite=True, a=1):
             pass
         assert work.read(0) == b"part"
-        work.finish("r.json", {"done": True})
+        work.finish("r.json", {"schema": "quiver-sample/1"})
     assert [path.name for path in busy.iterdir()] == ["r.json"]
+    with pytest.raises(InputError, match=r"busy: holds a finished result \(r.json\)"), opened(busy, a=1):
+        pass
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("content", [{"notes.md": "mine"}, {"plan.json": "{}"}, {"lock": "not empty"}, {"000000.part": "x"}])
+@pytest.mark.parametrize("finished", [False, True])
+def test_somebody_elses_work_folder_is_left_alone(tmp_path: Path, overwrite: bool, content: dict[str, str], finished: bool) -> None:
+    folder = tmp_path / WORK
+    folder.mkdir()
+    for name, text in content.items():
+        (folder / name).write_text(text)
+    if finished:
+        (tmp_path / "r.json").write_text('{"schema": "quiver-sample/1"}')
+    refused = pytest.raises(InputError, match=rf"{tmp_path}: holds {WORK} already, and not from an unfinished run")
+    with refused, opened(tmp_path, overwrite=overwrite):
+        pytest.fail("the job began")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == content
+
+
+def test_a_folder_called_work_is_nobodys(tmp_path: Path, word_sum: Any) -> None:
+    """Neither a run that succeeds nor one that fails, nor one that replaces another, touches what it has not made."""
+    path, _ = pairs_file(tmp_path)
+    out = tmp_path / "out"
+    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=Rules(), output=Output())
+    (out / "work").mkdir()
+    (out / "work" / "thesis.tex").write_text("years")
+    with pytest.raises(InputError, match="holds a finished result"):
+        mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=Rules(), output=Output())
+    with pytest.raises(InputError, match="no field 'nothing'"):
+        mine_negatives(
+            PairSource((str(path),), positive_field="nothing"), System(word_sum), out, rules=Rules(), output=Output(), overwrite=True
+        )
+    assert (out / "mining.json").is_file()
+    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=Rules(), output=Output(), overwrite=True)
+    assert (out / "work" / "thesis.tex").read_text() == "years"
+    assert not (out / WORK).exists()
+
+
+def test_a_job_that_was_killed_before_it_had_a_plan_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "out" / WORK).mkdir(parents=True)
+    (tmp_path / "out" / WORK / "lock").touch()
+    with opened(tmp_path / "out", a=1) as work:
+        work.write(0, b"part")
+    assert work.has(0)
+    with pytest.raises(InputError, match="an unfinished run with another a"), opened(tmp_path / "out", a=2):
+        pass
 
 
 def test_texts_are_numbered_once(tmp_path: Path) -> None:
@@ -566,6 +662,27 @@ def test_texts_are_numbered_once(tmp_path: Path) -> None:
     assert table.same.tolist() == [0, 1, 0, 3, 4]
     assert table.find_same(["A b", "nothing"]).tolist() == [0, -1]
     assert len(set(table.ids)) == len(table) == 5
+
+
+def test_a_table_takes_little_memory_whatever_is_in_it(tmp_path: Path) -> None:
+    count = 50_000  # what does not grow with it is small beside it
+    documents = (Document(f"a rather long id of a document {number}", f"{number} " + "text " * 40) for number in range(count))
+    tracemalloc.start()
+    try:
+        with TextTableWriter(tmp_path, by_content=False) as writer:
+            for some in blocks(documents):
+                writer.add(some)
+        table = writer.table()
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # 24 bytes for the keys and their numbers, 8 for `same`; the keys once more, while the writer lives.
+    assert held / count < 60
+    assert most / count < 120
+    assert table.ids[4321] == "a rather long id of a document 4321"
+    assert table.find_ids([table.ids[40_000], "none", table.ids[7]]).tolist() == [40_000, -1, 7]
+    with pytest.raises(ValueError, match="by_content"):
+        writer.number(["text"])
 
 
 def test_mining_data_of_equal_content_have_equal_sums(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from retrieval.training.mining.negatives import Output, System, mine_negatives
 from retrieval.training.mining.positives import BeirSource
 from retrieval.training.mining.scoring import min_max, score_rows
 from retrieval.training.mining.teachers import CrossEncoderTeacher, VectorTeacher, load_teacher
+from retrieval.training.mining.work_folder import WORK
 from retrieval.training.sections import DataSection
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
@@ -167,11 +169,57 @@ def test_rows_that_are_malformed(rows: list[Any], message: str, word_sum: Any, t
 
 
 def test_a_field_that_json_cannot_hold(word_sum: Any, tmp_path: Path) -> None:
+    """It is found before anything is scored."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.Table.from_pylist([{"query": "w1", "positive": "w2", "picture": b"\x00"}]), tmp_path / "rows.parquet")
-    with pytest.raises(InputError, match=r"rows.parquet:1: a field holds what JSON cannot"):
+    rows = [{"query": "w1", "positive": "w2", "picture": None}, {"query": "w1", "positive": "w2", "picture": b"\x00"}]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"rows.parquet:2: a field holds what JSON cannot"):
         score_rows(section(tmp_path / "rows.parquet", document_fields=("positive",)), VectorTeacher(word_sum), tmp_path / "out")
+    assert not word_sum.calls
+    assert not (tmp_path / "out").exists()
+
+
+class Meddling(VectorTeacher):
+    """Somebody writes to the file while it is scored."""
+
+    def __init__(self, model: Any, path: Path, rows: Sequence[Any]) -> None:
+        super().__init__(model)
+        self.path, self.rows = path, rows
+
+    @contextmanager
+    def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+        with super().scorer(data, cache=cache, progress=progress) as score:
+            write_lines(self.path, self.rows)
+            yield score
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROWS[::-1], r"rows.jsonl:1: the row has changed since it was scored; put the file back as it was, or begin anew"),
+        (ROWS[:20], r"rows.jsonl: 20 rows, and 30 were scored"),
+        ([*ROWS, ROWS[0]], r"rows.jsonl:31: the row has changed"),
+        ([*ROWS[:9], {**ROWS[9], "kept": 2}, *ROWS[10:]], r"rows.jsonl:10: the row has changed"),
+    ],
+    ids=["order", "fewer", "more", "another field"],
+)
+def test_rows_that_change_while_they_are_scored(rows: Sequence[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
+    path, out = write_lines(tmp_path / "rows.jsonl", ROWS), tmp_path / "out"
+    with pytest.raises(InputError, match=message):
+        score_rows(section(path), Meddling(word_sum, path, rows), out)
+    assert not (out / "train.jsonl.gz").exists()
+    write_lines(path, ROWS)
+    assert score_rows(section(path), VectorTeacher(word_sum), out)["result"]["rows"] == 30
+
+
+def test_several_positives_are_scored_in_one_row(word_sum: Any, tmp_path: Path) -> None:
+    """What FlagEmbedding's files hold; the recipe then makes a row of each by data.positives: each."""
+    path = write_lines(tmp_path / "rows.jsonl", [{"query": "w1", "pos": ["w1 w2", "w3"], "neg": ["w1", "w4"]}])
+    given = section(path, document_fields=("pos", "neg"))
+    score_rows(given, VectorTeacher(word_sum), tmp_path / "out")
+    (row,) = read_lines(tmp_path / "out" / "train.jsonl.gz")
+    assert row["scores"] == pytest.approx([similarity(word_sum, "w1", text) for text in ("w1 w2", "w3", "w1", "w4")], abs=1e-6)
 
 
 def test_a_score_that_is_not_finite(word_sum: Any, tmp_path: Path) -> None:
@@ -246,7 +294,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(tiny_model: Path, tmp_path: Path
     code = CHILD.format(path=str(path), model=str(tiny_model), out=str(killed), cache=str(cache))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list((killed / "work").glob("*.part"))) == 3
+    assert len(list((killed / WORK).glob("*.part"))) == 3
     assert not (killed / "train.jsonl.gz").exists()
     teacher = load_teacher(str(tiny_model))
     with pytest.raises(InputError, match="an unfinished run with another normalize"):
@@ -254,7 +302,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(tiny_model: Path, tmp_path: Path
     score_rows(section(path), teacher, killed, cache=cache)
     score_rows(section(path), teacher, whole)
     assert (killed / "train.jsonl.gz").read_bytes() == (whole / "train.jsonl.gz").read_bytes()
-    assert not (killed / "work").exists()
+    assert not (killed / WORK).exists()
 
 
 @pytest.fixture
@@ -306,6 +354,68 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert max(found) > 1 or min(found) < 0  # no sigmoid
     assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
+
+
+def change_json(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_all_that_decides_a_cross_encoders_scores_is_in_its_fingerprint(cross_encoder: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+
+    def fingerprint() -> str:
+        return str(load_teacher(str(cross_encoder)).description["fingerprint"])
+
+    seen = [fingerprint()]
+    (cross_encoder / "README.md").write_text("a card")
+    assert fingerprint() == seen[0]
+    change_json(cross_encoder / "tokenizer_config.json", model_max_length=12)
+    seen.append(fingerprint())
+    change_json(cross_encoder / "config.json", hidden_act="relu")
+    seen.append(fingerprint())
+    change_json(cross_encoder / "tokenizer.json", normalizer=None)
+    seen.append(fingerprint())
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder)
+    (cross_encoder / "model.safetensors").unlink()
+    for value in (0.0, 1.0):  # weights in the format of old
+        torch.nn.init.constant_(model.classifier.bias, value)
+        torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
+        seen.append(fingerprint())
+    assert len(set(seen)) == 6
+
+
+def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("sentence_transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder)
+    (cross_encoder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
+    path, out = write_lines(tmp_path / "rows.jsonl", ROWS), tmp_path / "out"
+    teacher, calls = load_teacher(str(cross_encoder)), 0
+
+    class Stopping:
+        description = teacher.description
+
+        @contextmanager
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+            with teacher.scorer(data, cache=cache, progress=progress) as score:
+
+                def once(queries: Any, documents: Any) -> Any:
+                    nonlocal calls
+                    calls += 1
+                    if calls > 2:
+                        raise KeyboardInterrupt
+                    return score(queries, documents)
+
+                yield once
+
+    with pytest.raises(KeyboardInterrupt):
+        score_rows(section(path), Stopping(), out)
+    torch.nn.init.constant_(model.classifier.bias, 9.0)
+    torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="an unfinished run with another teacher"):
+        score_rows(section(path), load_teacher(str(cross_encoder)), out)
 
 
 def test_cross_encoders_that_are_no_teachers(cross_encoder: Path, tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def make_recipe(kind: str, loss: dict[str, Any], training: dict[str, Any] | None
     return recipe
 
 
+def read_by(name: str, **settings: Any) -> dict[str, Any]:
+    """The settings of a loss, those that it does not read left out."""
+    return {"name": name, **{setting: value for setting, value in settings.items() if name in rules.READ_BY[setting]}}
+
+
 def make_model(kind: str, **settings: Any) -> BiEncoder | ColBERT:
     tokenizer = Tokenizer.train([" ".join(WORDS)] * 2, vocab_size=300, max_length=64)
     for prefix in ("[Q] ", "[D] "):
@@ -117,6 +122,25 @@ def late_scores(model: ColBERT) -> torch.Tensor:
     return torch.stack(scores, dim=1)
 
 
+def test_what_a_loss_is_said_to_read_changes_it_and_nothing_else_does() -> None:
+    """The rules' table against the losses themselves, each setting moved in turn."""
+    others = {"scale": 3.0, "temperature": 3.0, "mini_batch_size": 2, "student_scores": "as_they_are", "teacher_scores": "minmax"}
+    assert {*others, "gather_across_devices"} == set(rules.READ_BY)  # the last one changes nothing in a single process
+    for kind, names in rules.LOSSES.items():
+        model = make_model(kind)
+        for name in names:
+            plain = build_student(make_recipe(kind, {"name": name}), model)
+            rows = ROWS if name in rules.DISTILLING else without_scores()
+            for setting, value in others.items():
+                recipe = make_recipe(kind, {"name": name})
+                moved = build_student(replace(recipe, loss=replace(recipe.loss, **{setting: value})), model)
+                if setting == "mini_batch_size":  # by its purpose it changes no loss
+                    reads = getattr(moved.loss, setting, None) == value
+                else:
+                    reads = bool((loss_of(moved, rows) - loss_of(plain, rows)).abs() > 1e-4)
+                assert reads == (name in rules.READ_BY[setting]), (name, setting)
+
+
 def test_every_loss_of_the_rules_is_there() -> None:
     assert set(LOSSES) == {name for names in rules.LOSSES.values() for name in names}
     assert len(LOSSES) == 7
@@ -139,7 +163,7 @@ def test_dense_losses_by_hand(normalize: bool) -> None:
         "kl": (log_teacher.exp() * (log_teacher - (own / 2).log_softmax(1))).sum(1).mean() * 4,
     }
     for name, value in expected.items():
-        student = build_student(make_recipe("dense", {"name": name, "scale": 7, "temperature": 2, "mini_batch_size": 3}), model)
+        student = build_student(make_recipe("dense", read_by(name, scale=7, temperature=2, mini_batch_size=3)), model)
         found = loss_of(student, ROWS if name in rules.DISTILLING else without_scores())
         torch.testing.assert_close(found.detach(), value, atol=1e-5, rtol=1e-5)
 
@@ -160,7 +184,7 @@ def test_colbert_losses_by_hand(expansion: bool) -> None:
         "distillation": (log_teacher.exp() * (log_teacher - log_student)).sum(1).mean(),
     }
     for name, value in expected.items():
-        student = build_student(make_recipe("colbert", {"name": name, "temperature": 0.5, "mini_batch_size": 3}), model)
+        student = build_student(make_recipe("colbert", read_by(name, temperature=0.5, mini_batch_size=3)), model)
         found = loss_of(student, ROWS if name in rules.DISTILLING else without_scores())
         torch.testing.assert_close(found.detach(), value, atol=1e-5, rtol=1e-5)
 
@@ -259,7 +283,7 @@ GATHERED = [("dense", "mnrl"), ("dense", "cached_mnrl"), ("colbert", "contrastiv
 
 
 def gathered(kind: str, name: str) -> Student:
-    return build_student(make_recipe(kind, {"name": name, "mini_batch_size": 3, "gather_across_devices": True}), make_model(kind))
+    return build_student(make_recipe(kind, read_by(name, mini_batch_size=3, gather_across_devices=True)), make_model(kind))
 
 
 def one_of_two(out: Path) -> None:
@@ -292,7 +316,7 @@ def test_gathered_documents_of_two_processes_are_those_of_one(tmp_path: Path) ->
         )
         for rank in ("0", "1")
     ]
-    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    assert [process.wait(timeout=300) for process in started] == [0, 0]
     means = load_file(tmp_path / "means")
     for kind, name in GATHERED:
         value, gradients = gradients_of(gathered(kind, name), without_scores())

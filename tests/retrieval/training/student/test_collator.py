@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.model_folder import ColBERTSettings, ModelFolder
@@ -20,6 +20,7 @@ pytest.importorskip("pylate.models")
 
 from retrieval.training.student.build import colbert_library, dense_library
 from retrieval.training.student.collator import Collator, teacher_scores
+from retrieval.training.student.native import LENGTHS, pack_features
 
 QUERIES = ["How wide is the Window?", "", "wings, feathers and a beak! " * 9, " padded "]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?!", "the window of a local layer is wide: " * 9, ""]
@@ -102,6 +103,96 @@ def test_colbert_features_give_the_vectors_of_search(parts: tuple[Encoder, Token
         assert [len(text) for text in expected] == kept.sum(1).tolist()
         for vectors, mask, wanted in zip(found, kept, expected, strict=True):
             np.testing.assert_allclose(vectors[mask].numpy(), wanted, atol=1e-5)
+
+
+READINGS: list[tuple[Any, dict[str, Any]]] = [
+    (make_dense, {}),
+    (make_dense, {"include_prompt": False}),
+    (make_colbert, {}),
+    (make_colbert, {"attend_to_expansion": True}),
+    (make_colbert, {"query_expansion": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), READINGS)
+def test_the_lengths_are_those_of_the_mask(parts: tuple[Encoder, Tokenizer], kind: Any, settings: dict[str, Any]) -> None:
+    model = kind(parts, **settings)
+    for batch in (Collator(model)(ROWS), Collator(model, merged=True)(ROWS), Collator(model, filled=True)(ROWS)):
+        masks = {key.removesuffix("attention_mask"): value for key, value in batch.items() if key.endswith("attention_mask")}
+        assert len(masks) in (2, 3)
+        for column, mask in masks.items():
+            assert batch[f"{column}lengths"] == tuple(mask.sum(1).tolist())
+
+
+@pytest.mark.parametrize(("kind", "settings"), READINGS)
+def test_a_batch_is_packed_without_asking_the_device_it_lies_on(
+    parts: tuple[Encoder, Tokenizer], kind: Any, settings: dict[str, Any]
+) -> None:
+    """On the meta device nothing can be read: a count of the mask there, which would make a GPU wait, is an error."""
+    batch = Collator(kind(parts, **settings))(ROWS)
+    moved = {key: value.to("meta") if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+    for column in ROWS[0]:
+        here, there = (pack_features(features(one, column)) for one in (batch, moved))
+        assert there.ids.device.type == there.positions.device.type == there.cu_seqlens.device.type == "meta"
+        assert (there.offsets, there.key_lengths, there.ids.shape) == (here.offsets, here.key_lengths, here.ids.shape)
+        without = {key: value for key, value in features(batch, column).items() if key != LENGTHS}
+        plain = pack_features(without)
+        assert (plain.offsets, plain.key_lengths) == (here.offsets, here.key_lengths)
+        assert torch.equal(plain.ids, here.ids)
+        assert isinstance(batch.get(f"{column}_prompt_length", 0), int)
+
+
+PROMPT = "Find what answers this: "
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_a_limit_that_its_prompt_fills_is_refused(parts: tuple[Encoder, Tokenizer], include: bool) -> None:
+    model = make_dense(parts, query_prompt=PROMPT, max_length=60, include_prompt=include)
+    [ids] = model.tokenizer.encode([PROMPT.strip()], max_length=60).ids
+    assert len(ids) < 50
+    what = rf"training\.max_length: the {len(ids)} tokens of a query are filled before its text begins"
+    with pytest.raises(InputError, match=rf"^{what}; raise it, or shorten model\.query_prompt$"):
+        Collator(model, max_length=len(ids))
+    with pytest.raises(InputError, match=r"training\.max_length: the 3 tokens of a query"):
+        Collator(model, max_length=3)
+    alike, other = ([{"query": text, "document_1": text}] for text in ("window", "bird"))
+    room = Collator(model, max_length=len(ids) + 1)
+    assert not torch.equal(room(alike)["query_input_ids"], room(other)["query_input_ids"])
+    full = replace(model.settings, query_prompt="", document_prompt=PROMPT * 9)
+    with pytest.raises(InputError, match=r"model\.max_length: the 60 tokens of a document .*, or shorten model\.document_prompt"):
+        Collator(BiEncoder(*parts, full))
+    assert Collator(make_dense(parts, query_prompt="", document_prompt=""), max_length=3)(ROWS)["query_input_ids"].shape[1] == 3
+
+
+def test_a_limit_that_its_prefix_fills_is_refused(parts: tuple[Encoder, Tokenizer]) -> None:
+    with pytest.raises(InputError, match=r"training\.max_length: the 3 tokens of a query are filled before its text begins; raise it$"):
+        Collator(make_colbert(parts), max_length=3)
+    with pytest.raises(InputError, match=r"model\.colbert\.document_length: the 3 tokens of a document"):
+        Collator(make_colbert(parts, document_length=3), max_length=9)
+    assert Collator(make_colbert(parts), max_length=4)(ROWS)["document_1_input_ids"].shape[1] == 4
+    assert Collator(make_colbert(parts, query_prefix="", document_prefix=""), max_length=3)(ROWS)["query_input_ids"].shape[1] == 3
+
+
+def test_one_warning_where_many_texts_are_cut(
+    parts: tuple[Encoder, Tokenizer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"query": "wings", "document_1": "a bird", "document_2": "wings, feathers and a beak! " * 9 * (place == 0)} for place in range(4)
+    ]
+    once = Collator(make_dense(parts, max_length=20))
+    for _ in range(40):
+        once(rows)
+    assert (once.counts.texts, once.counts.truncated, caplog.records) == (480, 40, [])
+    many = Collator(make_dense(parts))
+    for _ in range(40):
+        many(ROWS)
+        assert len(caplog.records) == (many.counts.texts >= 256)
+    assert caplog.messages == ["33% of the texts so far are cut to the model's or to training.max_length; what is behind is not trained on"]
+    monkeypatch.setenv("RANK", "1")  # one process of several says it
+    second = Collator(make_dense(parts))
+    for _ in range(40):
+        second(ROWS)
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("kind", [make_dense, make_colbert])

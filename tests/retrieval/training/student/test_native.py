@@ -24,7 +24,7 @@ from sentence_transformers.models import Pooling  # noqa: E402
 from retrieval.training.student.build import colbert_library, dense_library  # noqa: E402
 from retrieval.training.student.collator import Collator  # noqa: E402
 from retrieval.training.student.heads import NativePooling, NativeProjection  # noqa: E402
-from retrieval.training.student.native import LibraryTokenizer, NativeTransformer  # noqa: E402
+from retrieval.training.student.native import LENGTHS, LibraryTokenizer, NativeTransformer  # noqa: E402
 
 QUERIES = ["how wide is the window", "", "wings, feathers and a beak! " * 9]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?", "the window of a local layer is wide: " * 9]
@@ -115,7 +115,7 @@ def test_expansion_reads_and_is_not_read() -> None:
         text = int(mask.sum())
         alone = first({"input_ids": ids[None, :text], "attention_mask": mask[None, :text]})["token_embeddings"][0]
         torch.testing.assert_close(together[row, :text], alone)
-    attended = first({**batch, "attention_mask": torch.ones_like(batch["attention_mask"])})["token_embeddings"]
+    attended = first({**batch, LENGTHS: (16,) * len(ROWS)})["token_embeddings"]
     assert (together[0] - attended[0]).abs().max() > 1e-3
     torch.testing.assert_close(together[2], attended[2])  # nothing left to fill up
 

@@ -1,0 +1,504 @@
+"""A run from start to end: what it records, whose weights it keeps, what it refuses, and what it leaves where it fails."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch.nn import functional as F
+
+from encoder import InputError
+from retrieval.biencoder import BiEncoder
+from retrieval.colbert import ColBERT
+from retrieval.models import load_model
+from retrieval.training import run as module
+from retrieval.training.data import TrainingRows, prepare_rows
+from retrieval.training.loop.batches import BatchOrder
+from retrieval.training.loop.log import LOG, SCORE, read_log
+from retrieval.training.loop.optimizers import learning_rate_share
+from retrieval.training.loop.random_state import random_state_kept
+from retrieval.training.recipe import to_dict
+from retrieval.training.run_record import describe_data
+from retrieval.training.sections import Recipe
+from retrieval.training.start import build_model
+
+pytest.importorskip("pylate.models")
+
+from retrieval.training.loop.watch import Watch
+from retrieval.training.run import RunStoppedError, check_rows, train_and_save, train_recipe
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+MakeRecipe = Callable[..., Recipe]
+
+WATCHED = ("development.data=nowhere", "development.every=2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_to_collect() -> Iterator[None]:
+    """Each run makes accelerate collect garbage; most of what it would look through is the libraries' own."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+class Scorer:
+    """Gives the scores it was made with, one a call, and looks at what it is asked to score."""
+
+    def __init__(self, *scores: float, then: Callable[[int], None] = lambda call: None) -> None:
+        self.scores = list(scores)
+        self.models: list[str] = []
+        self.then = then
+
+    def __call__(self, model: BiEncoder | ColBERT) -> float:
+        assert not model.encoder.training
+        model.encode(["open every file"], "query")
+        self.models.append(model.card.fingerprint)
+        random.random(), torch.rand(3), np.random.rand()  # noqa: NPY002  # what a scorer draws is its own business
+        self.then(len(self.models))
+        return self.scores[len(self.models) - 1]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = Killed) -> None:
+    """The process dies in this update, before anything is written of it."""
+    real = Watch.on_step_end
+
+    def dying(self: Watch, arguments: Any, state: Any, control: Any, **others: Any) -> None:
+        if state.global_step == step:
+            raise error
+        real(self, arguments, state, control, **others)
+
+    monkeypatch.setattr(Watch, "on_step_end", dying)
+
+
+def killed(recipe: Recipe, out: Path, step: int, *, resume: bool = False) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        stop_at(step, patched)
+        with pytest.raises(Killed):
+            train_recipe(recipe, out, resume=resume)
+
+
+def rows_of(recipe: Recipe, tmp_path: Path) -> TrainingRows:
+    return prepare_rows(recipe.data, tmp_path / "rows", seed=recipe.training.seed)
+
+
+def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path) -> None:
+    """All of run.json; the first loss is that of the vectors that the starting model gives at search; the best model is kept."""
+    overrides = (
+        f"model.init={steady_folder}",
+        "training.max_steps=6",
+        "training.save_every=4",
+        "training.log_every=1",
+        "model.max_length=16",
+    )
+    recipe = make_recipe("dense", *overrides, *WATCHED, "development.keep_best=true")
+    scorer, out = Scorer(0.2, 0.9, 0.5), tmp_path / "out"
+    record = train_recipe(recipe, out, command="quiver train it", scorer=scorer)
+    assert json.loads((out / "run.json").read_text()) == record
+    assert record["schema"] == "quiver-run/2"
+    assert record["recipe"] == json.loads((out / "recipe.json").read_text()) == json.loads(json.dumps(to_dict(recipe)))
+    assert (record["command"], record["device"], record["processes"]) == ("quiver train it", "cpu", 1)
+    assert record["versions"]["torch"] == torch.__version__.partition("+")[0]
+    board = ["tensorboard"] if find_spec("tensorboard") else []
+    made = ["begun.json", "checkpoints", "log.jsonl", "model", "recipe.json", "run.json", *board]
+    assert sorted(path.name for path in out.iterdir()) == made
+
+    rows, start, result = rows_of(recipe, tmp_path), build_model(recipe, []), record["result"]
+    assert record["data"] == describe_data(recipe, rows)
+    assert record["batch"] == {"rows": 4, "accumulation": 1, "processes": 1, "effective": 4, "negatives_per_query": 11}
+    assert (result["steps"], result["epochs"], result["resumed_at"]) == (6, 6 / 16, [])
+    batches = [
+        [rows.dataset[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(0), 6)
+    ]
+    queries, *documents = ([row[key] for row in batches[0]] for key in ("query", "document_1", "document_2", "document_3"))
+    scores = start.encode(queries, "query").vectors @ start.encode([text for column in documents for text in column], "document").vectors.T
+    expected = F.cross_entropy(torch.from_numpy(20 * scores), torch.arange(4)).item()
+    assert result["losses"][0] == [1, pytest.approx(expected, rel=1e-5)]
+    assert [step for step, _ in result["losses"]] == [1, 2, 3, 4, 5, 6]
+    rates = [1e-2 * learning_rate_share(recipe.training, update, 6) for update in range(6)]
+    assert result["learning_rates"] == [[step, pytest.approx(rate)] for step, rate in enumerate(rates, start=1)]
+    assert all(value > 0 for key in ("grad_norms", "tokens_per_second") for _, value in result[key])
+    encoded = [
+        start.encode([row[key] for batch in batches for row in batch], role)
+        for key, role in (("query", "query"), *((f"document_{place}", "document") for place in (1, 2, 3)))
+    ]
+    assert result["texts"] == 6 * 4 * 4
+    assert result["texts_truncated"] == sum(one.counts.truncated for one in encoded) > 10
+    assert result["tokens"] == sum(one.counts.tokens for one in encoded)
+
+    assert [(line["step"], line[SCORE]) for line in result["development"]] == [(2, 0.2), (4, 0.9), (6, 0.5)]
+    assert result["kept_steps"] == [4]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000004", "step-000006"]
+    assert same(out / "model", out / "checkpoints" / "step-000004")
+    assert not same(out / "model", out / "checkpoints" / "step-000006")
+    assert record["model"]["fingerprint"] == scorer.models[1] == load_model(out / "model").card.fingerprint
+    assert len(set(scorer.models)) == 3
+    assert record["model"]["parameters"] == start.encoder.num_parameters
+    assert record["model"]["source"] == str(steady_folder)
+    assert 0 < result["seconds"] < 600
+    assert [line["seconds"] for line in read_log(out / LOG)] == sorted(line["seconds"] for line in read_log(out / LOG))
+
+    ours = load_model(out / "model")
+    plain = sentence_transformers.SentenceTransformer(str(out / "model"), device="cpu")
+    assert type(plain[0]).__module__.startswith("sentence_transformers.")
+    np.testing.assert_allclose(ours.encode_documents(documents[0]), plain.encode_document(documents[0]), atol=1e-5, rtol=0)
+
+
+def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    for kind, overrides in (("dense", ()), ("colbert", ("loss.temperature=0.1",))):
+        record = train_recipe(make_recipe(kind, *overrides, "training.log_every=4"), tmp_path / kind)
+        losses = [loss for _, loss in record["result"]["losses"]]
+        assert len(losses) == 4
+        assert losses[-1] < 0.8 * losses[0], kind
+
+
+def test_scores_change_nothing_but_what_is_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """With dropout: what the scorer draws and reads leaves the run as it is; of equal scores the first counts."""
+    usual = ("training.max_steps=5",)
+    train_recipe(make_recipe("dense", *usual), tmp_path / "plain")
+    train_recipe(make_recipe("dense", *usual, *WATCHED), tmp_path / "watched", scorer=Scorer(0.5, 0.7, 0.7))
+    assert same(tmp_path / "plain" / "model", tmp_path / "watched" / "model")
+    best = train_recipe(
+        make_recipe("dense", *usual, *WATCHED, "development.keep_best=true"), tmp_path / "best", scorer=Scorer(0.5, 0.7, 0.7)
+    )
+    assert best["result"]["kept_steps"] == [4]
+    assert not same(tmp_path / "plain" / "model", tmp_path / "best" / "model")
+
+
+def test_the_best_checkpoint_outlives_the_newest(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(
+        "dense",
+        *WATCHED,
+        "development.every=1",
+        "development.keep_best=true",
+        "training.keep_checkpoints=1",
+        "training.max_steps=5",
+        "training.save_every=2",
+    )
+    scorer = Scorer(0.1, 0.2, 0.9, 0.3, 0.4)
+    record = train_recipe(recipe, tmp_path / "out", scorer=scorer)
+    assert record["result"]["kept_steps"] == [3]
+    assert record["model"]["fingerprint"] == scorer.models[2]
+    assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == ["step-000003", "step-000005"]
+
+
+def test_a_best_checkpoint_that_is_damaged_is_not_the_model(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+
+    def harm(call: int) -> None:
+        if call == 2:
+            path = out / "checkpoints" / "step-000002" / "model.safetensors"
+            content = bytearray(path.read_bytes())
+            content[-3] ^= 1
+            path.write_bytes(content)
+
+    recipe = make_recipe("dense", *WATCHED, "development.keep_best=true", "training.max_steps=4")
+    with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+        record = train_recipe(recipe, out, scorer=Scorer(0.9, 0.1, then=harm))
+    assert "step-000002: model.safetensors is damaged; its weights are left out" in caplog.text
+    assert record["result"]["kept_steps"] == [4]
+    assert same(out / "model", out / "checkpoints" / "step-000004")
+
+
+AVERAGED = ("training.average_checkpoints=3", "training.keep_checkpoints=3", "training.save_every=3", "training.max_steps=10")
+
+
+def test_the_last_checkpoints_are_averaged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    record = train_recipe(make_recipe("dense", *AVERAGED), out)
+    assert record["result"]["kept_steps"] == [6, 9, 10]
+    each = [weights(out / "checkpoints" / f"step-{step:06d}") for step in (6, 9, 10)]
+    for name, found in weights(out / "model").items():
+        np.testing.assert_array_equal(found, np.mean([one[name].astype(np.float64) for one in each], axis=0).astype(np.float32))
+    assert not same(out / "model", out / "checkpoints" / "step-000010")
+
+
+def test_what_a_signal_saves_is_not_averaged(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped twice between two checkpoints, a run still has the weights of one that was not stopped."""
+    recipe, out = make_recipe("dense", *AVERAGED, "training.save_every=4", "training.max_steps=13"), tmp_path / "out"
+    whole = train_recipe(recipe, tmp_path / "whole")
+    real = Watch.measured
+    for resume, step in ((False, 7), (True, 9)):
+
+        def interrupting(self: Watch, update: Any, step: int = step) -> None:
+            if self.progress.step == step:
+                signal.raise_signal(signal.SIGTERM)
+            real(self, update)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Watch, "measured", interrupting)
+            with pytest.raises(RunStoppedError) as stopped:
+                train_recipe(recipe, out, resume=resume)
+        assert stopped.value.step == step + 2
+        assert (out / "checkpoints" / f"step-{step + 2:06d}").is_dir()
+    resumed = train_recipe(recipe, out, resume=True)
+    assert resumed["result"]["resumed_at"] == [9, 11]
+    assert resumed["result"]["kept_steps"] == whole["result"]["kept_steps"] == [8, 12, 13]
+    assert same(out / "model", tmp_path / "whole" / "model")
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step:06d}" for step in (8, 12, 13)]
+
+
+def test_fewer_checkpoints_than_are_to_be_averaged(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger=module.__name__):
+        record = train_recipe(make_recipe("dense", *AVERAGED, "training.max_steps=4"), tmp_path / "out")
+    assert record["result"]["kept_steps"] == [3, 4]
+    assert "training.average_checkpoints: the run has 2 checkpoints, not 3; lower training.save_every" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_low_rank_matrices_are_merged(make_recipe: MakeRecipe, start_folder: Path, tmp_path: Path, kind: str) -> None:
+    no_prefixes = ("model.colbert.query_prefix=''", "model.colbert.document_prefix=''") if kind == "colbert" else ()
+    recipe = make_recipe(kind, "training.lora.rank=2", "training.lora.alpha=4", "training.max_steps=4", *no_prefixes)
+    record = train_recipe(recipe, tmp_path / "out")
+    found, start = weights(tmp_path / "out" / "model"), weights(start_folder)
+    assert sorted(found) == sorted(start)
+    changed = {name for name, weight in found.items() if not np.array_equal(weight, start[name])}
+    assert changed == {name for name in found if ".Wqkv." in name or ".Wo." in name or ".Wi." in name}
+    assert len(changed) == 8
+    for name in changed:
+        assert np.linalg.matrix_rank((found[name] - start[name]).astype(np.float64), tol=1e-6) <= 2
+    checkpoint = tmp_path / "out" / "checkpoints" / "step-000004"
+    assert same(tmp_path / "out" / "model", checkpoint)
+    assert (checkpoint / "trained_weights.safetensors").exists()
+    assert not (tmp_path / "out" / "start").exists()
+    assert record["model"]["parameters"] == sum(weight.size for weight in found.values()) + (16 * 8 if kind == "colbert" else 0)
+
+
+def test_equal_seeds_give_equal_weights(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    prints = []
+    for place, seed in enumerate((3, 3, 4)):
+        torch.rand(place)  # whatever was drawn before
+        record = train_recipe(make_recipe("dense", "training.max_steps=3", f"training.seed={seed}"), tmp_path / str(place))
+        prints.append(record["model"]["fingerprint"])
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(1))  # noqa: NPY002
+
+    with random_state_kept():
+        expected = draw()
+    train_recipe(make_recipe("dense", "training.max_steps=2"), tmp_path / "out")
+    with random_state_kept():
+        assert draw() == expected
+    rows, recipe = rows_of(make_recipe("dense"), tmp_path), make_recipe("dense", "training.max_steps=1")
+    model = build_model(recipe, [])
+    with random_state_kept():
+        expected = draw()
+    train_and_save(recipe, rows, model, tmp_path / "at-hand")
+    assert draw() == expected
+
+
+def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, recipe = tmp_path / "out", make_recipe("dense")
+    with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
+        train_recipe(recipe, out, resume=True, overwrite=True)
+    with pytest.raises(InputError, match="holds no run to resume"):
+        train_recipe(recipe, out, resume=True)
+    for chosen, scorer in ((recipe, Scorer()), (make_recipe("dense", *WATCHED), None)):
+        with pytest.raises(ValueError, match="a scorer is given if and only if the recipe has a development collection"):
+            train_recipe(chosen, out, scorer=scorer)
+    with pytest.raises(InputError, match=r"nowhere\.jsonl: no such file or folder"):
+        train_recipe(make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}"), out)
+    with pytest.raises(InputError, match=r"rows\.jsonl:1: .*question"):
+        train_recipe(make_recipe("dense", "data.query_field=question"), out)
+    with pytest.raises(InputError, match=r"data\.train: 64 rows are fewer than one batch of 65; lower training\.batch_size"):
+        train_recipe(make_recipe("dense", "training.batch_size=65"), out)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file: a file; --out names a folder"):
+        train_recipe(recipe, tmp_path / "file")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "schedulefree", None)
+        patched.setattr("importlib.util.find_spec", lambda name: None if name == "schedulefree" else object())
+        with pytest.raises(InputError, match="pip install schedulefree"):
+            train_recipe(make_recipe("dense", "training.optimizer=schedule_free_adamw", "training.scheduler=constant"), out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["sentence_transformers", "transformers", "datasets", "accelerate", "pylate"])
+def test_a_missing_extra_is_named_before_anything_is_read(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    recipe = make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}")
+    monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == name else object())
+    with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
+        train_recipe(recipe, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_at_hand_are_checked_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("dense", "training.batch_size=65")
+    with pytest.raises(InputError, match="64 rows are fewer than one batch of 65"):
+        check_rows(recipe, rows_of(recipe, tmp_path))
+    check_rows(make_recipe("dense", "training.batch_size=64"), rows_of(recipe, tmp_path))
+
+
+def test_rows_and_model_at_hand_give_the_run_of_the_recipe(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("dense", "training.max_steps=2")
+    model = build_model(recipe, [])
+    record = train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand", command="it")
+    assert record["command"] == "it"
+    assert not model.encoder.training
+    plain = train_recipe(recipe, tmp_path / "plain")
+    assert record["model"] == plain["model"]
+    assert record["data"] == plain["data"]
+    with pytest.raises(InputError, match="holds a run already"):
+        train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand")
+
+
+def test_a_run_that_is_there_is_replaced_by_one_that_is_complete(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    train_recipe(make_recipe("dense", "training.max_steps=1"), out)
+    (out / "notes.txt").write_text("mine")
+    (out / "report.md").write_text("of the old run")
+    before = contents(out)
+    for overwrite, resume, problem in (
+        (False, False, "holds a run already"),
+        (False, True, "the run is complete, there is nothing to resume"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            train_recipe(make_recipe("dense"), out, overwrite=overwrite, resume=resume)
+    same_texts = tmp_path / "same.jsonl"
+    same_texts.write_text((json.dumps({"query": "q", "positive": "p", "negatives": ["n", "m"]}) + "\n") * 64)
+    failing = make_recipe("dense", f"data.train={same_texts}", "training.no_duplicates=true")
+    with pytest.raises(InputError, match="64 rows do not fill one batch of 4 without a repeated text"):
+        train_recipe(failing, out, overwrite=True)
+    assert contents(out) == before
+    assert not list(out.glob(".*"))
+    again = train_recipe(make_recipe("dense", "training.max_steps=2"), out, overwrite=True)
+    assert json.loads((out / "run.json").read_text())["result"]["steps"] == again["result"]["steps"] == 2
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "report.md").exists()
+    assert not list(out.glob(".*"))
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002"]
+
+
+def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_file: Path, tmp_path: Path) -> None:
+    rows, out = tmp_path / "mine.jsonl", tmp_path / "out"
+    rows.write_bytes(rows_file.read_bytes())
+    chosen = (f"data.train={rows}", "training.max_steps=6", "training.save_every=2")
+    recipe = make_recipe("dense", *chosen)
+    killed(recipe, out, 4)
+    before = contents(out)
+    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
+        train_recipe(recipe, out)
+    with pytest.raises(
+        InputError,
+        match=r"training\.seed was 7, is 8; training\.learning_rate was|training\.learning_rate was .*; training\.seed was 7, is 8",
+    ):
+        train_recipe(make_recipe("dense", *chosen, "training.seed=8", "training.learning_rate=0.1"), out, resume=True)
+    assert contents(out) == before
+    rows.write_text(rows.read_text().replace("write every line", "write any line"))
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; data\.sha256 was"):
+        train_recipe(recipe, out, resume=True)
+    rows.write_bytes(rows_file.read_bytes())  # the same rows, at another time
+    assert train_recipe(recipe, out, resume=True)["result"]["resumed_at"] == [2]
+
+
+def test_a_damaged_checkpoint_is_passed_over(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recipe, out = make_recipe("colbert", "training.max_steps=6", "training.save_every=2", "training.log_every=1"), tmp_path / "out"
+    killed(recipe, out, 6)
+    path = out / "checkpoints" / "step-000004" / "trainer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+        resumed = train_recipe(recipe, out, resume=True)
+    assert "step-000004: trainer.safetensors is damaged; removed, the run goes on from the checkpoint before it" in caplog.text
+    assert resumed["result"]["resumed_at"] == [2]
+    whole = train_recipe(recipe, tmp_path / "whole")
+    assert same(out / "model", tmp_path / "whole" / "model")
+    assert resumed["result"]["losses"] == whole["result"]["losses"]
+
+
+def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe, out = (
+        make_recipe("dense", "training.max_steps=3", "training.log_every=1", "training.lora.rank=2", "training.lora.alpha=4"),
+        tmp_path / "out",
+    )
+    with pytest.MonkeyPatch.context() as patched:  # as after a kill: nothing is put back
+        patched.setattr("retrieval.training.run.new_run", module.nullcontext)
+        (out / "checkpoints").mkdir(parents=True)
+        (out / "checkpoints").rmdir()
+        killed(recipe, out, 3)
+    assert len(read_log(out / LOG)) == 2
+    resumed = train_recipe(recipe, out, resume=True)
+    assert resumed["result"]["resumed_at"] == [0]
+    train_recipe(recipe, tmp_path / "whole")
+    assert same(out / "model", tmp_path / "whole" / "model")
+    assert [line["step"] for line in read_log(out / LOG)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["average_models", "finish_run"])
+def test_a_kill_behind_the_last_update(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    recipe, out = make_recipe("dense", "training.max_steps=2"), tmp_path / "out"
+
+    def dying(*arguments: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, where, dying)
+        with pytest.raises(Killed):
+            train_recipe(recipe, out)
+    assert not (out / "run.json").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "on_step_begin", dying)  # nothing is trained again
+        record = train_recipe(recipe, out, resume=True)
+    assert record["result"]["resumed_at"] == [2]
+    assert same(out / "model", out / "checkpoints" / "step-000002")
+    assert not (out / "data").exists()
+    assert not list(out.glob(".*"))
+
+
+def test_a_second_ctrl_c_leaves_the_last_checkpoint(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, out = make_recipe("dense", "training.max_steps=6", "training.save_every=2"), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        stop_at(5, patched, KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train_recipe(recipe, out)
+    assert train_recipe(recipe, out, resume=True)["result"]["resumed_at"] == [4]
+
+
+def test_the_precision_is_the_recipes(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ``accelerate launch`` has put into the environment."""
+    usual = ("training.max_steps=3", "training.log_every=1")
+    losses = {}
+    for named in ("no", "bf16"):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", named)
+        for precision in ("fp32", "bf16"):
+            recipe = make_recipe("dense", *usual, f"training.precision={precision}")
+            losses[named, precision] = train_recipe(recipe, tmp_path / f"{named}-{precision}")["result"]["losses"]
+    assert losses["no", "fp32"] == losses["bf16", "fp32"]
+    assert losses["no", "bf16"] == losses["bf16", "bf16"]
+    assert losses["no", "fp32"] != losses["no", "bf16"]

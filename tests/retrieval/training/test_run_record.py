@@ -1,0 +1,119 @@
+"""What is recorded of a run: negatives by hand, versions, curves from the log."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from retrieval.training.data import TrainingRows, prepare_rows
+from retrieval.training.loop.log import SCORE
+from retrieval.training.loop.snapshot import Progress
+from retrieval.training.run_record import (
+    base_model,
+    describe_batch,
+    describe_data,
+    describe_result,
+    negatives_per_query,
+    peak_memory,
+    versions,
+)
+from retrieval.training.sections import Recipe
+
+MakeRecipe = Callable[..., Recipe]
+
+SCORED = "data.score_fields=scores"
+GATHERED = "loss.gather_across_devices=true"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "processes", "negatives"),
+    [
+        (("dense",), 1, 4 * 3 - 1),
+        (("dense",), 2, 4 * 3 - 1),  # each process has its own
+        (("dense", GATHERED), 2, 8 * 3 - 1),
+        (("dense", "loss.name=cached_mnrl", GATHERED), 4, 16 * 3 - 1),
+        (("dense", "training.accumulation=8"), 1, 4 * 3 - 1),  # it adds none
+        (("dense", "loss.name=kl", SCORED), 2, 2),
+        (("dense", "loss.name=margin_mse", SCORED), 1, 2),
+        (("colbert",), 1, 4 * 3 - 1),
+        (("colbert", "loss.name=cached_contrastive", GATHERED), 2, 8 * 3 - 1),
+        (("colbert", "loss.name=distillation", SCORED), 2, 2),
+    ],
+)
+def test_negatives_of_a_query(make_recipe: MakeRecipe, recipe: tuple[str, ...], processes: int, negatives: int) -> None:
+    assert negatives_per_query(make_recipe(*recipe), 3, processes) == negatives
+
+
+def test_a_base_model_is_the_hubs(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``runs/start`` may be either; a folder goes before the hub, as where the model is opened."""
+    assert base_model(make_recipe("dense")) is None  # it starts from a folder
+    started = make_recipe("dense", "model.init=runs/start")
+    assert base_model(started) == "runs/start"
+    (tmp_path / "runs" / "start").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert base_model(started) is None
+
+
+@pytest.fixture
+def rows(make_recipe: MakeRecipe, tmp_path: Path) -> TrainingRows:
+    return prepare_rows(make_recipe("dense").data, tmp_path / "work", seed=1)
+
+
+def test_batch_and_data(make_recipe: MakeRecipe, rows: TrainingRows) -> None:
+    recipe = make_recipe("dense", "training.accumulation=8", "data.revision=2026-11", GATHERED)
+    expected = {"rows": 4, "accumulation": 8, "processes": 2, "effective": 64, "negatives_per_query": 23}
+    assert describe_batch(recipe, rows, 2) == expected
+    assert describe_data(recipe, rows) == {
+        "rows": 64,
+        "documents_per_row": 3,
+        "sha256": rows.sha256,
+        "skipped": 0,
+        "copies": 0,
+        "revision": "2026-11",
+    }
+
+
+def test_versions() -> None:
+    found = versions()
+    assert found["python"] == platform.python_version()
+    assert found["torch"] == version("torch")
+    assert found["sentence-transformers"] == version("sentence-transformers")
+    assert "schedulefree" in found
+    assert all(value is None or value[0].isdigit() for value in found.values())
+
+
+def test_a_result_is_the_log_and_the_progress() -> None:
+    line = {"epoch": 0.1, "learning_rate": 1e-5, "grad_norm": 2.0, "tokens_per_second": 100.0, "seconds": 1.5}
+    log = [{"step": 1, "loss": 0.5, **line}, {"step": 1, "epoch": 0.1, SCORE: 0.25, "seconds": 1.75}, {"step": 2, "loss": 0.25, **line}]
+    progress = Progress(step=2, seconds=3.5, texts=24, truncated=1, tokens=300, best_step=1, best_score=0.25, resumed_at=[1])
+    result = describe_result(log, progress, epochs=0.2, kept_steps=[1])
+    assert result.pop("peak_memory_bytes") > 2**20
+    assert result == {
+        "steps": 2,
+        "epochs": 0.2,
+        "losses": [(1, 0.5), (2, 0.25)],
+        "learning_rates": [(1, 1e-5), (2, 1e-5)],
+        "grad_norms": [(1, 2.0), (2, 2.0)],
+        "tokens_per_second": [(1, 100.0), (2, 100.0)],
+        "development": [{"step": 1, SCORE: 0.25, "seconds": 1.75}],
+        "kept_steps": [1],
+        "texts": 24,
+        "texts_truncated": 1,
+        "tokens": 300,
+        "seconds": 3.5,
+        "resumed_at": [1],
+    }
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is counted there")
+def test_memory_is_in_bytes() -> None:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    [kilobytes] = [int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+    assert peak_memory() == pytest.approx(kilobytes * 1024, rel=0.05)
