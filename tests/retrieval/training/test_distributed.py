@@ -132,7 +132,8 @@ def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeR
         process = train(folder, *options)
         printed[folder], errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-4000:]
-    records = {folder: json.loads(text) for folder, text in printed.items()}  # one process prints
+    # One process prints; some builds of gloo say before it who is connected.
+    records = {folder: json.loads(text[text.index("{") :]) for folder, text in printed.items()}
     assert records[out]["result"]["resumed_at"] == [step]
     assert records[out]["model"] == records[whole]["model"]
     assert (out / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
