@@ -7,21 +7,18 @@ Source: averaging of the last checkpoints as in the Transformer, arXiv:1706.0376
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import mkdtemp
 
 import torch
 from torch import Tensor
 
 from encoder.errors import InputError
-from encoder.files import sync_folder
 from encoder.hub import local_folder
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
+from retrieval.interchange.target import check_target, replacing_folder
 from retrieval.records import ModelCard
 from retrieval.training.loop.snapshot import open_snapshot_model
 
@@ -43,6 +40,8 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
     if not sources:
         raise ValueError("an average needs at least one model")
     mean = open_snapshot_model(local_folder(sources[0]))
+    if len(sources) == 1:
+        return mean
     sums = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in _weights(mean).items()}
     for source in sources[1:]:
         other = open_snapshot_model(local_folder(source))
@@ -59,7 +58,7 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
 
 
 def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool = False) -> ModelCard:
-    """Average models and write the mean, whole or not at all.
+    """Average models and write the mean as `retrieval.interchange.target` does: whole or not at all, or into a clone of a repository.
 
     Args:
         sources: As `average_models` takes them.
@@ -70,40 +69,21 @@ def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool =
         The card of the mean.
 
     Raises:
-        InputError: As `average_models`; or ``out`` is taken, is one of the sources, or cannot be written.
+        InputError: As `average_models`; or ``out`` is a file, is or holds one of the sources, holds a model that is not to be replaced
+            or something that is no model's, or cannot be written.
     """
-    _refuse_target(sources, out, overwrite=overwrite)
-    mean = average_models(sources)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        stage = Path(mkdtemp(prefix=f".{out.name}-unfinished-", dir=out.parent))
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    try:
-        model = type(mean)(mean.encoder, mean.tokenizer, mean.settings, source=str(out))
-        model.save(stage / "model")
-        with ExitStack() as undo:
-            if out.exists():
-                out.rename(stage / "replaced")
-                undo.callback((stage / "replaced").rename, out)
-            (stage / "model").rename(out)
-            undo.pop_all()
-        sync_folder(out.parent)
-    finally:
-        shutil.rmtree(stage)
-    return model.card
-
-
-def _refuse_target(sources: Sequence[str | Path], out: Path, *, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
     if any(Path(source).resolve().is_relative_to(out.resolve()) for source in sources):
         raise InputError(f"{out}: is, or holds, one of the models to be averaged; choose another --out")
-    if out.is_dir() and any(out.iterdir()):
-        if not (out / "config.json").is_file():
-            raise InputError(f"{out}: not empty, and no model; choose another --out")
-        if not overwrite:
-            raise InputError(f"{out}: holds a model already; choose another --out, or --overwrite")
+    for source in sources:
+        check_target(out, Path(source), overwrite=overwrite)
+    mean = average_models(sources)
+    model = type(mean)(mean.encoder, mean.tokenizer, mean.settings, source=str(out))
+    try:
+        with replacing_folder(out) as folder:
+            model.save(folder)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    return model.card
 
 
 def _weights(model: BiEncoder | ColBERT) -> dict[str, Tensor]:

@@ -38,7 +38,9 @@ _SHAPE = "model.architecture"
 
 
 def _only_for_dense(name: str) -> Rule:
-    return Rule((f"model.{name}", "kind"), lambda value, kind: kind != "dense" and bool(value), "only for kind: dense, this is {1}")
+    return Rule(
+        (f"model.{name}", "kind"), lambda value, kind: kind != "dense" and value not in (None, ""), "only for kind: dense, this is {1}"
+    )
 
 
 def _needed_for_dense(name: str) -> Rule:
@@ -93,6 +95,7 @@ MODEL = (
 )
 
 DATA = (
+    Rule(("data.train",), lambda train: not train, "must name at least one source"),
     Rule(
         ("data.train",),
         lambda train: STDLIB_DOCSTRINGS in train and len(train) > 1,

@@ -27,18 +27,22 @@ from retrieval.training.loop.log import LOG, RunLog, read_log
 from retrieval.training.loop.optimizers import require_optimizer
 from retrieval.training.loop.processes import Processes, joined
 from retrieval.training.loop.random_state import random_state_kept
-from retrieval.training.loop.session import Model, RunStoppedError, Scorer, Session, batch_order, fit
+from retrieval.training.loop.session import Model, Scorer, Session, batch_order, fit
 from retrieval.training.loop.snapshot import Progress
+from retrieval.training.loop.stopping import RunStoppedError
 from retrieval.training.recipe import to_dict
 from retrieval.training.run_folder import (
     DATA,
     RECORD,
     Beginning,
+    alone,
     finish_run,
+    is_run,
     new_run,
     refuse_existing,
     refuse_nothing_to_resume,
     refuse_other_run,
+    remove_leftovers,
     unfinished_model,
     warn_of_changes,
 )
@@ -79,8 +83,8 @@ def train_recipe(
         What ``run.json`` holds.
 
     Raises:
-        InputError: The data or the starting checkpoint cannot be used, an extra is missing, ``out`` holds a run already, there is
-            nothing to resume, or what is there was begun otherwise; or the loss is no number.
+        InputError: The data or the starting checkpoint cannot be used, an extra is missing, ``out`` holds a run already or another
+            session is training there, there is nothing to resume, or what is there was begun otherwise; or the loss is no number.
         RunStoppedError: SIGTERM or SIGINT came; the run is saved and can be resumed.
         ValueError: The recipe has a development collection, and there is no scorer.
     """
@@ -90,7 +94,7 @@ def train_recipe(
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training)
-    with joined(default_device()) as processes, random_state_kept():
+    with joined(default_device()) as processes, random_state_kept(), _folder(out, processes):
         run = _Run(Session(recipe, out, processes, scorer, progress), command, data_folder or out / DATA)
         return run.resume() if resume else run.begin(overwrite=overwrite)
 
@@ -115,8 +119,7 @@ def train_and_save(
         InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
         RunStoppedError: As `train_recipe`.
     """
-    refuse_existing(out, overwrite=False)
-    with joined(default_device()) as processes, random_state_kept():
+    with joined(default_device()) as processes, random_state_kept(), _folder(out, processes):
         return _Run(Session(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
 
 
@@ -127,6 +130,11 @@ def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
         InputError: There are fewer rows than ``training.batch_size``.
     """
     batch_order(recipe, rows, Processes())
+
+
+def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
+    """The folder of a run, held by the process that leads."""
+    return alone(out) if processes.leads else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,8 @@ class _Run:
     def resume(self) -> dict[str, Any]:
         """From the last checkpoint that is sound, or from the first update if there is none."""
         session, processes = self.session, self.session.processes
+        if processes.leads and is_run(session.out) and (session.out / RECORD).exists():  # killed when it was complete
+            remove_leftovers(session.out)
         refuse_nothing_to_resume(session.out)
         refuse_other_run(session.out, self._beginning(None))
         rows = self._rows()
@@ -208,6 +218,7 @@ class _Run:
         final = type(model)(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
         shutil.rmtree(unfinished_model(session.out), ignore_errors=True)
         final.save(unfinished_model(session.out))
+        epochs = course.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         record = {
             "schema": SCHEMA,
@@ -222,7 +233,7 @@ class _Run:
             "data": describe_data(recipe, rows),
             "batch": describe_batch(recipe, rows, session.processes.size),
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
-            "result": describe_result(read_log(session.out / LOG), progress, epochs=course.epoch(progress.step), kept_steps=kept),
+            "result": describe_result(read_log(session.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
         finish_run(session.out, record)
 
@@ -233,7 +244,7 @@ def _kept_steps(session: Session, progress: Progress, course: Course) -> list[in
     if recipe.development is not None and recipe.development.keep_best and progress.best_step is not None:
         return checkpoints.sound([progress.best_step]) or [progress.step]
     wanted = recipe.training.average_checkpoints
-    found = course.planned(checkpoints.steps(), recipe.training.save_every)[-wanted:]
+    found = course.planned(checkpoints.steps(), recipe.training.save_every, progress.epoch_ends)[-wanted:]
     if len(found) < wanted:
         logger.warning("training.average_checkpoints: the run has %d checkpoints, not %d; lower training.save_every", len(found), wanted)
     return checkpoints.sound(found) or [progress.step]

@@ -9,6 +9,7 @@ What a run makes there:
     checkpoints/     to resume from, and to evaluate            nonfinite/   a batch that could not be trained on
     model/           the trained model                          run.json     the record, written last
     .replaced-*      an earlier run, whole, until the one that takes its place is complete
+    .lock            held by the session that trains there, and gone with it
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from encoder.errors import InputError
 from encoder.files import read_json, sync_folder, write_json
 from retrieval.training.loop.checkpoints import Checkpoints
 from retrieval.training.loop.log import LOG
 from retrieval.training.loop.nonfinite import NONFINITE
+from retrieval.training.recipe import to_dict
+from retrieval.training.schema import build
+from retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +49,49 @@ MADE = (RECIPE, BEGUN, RECORD, MODEL, DATA, START, LOG, CHECKPOINTS, TENSORBOARD
 SCHEMA = "quiver-begun/1"
 """Of ``begun.json``."""
 
+LOCK = ".lock"
+
+WITHOUT_WEIGHT = frozenset({"name", "description", "source", "cost", "expected", "training.log_every", "training.keep_checkpoints"})
+"""Settings of a recipe that no weight of its model depends on: a run goes on with others."""
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """The folder of a run, made where it is missing, for one session until the block ends; one that was made and is empty goes again.
+
+    Raises:
+        InputError: ``out`` is a file or cannot be written, or another session trains there.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file; --out names a folder")
+    created = not out.exists()
+    lock = FileLock(out / LOCK)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+        if not (out / LOCK).exists():  # whoever held it was just leaving, and has taken the file that is locked now with it
+            raise Timeout(lock.lock_file)
+    except Timeout as error:
+        raise InputError(f"{out}: another session is training there; wait for it, or choose another --out") from error
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no file that is open, and filelock does it there
+            (out / LOCK).unlink()
+        lock.release()
+        if created:
+            _remove_empty(out)
+
 
 def refuse_existing(out: Path, *, overwrite: bool) -> None:
     """Say before anything is read that a new run cannot go there.
 
     Raises:
-        InputError: ``out`` is a file; or holds a run, and ``overwrite`` is not asked for; or holds something by the name of what
-            a run makes that is not a run's.
+        InputError: ``out`` holds a run, and ``overwrite`` is not asked for; or holds something by the name of what a run makes
+            that is not a run's.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
     held = [name for name in MADE if (out / name).exists()]
     if not held:
         return
@@ -91,26 +130,29 @@ def refuse_nothing_to_resume(out: Path) -> None:
         raise InputError(f"{out}: holds no run to resume; leave --resume out to begin one")
 
 
+# The record leaves first: a record without its model would be worse than none. The recipe outlives the checkpoints, which a run of
+# another recipe must not be resumed from. What says that this is a run leaves last: after a kill half way it can be overwritten, and is
+# not taken for somebody's files.
+_LEAVING = (RECORD, *(name for name in MADE if name not in (RECORD, RECIPE, BEGUN)), RECIPE, BEGUN)
+
+
 @contextmanager
 def new_run(out: Path) -> Iterator[None]:
     """Room for a new run; an earlier one is moved aside, and put back if the block fails with nothing to resume from.
 
+    Args:
+        out: A folder that is there, and that this session has `alone`.
+
     Raises:
         InputError: ``out`` cannot be written.
     """
-    created = not out.exists()
     try:
-        out.mkdir(parents=True, exist_ok=True)
         old = Path(mkdtemp(prefix=".replaced-", dir=out))
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror})") from error
     with ExitStack() as undo:  # in reverse: remove the new, put back the old, remove what held it
-        if created:
-            undo.callback(_remove_empty, out)
         undo.callback(old.rmdir)
-        # The record leaves first: a record without its model would be worse than none. What says that this is a run leaves last:
-        # after a kill half way it can be overwritten, and is not taken for somebody's files.
-        for name in sorted(MADE, key=lambda name: (name != RECORD, name == BEGUN)):
+        for name in _LEAVING:
             if (out / name).exists():
                 (out / name).rename(old / name)
                 undo.callback((old / name).rename, out / name)
@@ -155,21 +197,38 @@ def refuse_other_run(out: Path, now: Beginning) -> None:
         InputError: Recipe, data or number of processes differ.
     """
     begun = read_json(out / BEGUN)
-    pairs = [(begun[key], value, key) for key, value in now.facts.items() if key in begun]
+    found = [change for key, value in now.facts.items() if key in begun for change in _differences(begun[key], value, key)]
     if (out / RECIPE).exists():  # it is written second
-        pairs.insert(0, (read_json(out / RECIPE), now.recipe, ""))
-    found = [difference for was, value, key in pairs for difference in _differences(was, json.loads(json.dumps(value)), key)]
+        changes = recipe_changes(read_json(out / RECIPE), now.recipe)
+        found = [*(change for change in changes if change[0] not in WITHOUT_WEIGHT), *found]
     if found:
         told = "; ".join(f"{path} was {json.dumps(was)}, is {json.dumps(value)}" for path, was, value in found)
         raise InputError(f"{out}: --resume needs the run as it was begun; {told}")
 
 
 def warn_of_changes(out: Path, now: Beginning) -> None:
-    """Say what may keep a resumed run from ending with the same bits: another device, other versions."""
+    """Say what may keep a resumed run from ending with the same bits, another device or other versions, and what is other without that."""
     begun = read_json(out / BEGUN)
+    if (out / RECIPE).exists() and (others := [path for path, *_ in recipe_changes(read_json(out / RECIPE), now.recipe)]):
+        logger.warning("%s: changed since the run was begun: %s; no weight depends on that", out, ", ".join(others))
     changed = [path for key in ("device", "versions") for path, *_ in _differences(begun.get(key), now.about[key], key)]
     if changed:
         logger.warning("%s: changed since the run was begun: %s; it may not end with the very same weights", out, ", ".join(changed))
+
+
+def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    """What differs between two recipes as JSON has them.
+
+    Args:
+        was: As a run's folder has it. A setting that it lacks, for the version that wrote it had none, has its default.
+        now: A resolved recipe.
+
+    Returns:
+        Of each setting that differs its dotted path, its value then, its value now.
+    """
+    known, _ = build(Recipe, was)
+    then, since = json.loads(json.dumps([was if known is None else to_dict(known), now]))
+    return list(_differences(then, since))
 
 
 def _differences(was: object, now: object, path: str = "") -> Iterator[tuple[str, object, object]]:
@@ -187,10 +246,27 @@ def finish_run(out: Path, record: Mapping[str, Any]) -> None:
     unfinished_model(out).rename(out / MODEL)
     sync_folder(out)
     write_json(out / RECORD, record)
+    remove_leftovers(out)
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove what a complete run needs no more; it is there where the session was killed before it had done that itself."""
     for left in (out / DATA, out / START, *out.glob(".replaced-*")):
         shutil.rmtree(left, ignore_errors=True)
     for half_written in (path for name in (RECIPE, BEGUN, RECORD, LOG) for path in out.glob(f".{name}.*.tmp")):
         half_written.unlink()
+
+
+def remove_run(out: Path) -> None:
+    """Remove a run and nothing else; the folder too if nothing else is in it.
+
+    Raises:
+        InputError: Another session trains there.
+    """
+    with alone(out):
+        remove_leftovers(out)
+        _remove_made(out)
+    _remove_empty(out)
 
 
 def unfinished_model(out: Path) -> Path:
@@ -199,7 +275,7 @@ def unfinished_model(out: Path) -> Path:
 
 
 def _remove_made(out: Path) -> None:
-    for path in (unfinished_model(out), *(out / name for name in MADE)):
+    for path in (unfinished_model(out), *(out / name for name in _LEAVING)):
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -192,7 +192,8 @@ class TrainingSection:
     """How it is minimised."""
 
     epochs: float = field(metadata={"above": 0})
-    """Passes over the rows."""
+    """Passes over the rows, counted as full batches: so many are trained on. With ``no_duplicates`` a pass has fewer where rows do not
+    fit any more, and the rest come from the next one; run.json has the passes that were done."""
     batch_size: int = field(metadata={"at_least": 1})
     """Rows per forward pass and process; with in-batch negatives a query is told from batch_size - 1 other rows' documents."""
     learning_rate: float = field(metadata={"above": 0, "at_most": 1})
@@ -226,7 +227,8 @@ class TrainingSection:
     save_every: int | None = field(default=None, metadata={"at_least": 1})
     """Updates between two checkpoints to resume from; null for one at the end of each epoch."""
     keep_checkpoints: int = field(default=2, metadata={"at_least": 1})
-    """Checkpoints that are kept, the newest."""
+    """Checkpoints that are kept: the newest of those that ``save_every`` asks for. Beside them the best one is kept, with
+    ``development.keep_best``, and until the next is saved the one that a signal has left."""
     average_checkpoints: int = field(default=1, metadata={"at_least": 1})
     """The run's model is the mean of this many last checkpoints, the final weights among them; 1 for the final weights alone."""
     lora: LoRASection | None = None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from retrieval.training.data import discard_rows
 from retrieval.training.grid import SEED, Grid, GridRun, Value
 from retrieval.training.loop.log import SCORE
 from retrieval.training.recipe import to_dict
-from retrieval.training.run_folder import BEGUN, is_run, recipe_of
+from retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
 from retrieval.training.run_folder import RECORD as RUN_RECORD
 from retrieval.training.sections import Recipe
 
@@ -145,7 +144,8 @@ def run_sweep(
         grid: What `retrieval.training.grid.make_grid` made.
         out: Folder of the sweep; what it holds of the same grid, or of a smaller one, is taken over.
         train: Trains one run and scores it on its development collection.
-        overwrite: Remove the grid's runs that are there, and train all of them; without it a sweep that was stopped then goes on.
+        overwrite: Remove the grid's runs that are there, and nothing else in their folders, and train all of them; without it a sweep
+            that was stopped then goes on.
         command: The command line to record.
         tell: Gets a line when a run begins and when it ends, for whoever is watching.
         changed: Gets the state of the sweep whenever ``sweep.json`` has been written.
@@ -160,7 +160,7 @@ def run_sweep(
         folders = [out / RUNS / run.name for run in grid.runs]
         if overwrite:
             for folder in filter(is_run, folders):
-                shutil.rmtree(folder)
+                remove_run(folder)
         states = [_state(run.recipe, folder) for run, folder in zip(grid.runs, folders, strict=True)]
         results = [
             _finished(run, folder) if state == "finished" else RunResult(_relative(run), run.settings)
@@ -208,7 +208,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "finished"]:
-    """How far a run is.
+    """How far a run is; what a complete one needs no more is removed.
 
     Raises:
         InputError: It is a run of another recipe; names the first setting that differs.
@@ -216,21 +216,14 @@ def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "fin
     there, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
     if there is None:  # a run that was killed before it wrote its recipe begins again
         return "unfinished" if (folder / BEGUN).is_file() else "absent"
-    wanted, there = _flat(json.loads(json.dumps(to_dict(recipe)))), _flat(there)
-    different = [path for path in (*wanted, *there) if wanted.get(path) != there.get(path)]
-    if different:
-        raise InputError(
-            f"{folder}: a run with another {different[0]} ({there.get(different[0])!r} there, {wanted.get(different[0])!r} now); choose "
-            "another --out, or --overwrite all runs"
-        )
+    for path, was, now in recipe_changes(there, to_dict(recipe)):
+        if path not in WITHOUT_WEIGHT:
+            raise InputError(
+                f"{folder}: a run with another {path} ({was!r} there, {now!r} now); choose another --out, or --overwrite all runs"
+            )
+    if finished:
+        remove_leftovers(folder)
     return "finished" if finished else "unfinished"
-
-
-def _flat(value: object, path: str = "") -> dict[str, object]:
-    """Leaves of nested mappings by dotted path."""
-    if not isinstance(value, Mapping):
-        return {path: value}
-    return {inner: leaf for key, below in value.items() for inner, leaf in _flat(below, f"{path}.{key}" if path else str(key)).items()}
 
 
 def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]) -> RunResult:

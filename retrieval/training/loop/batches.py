@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,11 +23,15 @@ from retrieval.training.data import TrainingRows
 
 logger = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
+
 _BLOCK = 512
 """Rows that are read at once to see which texts they share."""
 
 _LEFT_OUT = 0.01
 """Share of the rows that an epoch may leave out without a word."""
+
+_REMEDY = "lower training.batch_size, remove repeated rows, or set training.no_duplicates to false"
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,20 @@ class Batch:
 
     Attributes:
         epoch: From 0.
+        number: Its place in the epoch, from 1.
         rows: B row numbers.
+        last: It is the last of its epoch.
     """
 
     epoch: int
+    number: int
     rows: list[int]
+    last: bool
+
+    @property
+    def then(self) -> tuple[int, int]:
+        """Where the batch behind it lies: its epoch, and how many batches of that come before it."""
+        return (self.epoch + 1, 0) if self.last else (self.epoch, self.number)
 
 
 class BatchOrder:
@@ -51,70 +65,79 @@ class BatchOrder:
         seed: Of the order.
         no_duplicates: No two rows of a batch share a text; a row that would is put off to a later batch of the epoch, as
             sentence-transformers' sampler does it.
+        warn: Log a warning where an epoch leaves out many rows.
 
     Raises:
         InputError: There are fewer rows than one batch takes.
     """
 
-    def __init__(self, rows: TrainingRows, *, size: int, seed: int, no_duplicates: bool) -> None:
+    def __init__(self, rows: TrainingRows, *, size: int, seed: int, no_duplicates: bool, warn: bool = True) -> None:
         if len(rows) < size:
             raise InputError(f"data.train: {len(rows)} rows are fewer than one batch of {size}; lower training.batch_size")
         self._rows = rows
         self._size = size
         self._seed = seed
         self._no_duplicates = no_duplicates
+        self._warn = warn
 
     @property
     def per_epoch(self) -> int:
         """Full batches that an epoch has; without duplicates it may have fewer."""
         return len(self._rows) // self._size
 
-    def batches(self, start: int) -> Iterator[Batch]:
-        """The batches from number ``start`` on.
+    def batches(self, epoch: int = 0, done: int = 0) -> Iterator[Batch]:
+        """The batches from one on (see `Batch.then`).
 
         The rows are in a batch's epoch when it is given out (`TrainingRows.set_epoch`), and stay in it until the next is asked for.
+
+        Args:
+            epoch: That the first of them is in.
+            done: Batches of that epoch before it; without duplicates their rows are read again, and those of no earlier epoch.
 
         Raises:
             InputError: An epoch has no full batch without a repeated text.
         """
-        if self._no_duplicates:  # how many batches an epoch has is known when it is over
-            return islice(self._apart(), start, None)
-        return islice(self._plain(start // self.per_epoch), start % self.per_epoch, None)
+        while True:
+            self._rows.set_epoch(epoch)
+            full = 0
+            for full, (rows, last) in enumerate(_with_last(self._epoch(epoch)), start=1):
+                if last:
+                    self._tell(epoch, full)
+                if full > done:
+                    yield Batch(epoch, full, rows, last)
+            if not full:
+                raise InputError(
+                    f"data.train: {len(self._rows)} rows do not fill one batch of {self._size} without a repeated text; {_REMEDY}"
+                )
+            epoch, done = epoch + 1, 0
+
+    def _epoch(self, epoch: int) -> Iterator[list[int]]:
+        order = self._permutation(epoch)
+        if self._no_duplicates:
+            return _without_shared_texts(_rows_with_keys(self._rows, order), self._size)
+        return (order[first : first + self._size] for first in range(0, self.per_epoch * self._size, self._size))
 
     def _permutation(self, epoch: int) -> list[int]:
         generator = torch.Generator().manual_seed(self._seed + epoch)
         order: list[int] = torch.randperm(len(self._rows), generator=generator).tolist()
         return order
 
-    def _plain(self, epoch: int) -> Iterator[Batch]:
-        while True:
-            order = self._permutation(epoch)
-            self._rows.set_epoch(epoch)
-            for first in range(0, self.per_epoch * self._size, self._size):
-                yield Batch(epoch, order[first : first + self._size])
-            epoch += 1
-
-    def _apart(self) -> Iterator[Batch]:
-        epoch = 0
-        while True:
-            self._rows.set_epoch(epoch)
-            full = 0
-            for rows in _without_shared_texts(_rows_with_keys(self._rows, self._permutation(epoch)), self._size):
-                yield Batch(epoch, rows)
-                full += 1
-            self._tell(epoch, full)
-            epoch += 1
-
     def _tell(self, epoch: int, full: int) -> None:
-        remedy = "lower training.batch_size, remove repeated rows, or set training.no_duplicates to false"
-        if full == 0:
-            raise InputError(f"data.train: {len(self._rows)} rows do not fill one batch of {self._size} without a repeated text; {remedy}")
         left_out = (self.per_epoch - full) * self._size
-        if left_out > _LEFT_OUT * len(self._rows):
-            logger.warning("epoch %d left out %d of %d rows, for they repeat texts; %s", epoch + 1, left_out, len(self._rows), remedy)
+        if self._warn and left_out > _LEFT_OUT * len(self._rows):
+            logger.warning("epoch %d leaves out %d of %d rows, for they repeat texts; %s", epoch + 1, left_out, len(self._rows), _REMEDY)
 
 
-@dataclass
+def _with_last(items: Iterator[Item]) -> Iterator[tuple[Item, bool]]:
+    """Each item, and whether it is the last."""
+    for held in items:
+        for item in items:
+            yield held, False
+            held = item
+        yield held, True
+
+
+@dataclass(frozen=True)
 class _Row:
     """A row's number, and a key of each of its texts."""
 
@@ -129,34 +152,59 @@ class _Chosen:
     rows: list[int] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
 
-    def takes(self, row: _Row) -> bool:
-        """Take a row, unless it shares a text with one that was taken."""
-        if not self.keys.isdisjoint(row.keys):
-            return False
+    def take(self, row: _Row) -> bytes | None:
+        """Take a row, unless it shares a text with one that was taken; the key of that text, or None where it is taken."""
+        if shared := self.keys & row.keys:
+            return min(shared)
         self.rows.append(row.number)
         self.keys |= row.keys
-        return True
+        return None
+
+
+class _PutOff:
+    """Rows that were put off, in the order in which they were come upon.
+
+    They lie in heaps by a text that was in their way. While that text is in a batch none of its heap is looked at: a text that
+    thousands of rows have does not cost thousands of looks a batch.
+    """
+
+    def __init__(self) -> None:
+        self._heaps: dict[bytes, list[tuple[int, _Row]]] = {}
+
+    def add(self, key: bytes, place: int, row: _Row) -> None:
+        heappush(self._heaps.setdefault(key, []), (place, row))
+
+    def fill(self, batch: _Chosen, size: int) -> None:
+        """Let a batch that is empty take the first rows that it can."""
+        heads = sorted((heap[0][0], key) for key, heap in self._heaps.items())
+        while heads and len(batch.rows) < size:
+            _, key = heappop(heads)
+            if key in batch.keys:
+                continue
+            heap = self._heaps[key]
+            place, row = heappop(heap)
+            if not heap:
+                del self._heaps[key]
+            shared = batch.take(row)
+            if shared is not None:  # its heap is not looked at any more, and the next row of this one may fit
+                self.add(shared, place, row)
+                if heap:
+                    heappush(heads, (heap[0][0], key))
 
 
 def _without_shared_texts(rows: Iterator[_Row], size: int) -> Iterator[list[int]]:
     """Full batches of rows that share no text: each takes the first rows that it can, those put off before the others."""
-    put_off: list[_Row] = []
+    put_off, places = _PutOff(), count()
     while True:
         batch = _Chosen()
-        still: list[_Row] = []
-        for place, row in enumerate(put_off):
-            if len(batch.rows) == size:
-                still.extend(put_off[place:])
-                break
-            if not batch.takes(row):
-                still.append(row)
+        put_off.fill(batch, size)
         while len(batch.rows) < size:
-            row_or_none = next(rows, None)
-            if row_or_none is None:
+            row = next(rows, None)
+            if row is None:
                 return
-            if not batch.takes(row_or_none):
-                still.append(row_or_none)
-        put_off = still
+            shared = batch.take(row)
+            if shared is not None:
+                put_off.add(shared, next(places), row)
         yield batch.rows
 
 

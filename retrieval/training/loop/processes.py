@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from encoder.errors import InputError
+from retrieval.training.loop.stopping import RunStoppedError
 
 Value = TypeVar("Value")
 
@@ -93,6 +94,15 @@ def joined(device: str) -> Iterator[Processes]:
     begun = not distributed.is_initialized()
     if begun:
         distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=PATIENCE)
-    yield Processes(distributed.get_rank(), distributed.get_world_size(), device=device)
-    if begun:  # not after an error: the others may be waiting, and to take leave of them would take as long
+    try:
+        yield Processes(distributed.get_rank(), distributed.get_world_size(), device=device)
+    except RunStoppedError:  # all of them stop
+        _leave(begun)
+        raise
+    _leave(begun)  # not after any other error: the rest may be waiting, and to take leave of them would take as long
+
+
+def _leave(begun: bool) -> None:
+    """Leave the processes, if it was here that they were met."""
+    if begun:
         distributed.destroy_process_group()

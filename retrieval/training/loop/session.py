@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,28 +20,18 @@ from retrieval.training.loop.checkpoints import Checkpoints
 from retrieval.training.loop.course import Course
 from retrieval.training.loop.feed import Feed
 from retrieval.training.loop.log import LOG, RunLog
-from retrieval.training.loop.optimizers import make_optimizer
+from retrieval.training.loop.optimizers import learning_rate_share, make_optimizer
 from retrieval.training.loop.processes import Processes
 from retrieval.training.loop.snapshot import Progress, Trainee, open_snapshot_model, read_snapshot
-from retrieval.training.loop.stopping import stop_requests
+from retrieval.training.loop.stopping import RunStoppedError, stop_requests
 from retrieval.training.run_folder import CHECKPOINTS, START, TENSORBOARD
 from retrieval.training.sections import Recipe
+
+logger = logging.getLogger(__name__)
 
 Model: TypeAlias = BiEncoder | ColBERT
 Scorer: TypeAlias = Callable[[Model], float]
 """A model's score on the development collection; higher is better."""
-
-
-class RunStoppedError(Exception):
-    """A session has ended before the run's last update, for somebody asked it to; its checkpoint is saved.
-
-    Attributes:
-        step: Updates done.
-    """
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}, with a checkpoint")
-        self.step = step
 
 
 @dataclass(frozen=True)
@@ -93,6 +84,11 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
     course = Course.of(recipe, order.per_epoch)
     model = _model(session, first_model, step=step or 0)
     student = build_student(recipe, model)
+    if processes.leads and not any(learning_rate_share(training, update, course.steps) for update in range(course.steps)):
+        logger.warning(
+            "nothing is trained: the warm-up begins with a learning rate of 0, and the run has one update; "
+            "set training.warmup_ratio to 0, or raise training.max_steps"
+        )
     optimizer, schedule = make_optimizer(training, student.library.named_parameters(), course.steps)
     trainee = Trainee(model, student.library, optimizer, schedule, lora=training.lora is not None)
     progress, random = read_snapshot(session.checkpoints.path(step), trainee) if step else (Progress(), None)
@@ -101,8 +97,8 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
     done = progress.step
     if done == course.steps:  # killed after its last update
         return progress, course
-    batches = slice(done * training.accumulation, course.steps * training.accumulation)
-    feed = Feed(order, rows, student.collator, processes, start=batches.start, count=batches.stop - batches.start)
+    start, count = (progress.epoch, progress.epoch_batches), (course.steps - done) * training.accumulation
+    feed = Feed(order, rows, student.collator, processes, start=start, count=count)
     with (
         stop_requests() as stop,
         training_bar(done, course.steps, enabled=session.progress and processes.leads) as show,
@@ -127,7 +123,8 @@ def batch_order(recipe: Recipe, rows: TrainingRows, processes: Processes) -> Bat
         InputError: There are fewer rows than one batch.
     """
     training = recipe.training
-    return BatchOrder(rows, size=training.batch_size * processes.size, seed=training.seed, no_duplicates=training.no_duplicates)
+    size = training.batch_size * processes.size
+    return BatchOrder(rows, size=size, seed=training.seed, no_duplicates=training.no_duplicates, warn=processes.leads)
 
 
 def _model(session: Session, first_model: Callable[[], Model], *, step: int) -> Model:

@@ -9,7 +9,7 @@ Where the frozen weights of a LoRA run come from is not the checkpoint's busines
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ class Progress:
 
     Attributes:
         step: Updates done.
+        epoch: Passes over the rows that are done.
+        epoch_batches: Batches that are done of the one that has begun.
+        epoch_ends: Updates in which a pass ended.
         seconds: Time they took, scoring and saving included.
         texts: Texts read.
         truncated: Texts that were cut to the length.
@@ -51,6 +54,9 @@ class Progress:
     """
 
     step: int = 0
+    epoch: int = 0
+    epoch_batches: int = 0
+    epoch_ends: list[int] = field(default_factory=list)
     seconds: float = 0.0
     texts: int = 0
     truncated: int = 0
@@ -149,6 +155,8 @@ def read_snapshot(folder: Path, trainee: Trainee) -> tuple[Progress, list[dict[s
     try:
         trainee.optimizer.load_state_dict(state["optimizer"])
         trainee.schedule.load_state_dict(state["schedule"])
+        if missing := [one.name for one in fields(Progress) if one.name not in state["progress"]]:  # defaults are for a run that begins
+            raise KeyError(*missing)
         return Progress(**state["progress"]), state["random"]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error

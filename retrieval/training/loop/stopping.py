@@ -44,6 +44,18 @@ class StopRequest:
             threading.Thread(target=logger.warning, args=(message, self.name)).start()
 
 
+class RunStoppedError(Exception):
+    """A session has ended before the run's last update, for somebody asked it to; its checkpoint is saved.
+
+    Attributes:
+        step: Updates done.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}, with a checkpoint")
+        self.step = step
+
+
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """In the block SIGTERM and SIGINT are requests; outside of the main thread, where Python has no signals, there are none."""

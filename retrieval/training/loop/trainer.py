@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PrinterCallback
 
 from encoder.errors import InputError
-from retrieval.training.loop.feed import EXAMPLES, Feed
+from retrieval.training.loop.feed import FED, Fed, Feed
 from retrieval.training.loop.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
 from retrieval.training.loop.processes import Processes
 from retrieval.training.loop.snapshot import Trainee
@@ -29,7 +29,6 @@ from retrieval.training.loop.stopping import StopRequest
 from retrieval.training.loop.watch import Update, Watch
 from retrieval.training.sections import Recipe
 from retrieval.training.student.build import Student
-from retrieval.training.student.collator import TextCounts
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
     def __init__(self, fitting: Fitting, out: Path) -> None:
         self._fitting = fitting
         self._out = out
-        self._seen: list[tuple[list[dict[str, Any]], dict[str, Any], Tensor]] = []
-        self._counted = TextCounts()
+        self._seen: list[tuple[Fed, dict[str, Any], Tensor]] = []
         self._grad_norm: float | None = None
         trainee = fitting.trainee
         super().__init__(
@@ -95,10 +93,10 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
         Raises:
             InputError: The loss or the gradient is no number; nothing has been updated.
         """
-        examples = inputs.pop(EXAMPLES)
+        fed = inputs.pop(FED)
         features = dict(inputs)
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-        self._seen.append((examples, features, loss))
+        self._seen.append((fed, features, loss))
         if self.accelerator.sync_gradients:
             self._measure(model)
         return loss
@@ -108,15 +106,14 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
         norm = clip_grad_norm_([weight for weight in model.parameters() if weight.requires_grad], training.max_grad_norm)
         # The library has divided each batch's loss by their number. One wait for the device an update.
         *losses, grad_norm = torch.stack([*(loss for _, _, loss in self._seen), norm.to(self._seen[0][2].device)]).tolist()
-        counts, before = fitting.student.collator.counts, self._counted
+        read = [fed for fed, _, _ in self._seen]
         mine = [
             sum(losses),  # math.fsum refuses inf - inf
-            counts.texts - before.texts,
-            counts.truncated - before.truncated,
-            counts.tokens - before.tokens,
+            sum(fed.texts for fed in read),
+            sum(fed.truncated for fed in read),
+            sum(fed.tokens for fed in read),
             fitting.stop.name is not None,
         ]
-        self._counted = TextCounts(counts.texts, counts.truncated, counts.tokens)
         loss, texts, truncated, tokens, stop = fitting.processes.sums(mine)
         loss /= fitting.processes.size
         # Gradients are the same in all processes, and so is the mean of the losses: all of them stop, or none.
@@ -124,7 +121,8 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
             raise self._refuse(loss, losses, grad_norm)
         self._seen.clear()
         self._grad_norm = grad_norm
-        fitting.watch.measured(Update(loss, grad_norm, int(texts), int(truncated), int(tokens), stop > 0))
+        batches = [fed.batch for fed in read]
+        fitting.watch.measured(Update(loss, grad_norm, int(texts), int(truncated), int(tokens), stop > 0, batches))
 
     def _refuse(self, loss: float, losses: list[float], norm: float) -> InputError:
         """Keep the batches that the update came from, those of the process whose loss it is; what to raise."""
@@ -132,7 +130,9 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
         folder = self._out / NONFINITE / f"step-{step:06d}"
         place = folder if processes.size == 1 else folder / f"process-{processes.rank}"
         if math.isfinite(loss) or not all(map(math.isfinite, losses)):
-            whole = [SeenBatch(rows, features, own * len(losses)) for (rows, features, _), own in zip(self._seen, losses, strict=True)]
+            whole = [
+                SeenBatch(fed.examples, features, own * len(losses)) for (fed, features, _), own in zip(self._seen, losses, strict=True)
+            ]
             keep_batches(place, whole, step=step, grad_norm=norm)
         return nonfinite_error(folder, step=step, loss=loss, grad_norm=norm)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.training.loop.bar import Show
+from retrieval.training.loop.batches import Batch
 from retrieval.training.loop.board import Board
 from retrieval.training.loop.checkpoints import Checkpoints
 from retrieval.training.loop.course import Course
@@ -40,6 +41,7 @@ class Update:
         truncated: Texts that were cut.
         tokens: Tokens of the texts.
         stop: Somebody has asked one of the processes to stop.
+        batches: What it was done with, at least one.
     """
 
     loss: float
@@ -48,6 +50,7 @@ class Update:
     truncated: int
     tokens: int
     stop: bool
+    batches: Sequence[Batch]
 
 
 @dataclass(frozen=True)
@@ -138,17 +141,23 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         progress.step = state.global_step
         self._count(update)
         self._place.show(progress.step, {})
-        if course.due(self._recipe.training.log_every, progress.step) and progress.window_updates:
+        if self._due(self._recipe.training.log_every) and progress.window_updates:
             self._write_window(update)
         best = self._scored(self._trainee)
         self.stopped = update.stop and progress.step < course.steps
-        if best or self.stopped or course.due(self._recipe.training.save_every, progress.step):
+        if best or self.stopped or self._due(self._recipe.training.save_every):
             self._save(self._trainee)
         control.should_training_stop = self.stopped or progress.step >= course.steps
         self._mark = time.perf_counter()  # what was done here is no part of the next update's time
 
+    def _due(self, every: int | None) -> bool:
+        return self._course.due(every, self.progress.step, self.progress.epoch_ends)
+
     def _count(self, update: Update) -> None:
         progress, now = self.progress, time.perf_counter()
+        progress.epoch, progress.epoch_batches = update.batches[-1].then
+        if any(batch.last for batch in update.batches):
+            progress.epoch_ends.append(progress.step)
         progress.texts += update.texts
         progress.truncated += update.truncated
         progress.tokens += update.tokens
@@ -175,14 +184,14 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         step = self.progress.step
         self._place.show(step, values)
         if self._processes.leads:
-            epoch = self._course.epoch(step)
-            self._place.log.append({"step": step, "epoch": epoch, **values, "seconds": self.progress.seconds})
+            epochs = self._course.epochs(self.progress.epoch, self.progress.epoch_batches)
+            self._place.log.append({"step": step, "epoch": epochs, **values, "seconds": self.progress.seconds})
             self._place.board.write(step, values)
 
     def _scored(self, trainee: Trainee) -> bool:
         """Score the model if it is time to; whether its weights are to be kept as the best so far."""
-        section, step = self._recipe.development, self.progress.step
-        if section is None or self._score is None or not self._course.due(section.every, step):
+        section = self._recipe.development
+        if section is None or self._score is None or not self._due(section.every):
             return False
         score = 0.0
         with weights_for_use(trainee.optimizer), random_state_kept():
@@ -195,7 +204,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         self._write({SCORE: score})
         if self.progress.best_score is not None and score <= self.progress.best_score:
             return False
-        self.progress.best_score, self.progress.best_step = score, step
+        self.progress.best_score, self.progress.best_step = score, self.progress.step
         return section.keep_best
 
     def _save(self, trainee: Trainee) -> None:
@@ -216,5 +225,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         What a signal has left is none of these: a run that was stopped has the same checkpoints in the end as one that was not.
         """
         training, development, best = self._recipe.training, self._recipe.development, self.progress.best_step
-        kept = {self.progress.step, *self._course.planned(steps, training.save_every)[-training.keep_checkpoints :]}
+        planned = self._course.planned(steps, training.save_every, self.progress.epoch_ends)
+        kept = {self.progress.step, *planned[-training.keep_checkpoints :]}
         return kept | {best} if development is not None and development.keep_best and best is not None else kept

@@ -159,6 +159,13 @@ def test_models_that_differ_are_named_with_what_they_differ_in(write: Write, mak
     assert contents(one) == before
 
 
+def test_one_model_is_its_own_mean(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is summed, and nothing rounded: there is no second copy of its weights."""
+    one = write(1)
+    monkeypatch.setattr(torch.Tensor, "double", None)
+    assert average_models([one]).card.fingerprint == load_model(one).card.fingerprint
+
+
 def test_what_is_no_model(write: Write, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty: not a model"):
@@ -181,11 +188,16 @@ def test_where_it_may_be_written(write: Write, tmp_path: Path) -> None:
         write_average([one, other], tmp_path / "file" / "mean")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("dear to somebody")
-    with pytest.raises(InputError, match="mine: not empty, and no model; choose another --out"):
-        write_average([one, other], tmp_path / "mine", overwrite=True)
-    assert contents(tmp_path / "mine") == {"notes.txt": b"dear to somebody"}
+    for lies_there in (None, "config.json", "modules.json"):  # as in many a folder that is no model's
+        if lies_there is not None:
+            (tmp_path / "mine" / lies_there).write_text("{}")
+        before_it = contents(tmp_path / "mine")
+        problem = "something other than a model, which" if lies_there is None else r"notes\.txt, which no export writes, and"
+        with pytest.raises(InputError, match=f"mine: holds {problem} is not replaced; choose another --out$"):
+            write_average([one, other], tmp_path / "mine", overwrite=True)
+        assert contents(tmp_path / "mine") == before_it
     third = write(3)
-    with pytest.raises(InputError, match="holds a model already; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match="not empty; choose another --out, or --overwrite"):
         write_average([one, other], third)
     assert write_average([one, other], third, overwrite=True).fingerprint == load_model(third).card.fingerprint
     (tmp_path / "deep" / "empty").mkdir(parents=True)
@@ -200,12 +212,12 @@ def test_a_folder_that_cannot_be_replaced_is_as_it_was(write: Write, tmp_path: P
     before, rename = contents(third), Path.rename
 
     def failing(self: Path, target: Path) -> Path:
-        if self.name == "model" and target == third:
+        if self.name.endswith(".unfinished") and target == third:
             raise OSError(5, "disk on fire")
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="disk on fire"):
+    with pytest.raises(InputError, match=r"cannot be written \(disk on fire\)"):
         write_average([one, other], third, overwrite=True)
     assert contents(third) == before
     assert not list(tmp_path.rglob(".*"))
@@ -223,7 +235,7 @@ def test_the_command(quiver: Callable[..., Any], write: Write, tmp_path: Path) -
         "fingerprint": load_model(out).card.fingerprint,
     }
     again = quiver("average", one, other, "-o", out)
-    assert (again.code, again.err.strip()) == (2, f"quiver: error: {out}: holds a model already; choose another --out, or --overwrite")
+    assert (again.code, again.err.strip()) == (2, f"quiver: error: {out}: not empty; choose another --out, or --overwrite")
     assert quiver("average", "--out", out).code == 2
     nowhere = quiver("average", one, tmp_path / "nowhere", "--out", tmp_path / "other")
     assert nowhere.code == 2

@@ -182,10 +182,18 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     *(({f"model.{name}": ...}, f"model.{name}: needed, since kind is dense") for name in ("pooling", "normalize", "max_length")),
     *(
         (COLBERT | {f"model.{name}": value}, f"model.{name}: only for kind: dense, this is colbert")
-        for name, value in (("pooling", "cls"), ("normalize", True), ("max_length", 64), ("query_prompt", "q"), ("document_prompt", "d"))
+        for name, value in (
+            ("pooling", "cls"),
+            ("normalize", True),
+            ("normalize", False),
+            ("max_length", 64),
+            ("query_prompt", "q"),
+            ("document_prompt", "d"),
+        )
     ),
     (COLBERT | {"model.colbert": None}, "model.colbert: needed, since kind is colbert"),
     ({"model.colbert": {"document_length": 100}}, "model.colbert: only for kind: colbert, this is dense"),
+    ({"data.train": []}, "data.train: must name at least one source"),
     ({"data.train": ["rows.jsonl", " "]}, "data.train.1: must not be blank, got ' '"),
     ({"data.train": ["rows.jsonl", "docstrings:stdlib"]}, "data.train: docstrings:stdlib cannot be mixed with other sources"),
     (IDS | {"data.queries": None}, "data.queries: needed, since format is ids"),

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -25,12 +26,14 @@ from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.models import load_model
 from retrieval.training import run as module
+from retrieval.training import run_folder
 from retrieval.training.data import TrainingRows, prepare_rows
 from retrieval.training.loop.batches import BatchOrder
 from retrieval.training.loop.log import LOG, SCORE, read_log
 from retrieval.training.loop.optimizers import learning_rate_share
 from retrieval.training.loop.random_state import random_state_kept
 from retrieval.training.recipe import to_dict
+from retrieval.training.run_folder import alone
 from retrieval.training.run_record import describe_data
 from retrieval.training.sections import Recipe
 from retrieval.training.start import build_model
@@ -138,7 +141,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     assert record["batch"] == {"rows": 4, "accumulation": 1, "processes": 1, "effective": 4, "negatives_per_query": 11}
     assert (result["steps"], result["epochs"], result["resumed_at"]) == (6, 6 / 16, [])
     batches = [
-        [rows.dataset[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(0), 6)
+        [rows.dataset[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 6)
     ]
     queries, *documents = ([row[key] for row in batches[0]] for key in ("query", "document_1", "document_2", "document_3"))
     scores = start.encode(queries, "query").vectors @ start.encode([text for column in documents for text in column], "document").vectors.T
@@ -172,6 +175,44 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     plain = sentence_transformers.SentenceTransformer(str(out / "model"), device="cpu")
     assert type(plain[0]).__module__.startswith("sentence_transformers.")
     np.testing.assert_allclose(ours.encode_documents(documents[0]), plain.encode_document(documents[0]), atol=1e-5, rtol=0)
+
+
+def test_passes_are_those_that_were_done(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Half of the rows have one query: an epoch has two batches of 16, not four, and what is due at its end is due then."""
+    path = tmp_path / "half.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"query": f"q {place}" if place % 2 else "one for all", "positive": f"p {place}", "negatives": [f"n {place}"]})
+            + "\n"
+            for place in range(64)
+        )
+    )
+    chosen = (f"data.train={path}", "data.documents_per_row=2", "training.batch_size=16", "training.no_duplicates=true")
+    recipe = make_recipe("dense", *chosen, "training.log_every=1", "development.data=nowhere", "training.keep_checkpoints=9")
+    out = tmp_path / "out"
+    record = train_recipe(recipe, out, scorer=Scorer(0.1, 0.2))
+    result = record["result"]
+    assert (result["steps"], result["epochs"]) == (4, 2.0)
+    assert [(line["step"], line["epoch"]) for line in read_log(out / LOG) if "loss" in line] == [(1, 0.25), (2, 1.0), (3, 1.25), (4, 2.0)]
+    assert [line["step"] for line in result["development"]] == [2, 4]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    usual = train_recipe(make_recipe("dense", *chosen[:3], "training.log_every=1"), tmp_path / "usual")
+    assert (usual["result"]["steps"], usual["result"]["epochs"]) == (4, 1.0)
+
+
+def test_a_run_of_one_update_in_its_warm_up(
+    make_recipe: MakeRecipe, steady_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told that nothing is trained, and nothing is."""
+    chosen = (f"model.init={steady_folder}", "training.max_steps=1")
+    told = "nothing is trained: the warm-up begins with a learning rate of 0, and the run has one update"
+    for place, (overrides, nothing) in enumerate((((), True), (("training.warmup_ratio=0",), False))):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+            train_recipe(make_recipe("dense", *chosen, *overrides), tmp_path / str(place))
+        assert (told in caplog.text) == nothing
+        found, before = weights(tmp_path / str(place) / "model"), weights(steady_folder)
+        assert all(np.array_equal(weight, before[name]) for name, weight in found.items()) == nothing
 
 
 def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -428,6 +469,68 @@ def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_fi
     assert train_recipe(recipe, out, resume=True)["result"]["resumed_at"] == [2]
 
 
+def test_a_run_goes_on_with_other_words_and_another_log(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And where its recipe was written before there was some setting."""
+    out, chosen = tmp_path / "out", ("training.max_steps=6", "training.save_every=2")
+    killed(make_recipe("dense", *chosen), out, 5)
+    begun = json.loads((out / "recipe.json").read_text())
+    del begun["training"]["gradient_checkpointing"]
+    (out / "recipe.json").write_text(json.dumps(begun))
+    other = replace(make_recipe("dense", *chosen, "training.log_every=1"), description="in better words")
+    with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+        record = train_recipe(other, out, resume=True)
+    assert "changed since the run was begun: description, training.log_every; no weight depends on that" in caplog.text
+    assert record["recipe"] == json.loads(json.dumps(to_dict(other))) == json.loads((out / "recipe.json").read_text())
+    train_recipe(make_recipe("dense", *chosen), tmp_path / "whole")
+    assert same(out / "model", tmp_path / "whole" / "model")
+
+
+def test_a_folder_in_which_another_session_trains(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe, out = make_recipe("dense", "training.max_steps=2"), tmp_path / "out"
+    used = "out: another session is training there; wait for it, or choose another --out"
+    asked: list[dict[str, bool]] = [{}, {"overwrite": True}, {"resume": True}]
+
+    def refused(call: int) -> None:
+        before = settled()
+        for how in asked:
+            with pytest.raises(InputError, match=used):
+                train_recipe(recipe, out, **how)
+        with pytest.raises(InputError, match=used):
+            train_and_save(recipe, rows_of(recipe, tmp_path), build_model(recipe, []), out)
+        assert settled() == before
+
+    def settled() -> dict[str, bytes]:
+        """What the session that trains writes at no time of its own: TensorBoard's writer does, in a thread."""
+        return {name: content for name, content in contents(out).items() if name != ".lock" and not name.startswith("tensorboard/")}
+
+    scorer = Scorer(0.5, then=refused)
+    train_recipe(make_recipe("dense", "training.max_steps=2", *WATCHED), out, scorer=scorer)
+    assert len(scorer.models) == 1
+    assert not list(out.glob(".*"))
+    with alone(tmp_path / "begun"), pytest.raises(InputError, match="another session"):
+        train_recipe(recipe, tmp_path / "begun")
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_kill_when_the_record_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the run needs no more goes with the next look, and the run stays complete."""
+    out = tmp_path / "out"
+    recipe = make_recipe("dense", "training.max_steps=2", "training.lora.rank=2", "training.lora.alpha=4")
+
+    def dying(out: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "remove_leftovers", dying)
+        with pytest.raises(Killed):
+            train_recipe(recipe, out)
+    assert {"run.json", "data", "start"} <= {path.name for path in out.iterdir()}
+    kept = {name: content for name, content in contents(out).items() if name.split("/")[0] not in ("data", "start")}
+    with pytest.raises(InputError, match="the run is complete, there is nothing to resume"):
+        train_recipe(recipe, out, resume=True)
+    assert contents(out) == kept
+
+
 def test_a_damaged_checkpoint_is_passed_over(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recipe, out = make_recipe("colbert", "training.max_steps=6", "training.save_every=2", "training.log_every=1"), tmp_path / "out"
     killed(recipe, out, 6)
@@ -488,6 +591,14 @@ def test_a_second_ctrl_c_leaves_the_last_checkpoint(make_recipe: MakeRecipe, tmp
         with pytest.raises(KeyboardInterrupt):
             train_recipe(recipe, out)
     assert train_recipe(recipe, out, resume=True)["result"]["resumed_at"] == [4]
+
+
+def test_the_field_that_keeps_transformers_from_data_parallel(tmp_path: Path) -> None:
+    """It is a private one: the trainer sets it, and `n_gpu` must be what it says."""
+    arguments = sentence_transformers.SentenceTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert arguments.n_gpu <= 1
+    arguments._n_gpu = 4
+    assert arguments.n_gpu == 4
 
 
 def test_the_precision_is_the_recipes(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,36 +6,45 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from encoder import InputError
 from retrieval.training import run_folder
 from retrieval.training.loop.checkpoints import Checkpoints
 from retrieval.training.loop.log import LOG
 from retrieval.training.loop.nonfinite import NONFINITE
+from retrieval.training.recipe import to_dict
 from retrieval.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
     DATA,
+    LOCK,
     MADE,
     MODEL,
     RECIPE,
     RECORD,
     START,
     Beginning,
+    alone,
     finish_run,
     is_run,
     new_run,
+    recipe_changes,
     recipe_of,
     refuse_existing,
     refuse_nothing_to_resume,
     refuse_other_run,
+    remove_leftovers,
+    remove_run,
     unfinished_model,
     warn_of_changes,
 )
+from retrieval.training.sections import Recipe
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 
@@ -103,9 +112,8 @@ def test_where_a_run_may_begin(tmp_path: Path) -> None:
     refuse_existing(tmp_path, overwrite=False)
     (tmp_path / "notes.txt").write_text("mine")
     refuse_existing(tmp_path, overwrite=False)
-    for overwrite in (False, True):
-        with pytest.raises(InputError, match=r"notes\.txt: a file; --out names a folder"):
-            refuse_existing(tmp_path / "notes.txt", overwrite=overwrite)
+    with pytest.raises(InputError, match=r"notes\.txt: a file; --out names a folder"), alone(tmp_path / "notes.txt"):
+        pass
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -164,8 +172,52 @@ def test_a_run_is_resumed_as_it_was_begun(tmp_path: Path) -> None:
         refuse_other_run(tmp_path, changed(facts={"processes": 2}))
     with pytest.raises(InputError, match=needs + r'data\.sha256 was "ab", is "cd"$'):
         refuse_other_run(tmp_path, changed(facts={"data": {"rows": 64, "sha256": "cd"}}))
-    with pytest.raises(InputError, match=needs + "source was null, is 3$"):
-        refuse_other_run(tmp_path, changed(recipe={"source": 3}))
+    with pytest.raises(InputError, match=needs + "kind was null, is 3$"):
+        refuse_other_run(tmp_path, changed(recipe={"kind": 3}))
+
+
+def test_what_no_weight_depends_on_may_be_another(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(tmp_path, replace(BEGINNING, recipe=to_dict(make_recipe("dense"))))
+    free = {
+        "name": "another",
+        "description": "better",
+        "source": "here",
+        "cost": "much",
+        "expected": "more",
+        "training.log_every": 50,
+        "training.keep_checkpoints": 7,
+    }
+    assert set(free) == run_folder.WITHOUT_WEIGHT
+    other = make_recipe("dense", *(f"{path}={value}" for path, value in free.items() if "." in path))
+    other = replace(other, **{path: value for path, value in free.items() if "." not in path})
+    now = replace(BEGINNING, recipe=to_dict(other))
+    refuse_other_run(tmp_path, now)
+    with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
+        warn_of_changes(tmp_path, now)
+    assert caplog.messages == [
+        f"{tmp_path}: changed since the run was begun: name, description, source, cost, expected, training.log_every, "
+        "training.keep_checkpoints; no weight depends on that"
+    ]
+    seed = replace(BEGINNING, recipe=to_dict(make_recipe("dense", "training.seed=8", "training.log_every=50")))
+    with pytest.raises(InputError, match=r"as it was begun; training\.seed was 7, is 8$"):
+        refuse_other_run(tmp_path, seed)
+
+
+def test_a_recipe_from_before_a_setting_was_added(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    now = to_dict(make_recipe("dense"))
+    was = json.loads(json.dumps(now))
+    for section, name in (("training", "gradient_checkpointing"), ("data", "positives"), ("loss", "matryoshka_dims")):
+        del was[section][name]
+    assert recipe_changes(was, now) == []
+    begin(tmp_path, replace(BEGINNING, recipe=was))
+    refuse_other_run(tmp_path, replace(BEGINNING, recipe=now))
+    other = to_dict(make_recipe("dense", "training.gradient_checkpointing=true"))
+    assert recipe_changes(was, other) == [("training.gradient_checkpointing", False, True)]
+    del was["training"]["seed"]  # it has no default
+    assert ("training.seed", None, 7) in recipe_changes(was, now)
+    assert recipe_changes({**now, "moons": 3}, now) == [("moons", 3, None)]  # of a later version
 
 
 def test_a_kill_between_the_two_files_of_a_beginning(tmp_path: Path) -> None:
@@ -187,7 +239,7 @@ def test_a_change_that_may_cost_the_bits_is_warned_of(tmp_path: Path, caplog: py
 
 
 def fail(out: Path, *steps: Callable[[Path], object]) -> None:
-    with new_run(out):
+    with alone(out), new_run(out):
         begin(out)
         for step in steps:
             step(out)
@@ -250,8 +302,89 @@ def test_a_first_run_that_is_saved_leaves_no_empty_folder(tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="out: cannot be written"), new_run(tmp_path / "file" / "out"):
+    with pytest.raises(InputError, match="out: cannot be written"), alone(tmp_path / "file" / "out"):
         pass
+
+
+def test_one_session_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    used = rf"{out}: another session is training there; wait for it, or choose another --out$"
+    with alone(out):
+        assert out.is_dir()
+        for _ in range(2):
+            with pytest.raises(InputError, match=used), alone(out):
+                pass
+    assert not out.exists(), "what was made and is empty goes again"
+    with alone(out), alone(tmp_path / "deep" / "other"):
+        (out / "rows").touch()
+    assert [path.name for path in out.iterdir()] == ["rows"]
+    (out / LOCK).touch()  # of a session that was killed
+    with pytest.raises(ValueError, match="in the block"), alone(out):
+        raise ValueError("in the block")
+    assert [path.name for path in out.iterdir()] == ["rows"]
+    (tmp_path / "empty").mkdir()
+    with alone(tmp_path / "empty"):
+        pass
+    assert list((tmp_path / "empty").iterdir()) == [], "it was there before"
+
+
+def test_a_lock_that_was_removed_when_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever locks a file without a name keeps nobody out."""
+    real = FileLock.acquire
+
+    def late(self: FileLock, *arguments: Any, **others: Any) -> Any:
+        taken = real(self, *arguments, **others)
+        (tmp_path / LOCK).unlink()
+        return taken
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    with pytest.raises(InputError, match="another session is training there"), alone(tmp_path):
+        pass
+
+
+def test_what_a_kill_leaves_of_a_complete_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finished(out)
+    (out / "notes.txt").write_text("mine")
+    whole = contents(out)
+    for left in (DATA, START, ".replaced-abc"):
+        (out / left).mkdir()
+        (out / left / "rest").touch()
+    (out / f".{RECORD}.123.tmp").touch()
+    remove_leftovers(out)
+    assert contents(out) == whole
+    assert sorted(path.name for path in out.iterdir()) == sorted([BEGUN, RECIPE, RECORD, MODEL, LOG, CHECKPOINTS, "notes.txt"])
+
+
+def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("alone", "with notes"):
+        finished(tmp_path / name)
+    (tmp_path / "with notes" / "notes.txt").write_text("mine")
+    with alone(tmp_path / "alone"), pytest.raises(InputError, match="another session is training there"):
+        remove_run(tmp_path / "alone")
+    for name in ("alone", "with notes"):
+        remove_run(tmp_path / name)
+    assert contents(tmp_path) == {"with notes/notes.txt": b"mine"}
+    assert not (tmp_path / "alone").exists()
+
+
+def test_after_a_kill_at_any_file_operation_what_is_left_of_a_removed_run_is_no_other_run(tmp_path: Path, each_death: EachDeath) -> None:
+    """While there is a checkpoint there is the recipe it is of; what is left is known for a run's, and can be removed."""
+    out, half = tmp_path / "out", 0
+
+    def reset() -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        finished(out)
+
+    for _ in each_death(reset, lambda: remove_run(out)):
+        if (out / CHECKPOINTS).exists():
+            assert recipe_of(out) == BEGINNING.recipe
+        if [path for path in out.glob("*") if path.name != LOCK]:
+            assert is_run(out)
+            half += not (out / RECORD).exists()
+            remove_run(out)
+        shutil.rmtree(out, ignore_errors=True)
+    assert half >= 5
 
 
 def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each_death: EachDeath) -> None:
@@ -262,8 +395,8 @@ def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each
         shutil.rmtree(out, ignore_errors=True)
         finished(out, "old")
 
-    def replace() -> None:
-        with new_run(out):
+    def write_another() -> None:
+        with alone(out), new_run(out):
             begin(out)
             train(out, "new")
             finish_run(out, {"schema": "quiver-run/2", "name": "new"})
@@ -271,7 +404,7 @@ def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each
     reset()
     old = contents(out)
     found = []
-    for _ in each_death(reset, replace):
+    for _ in each_death(reset, write_another):
         refuse_existing(out, overwrite=True)  # whatever is there can be replaced
         if (out / RECORD).exists():
             name = json.loads((out / RECORD).read_text())["name"]
@@ -283,7 +416,7 @@ def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each
             missing = {path: content for path, content in old.items() if not any(part.get(path) == content for part in parts)}
             assert missing.items() <= contents(out).items(), "what is not aside yet is where it was"
             found.append("between")
-        with new_run(out):
+        with alone(out), new_run(out):
             begin(out)
             train(out, "again")
             finish_run(out, {"schema": "quiver-run/2", "name": "again"})

@@ -220,6 +220,39 @@ def test_runs_of_another_recipe_are_never_taken_over(grid: Callable[..., Grid], 
     assert other.exists()
 
 
+def test_runs_that_differ_in_nothing_that_matters_are_taken_over(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    """In words, in how often is logged, or in a setting that there was not when they were begun."""
+    trainer = Trainer(peak)
+    run_sweep(grid(RATES), tmp_path, train=trainer)
+    for name in ("run.json", "recipe.json"):
+        path = tmp_path / "runs" / "learning_rate=3e-5" / name
+        found = json.loads(path.read_text())
+        del found.get("recipe", found)["training"]["gradient_checkpointing"]
+        path.write_text(json.dumps(found))
+    left = tmp_path / "runs" / "learning_rate=8e-5" / "start"
+    left.mkdir()
+    trainer.calls.clear()
+    again = grid(RATES, description="better words", training={**RECIPE["training"], "log_every": 7})
+    assert run_sweep(again, tmp_path, train=trainer).best is not None
+    assert trainer.calls == []
+    assert not left.exists(), "of a run that was killed when it was complete"
+
+
+def test_overwriting_removes_what_a_run_has_made(grid: Callable[..., Grid], tmp_path: Path) -> None:
+    trainer = Trainer(peak)
+    run_sweep(grid(RATES), tmp_path, train=trainer)
+    folder = tmp_path / "runs" / "learning_rate=3e-5"
+    (folder / "checkpoints").mkdir()
+    for name in ("notes.txt", "results/mine.json"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("dear to somebody")
+    trainer.stops["learning_rate=1e-5"] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(grid(RATES), tmp_path, train=trainer, overwrite=True)
+    assert sorted(path.name for path in folder.rglob("*")) == ["mine.json", "notes.txt", "results"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["learning_rate=1e-5", "learning_rate=3e-5"]
+
+
 def test_a_run_without_a_score_is_not_a_run_of_a_sweep(grid: Callable[..., Grid], tmp_path: Path) -> None:
     run_sweep(grid(RATES), tmp_path, train=Trainer(peak))
     path = tmp_path / "runs" / "learning_rate=8e-5" / "run.json"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 
@@ -35,19 +33,15 @@ def test_updates_of_a_run(make_recipe: MakeRecipe, overrides: tuple[str, ...], b
     assert course.batches_per_epoch == batches
 
 
-@pytest.mark.parametrize("batches", [1, 2, 3, 7, 10, 49, 98])
-@pytest.mark.parametrize("accumulation", [1, 2, 3, 7, 64])
-def test_the_end_of_an_epoch_is_due_once(batches: int, accumulation: int) -> None:
-    course = Course(steps=10_000, batches_per_epoch=batches, accumulation=accumulation)
-    done = [Fraction(step * accumulation, batches) for step in range(400)]
-    assert [course.due(None, step) for step in range(1, 400)] == [int(now) > int(before) for before, now in pairwise(done)]
-    assert course.epoch(300) == float(done[300])
+def test_passes_that_are_done() -> None:
+    course = Course(steps=10, batches_per_epoch=16, accumulation=3)
+    assert [course.epochs(*done) for done in ((0, 0), (0, 6), (1, 0), (2, 4))] == [0.0, 0.375, 1.0, 2.25]
 
 
-def test_the_last_update_is_always_due() -> None:
+def test_what_is_due_when() -> None:
     course = Course(steps=7, batches_per_epoch=4, accumulation=1)
-    assert [step for step in range(1, 8) if course.due(3, step)] == [3, 6, 7]
-    assert [step for step in range(1, 8) if course.due(100, step)] == [7]
-    assert [step for step in range(1, 8) if course.due(None, step)] == [4, 7]
-    assert course.planned([1, 3, 4, 5, 7], 3) == [3, 7]
-    assert course.planned([1, 3, 4, 5, 7], None) == [4, 7]
+    assert [step for step in range(1, 8) if course.due(3, step, ends=[2])] == [3, 6, 7]
+    assert [step for step in range(1, 8) if course.due(100, step, ends=[2])] == [7]
+    assert [step for step in range(1, 8) if course.due(None, step, ends=[2, 5])] == [2, 5, 7]
+    assert course.planned([1, 3, 4, 5, 7], 3, ends=[4]) == [3, 7]
+    assert course.planned([1, 3, 4, 5, 7], None, ends=[4]) == [4, 7]

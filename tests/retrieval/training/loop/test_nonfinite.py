@@ -116,7 +116,7 @@ def test_one_text_of_an_update_stops_the_run_before_it(
     assert not model.encoder.training
     described, tensors = kept(tmp_path / "out" / "nonfinite" / "step-000001")
     [batch] = described["batches"]
-    [expected] = [batch.rows for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(0), 16) if row in batch.rows]
+    [expected] = [batch.rows for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 16) if row in batch.rows]
     assert [example["row"] for example in batch["rows"]] == expected
     assert [{key: example[key] for key in rows.dataset[number]} for example, number in zip(batch["rows"], expected, strict=True)] == [
         rows.dataset[number] for number in expected
@@ -133,7 +133,7 @@ def test_it_is_the_update_that_comes_to_the_text(
     """What was done before it stays, with its checkpoint and its lines."""
     recipe = make_recipe("dense", f"data.train={odd_rows}", "training.save_every=1", "training.log_every=1")
     rows, model, row, _ = poisoned(recipe, tmp_path / "work")
-    batches = list(islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(0), 16))
+    batches = list(islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 16))
     [step] = [number for number, batch in enumerate(batches, start=1) if row in batch.rows]
     assert step > 1, "the seed puts it behind the first"
     with pytest.raises(InputError, match=f"the loss is nan at step {step};"):

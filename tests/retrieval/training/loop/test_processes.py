@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import distributed
 
 from encoder import InputError
 from retrieval.training.loop.processes import Processes, joined
+from retrieval.training.loop.stopping import RunStoppedError
 
 
 def test_alone() -> None:
@@ -55,6 +58,36 @@ def test_two(tmp_path: Path) -> None:
         assert sums == [0.2, 2.0**61 + 2.0**8, 1.0]
         assert told == 0.1
         assert gathered == [(0, [0, 7], None), (1, [1, 7], None)]
+
+
+def part(rank: int, port: int, ends: Any) -> None:
+    """Meet, and part by each of the ways in which a block ends; the last is one after which nobody takes leave."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    found = []
+    for error in (None, RunStoppedError(3), InputError("of one process, perhaps")):
+        with suppress(RunStoppedError, InputError), joined("cpu") as processes:
+            processes.wait()
+            if error is not None:
+                raise error
+        found.append(distributed.is_initialized())
+    ends.put(found)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_who_has_met_parts() -> None:
+    context = multiprocessing.get_context("fork")
+    ends = context.Queue()
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    pair = [context.Process(target=part, args=(rank, port, ends)) for rank in range(2)]
+    for process in pair:
+        process.start()
+    assert [ends.get(timeout=120) for _ in pair] == [[False, False, True]] * 2
+    for process in pair:
+        process.join(timeout=120)
+    assert [process.exitcode for process in pair] == [0, 0]
 
 
 def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
