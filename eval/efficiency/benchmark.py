@@ -21,7 +21,7 @@ from eval.provenance import Provenance, provenance
 from retrieval.progress import progress_bar
 from retrieval.versions import installed_version
 
-PEER_PACKAGES = ("transformers", "sentence-transformers", "flash-attn", "optimum", "onnxruntime", "openvino")
+PEER_PACKAGES = ("transformers", "sentence-transformers", "pylate", "flash-attn", "optimum", "onnxruntime", "openvino")
 """Distributions of the peers, for the record of versions."""
 
 

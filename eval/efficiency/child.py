@@ -42,27 +42,40 @@ STATUS = Path("/proc/self/status")
 
 def main() -> None:
     """Answer requests until the input ends."""
+    serve(_load)
+
+
+def serve(load: Callable[[dict[str, Any]], tuple[Make, int | None]], *, on_cuda: bool | None = None) -> None:
+    """Answer requests until the input ends.
+
+    Args:
+        load: The first line, and what it gives: the function that makes a run of a further line, warm, and the bytes of the weights.
+        on_cuda: The runs are on CUDA; None where the first line's ``settings`` name the device.
+    """
     requests, answers = sys.stdin, _private_stdout()
     _offer_to_be_killed()
     sys.excepthook = _one_line_last
-    request = json.loads(requests.readline())
-    settings = Settings(**request["settings"])
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    _limit_cuda(settings)
-    if request["kind"] == "ids":
-        make, weights = _ids(request["library"], request["model"], settings)
-    else:
-        make, weights = _texts(request["library"], request["model"], settings, request["texts"]), None
+    first = json.loads(requests.readline())
+    if threads := first["settings"]["threads"]:
+        torch.set_num_threads(threads)
+    make, weights = load(first)
     _answer(answers, {"weights": weights})
     for line in requests:
         run = make(json.loads(line))
         try:
-            _answer(answers, measure(run, on_cuda=settings.device == "cuda"))
+            _answer(answers, measure(run, on_cuda=first["settings"]["device"] == "cuda" if on_cuda is None else on_cuda))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             _answer(answers, {"out_of_memory": True})
+
+
+def _load(request: dict[str, Any]) -> tuple[Make, int | None]:
+    settings = Settings(**request["settings"])
+    _limit_cuda(settings)
+    if request["kind"] == "ids":
+        return _ids(request["library"], request["model"], settings)
+    return _texts(request["library"], request["model"], settings, request["texts"]), None
 
 
 def _private_stdout() -> TextIO:

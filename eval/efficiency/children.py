@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal, Protocol
 
 from eval.efficiency.results import LargestBatch, PeakMemory, Settings
 
@@ -36,9 +36,23 @@ class Killed(Exception):  # noqa: N818 - not an error: it is how a kernel says t
     """A signal ended the child."""
 
 
+class Opening(Protocol):
+    """What a child loads: a dataclass, the first line that it is sent."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def library(self) -> str:
+        """A library's name."""
+
+    @property
+    def model(self) -> str:
+        """Preset, folder or hub id."""
+
+
 @dataclass(frozen=True)
 class ChildModel:
-    """What a child loads.
+    """What a child of `MODULE` loads.
 
     Attributes:
         kind: ``ids`` for `eval.efficiency.libraries`, ``texts`` for `eval.efficiency.text_libraries`.
@@ -66,7 +80,7 @@ class Child:
         ChildError: It could not load the model.
     """
 
-    def __init__(self, model: ChildModel, *, module: str = MODULE) -> None:
+    def __init__(self, model: Opening, *, module: str = MODULE) -> None:
         self._stderr: IO[str] = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the child
         # In the folder that holds our packages: "-m" looks in the working folder first, where a user may have an "eval" too.
         root = Path(__file__).resolve().parents[2]
@@ -128,17 +142,18 @@ class Child:
         self.close()
 
 
-def peak_memory(model: ChildModel, request: dict[str, Any]) -> PeakMemory:
+def peak_memory(model: Opening, request: dict[str, Any], *, module: str = MODULE) -> PeakMemory:
     """Peak memory of one run in a fresh process.
 
     Args:
         model: What to load.
-        request: The run, as `eval.efficiency.child` wants it.
+        request: The run, as the module wants it.
+        module: What the child runs.
 
     Raises:
         ChildError: There was not enough memory, or the run failed; says which.
     """
-    with Child(model) as child:
+    with Child(model, module=module) as child:
         try:
             answer = child.ask(request)
         except Killed as killed:

@@ -75,11 +75,11 @@ def _quiver_int8(model: str, settings: Settings, texts: Sequence[str]) -> Encode
 
 
 # Who talks while models are loaded and exported.
-TALKERS = ("transformers", "sentence_transformers", "optimum", "nncf")
+TALKERS = ("transformers", "sentence_transformers", "pylate", "optimum", "nncf")
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """Keep the libraries' notes on loading and exporting out of a terminal that shows a bar and a table; errors come through."""
     logging_of = importlib.import_module("transformers.utils.logging")
     bars = logging_of.is_progress_bar_enabled()
@@ -100,7 +100,7 @@ def _quiet() -> Iterator[None]:
 
 def _sentence_transformers(model: str, settings: Settings, **arguments: Any) -> Any:
     library = importlib.import_module("sentence_transformers")
-    with _quiet():
+    with quiet_libraries():
         return library.SentenceTransformer(model, device=settings.device, **arguments)
 
 
@@ -138,7 +138,7 @@ def _onnx_int8(model: str, settings: Settings, texts: Sequence[str]) -> Encode:
         exported = _sentence_transformers(model, settings, backend="onnx", model_kwargs={**_onnx_arguments(settings), "export": True})
         exported.save_pretrained(folder)
         # The exporter's own name for the file depends on what the weights become on this processor.
-        with _quiet():
+        with quiet_libraries():
             library.export_dynamic_quantized_onnx_model(exported, instructions, folder, file_suffix="int8")
         arguments = {**_onnx_arguments(settings), "file_name": "model_int8.onnx"}
         return _encode(_sentence_transformers(folder, settings, backend="onnx", model_kwargs=arguments))
@@ -172,7 +172,7 @@ def _openvino_int8(model: str, settings: Settings, texts: Sequence[str]) -> Enco
         arguments: dict[str, Any] = {"ov_config": _openvino_config(settings), "export": True}
         exported = _sentence_transformers(model, settings, backend="openvino", model_kwargs=arguments)
         exported.save_pretrained(folder)
-        with _quiet():
+        with quiet_libraries():
             library.export_static_quantized_openvino_model(exported, None, folder, data, "default", "train", "text")
         (file,) = Path(folder, "openvino").glob("*int8*.xml")
         # No hint: what is not int8 may take the fastest way.

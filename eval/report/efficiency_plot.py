@@ -9,7 +9,7 @@ from typing import Any
 
 from encoder.errors import InputError
 from encoder.files import replacing
-from eval.efficiency.results import OWN, EncoderBenchmark, LibraryTimes
+from eval.efficiency.results import OWN, EncoderBenchmark, LibraryTimes, Spread
 from eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY
 from eval.report.efficiency import has_paper_sets
 
@@ -36,7 +36,11 @@ def write_efficiency_plot(benchmark: EncoderBenchmark, folder: Path, *, stem: st
     Raises:
         InputError: matplotlib is not installed.
     """
-    figure = draw(benchmark)
+    return save_figure(draw(benchmark), folder, stem)
+
+
+def save_figure(figure: Any, folder: Path, stem: str) -> list[Path]:
+    """Write a figure into ``<stem>.png`` and ``<stem>.svg`` of a folder that exists; the two files."""
     files = [folder / f"{stem}.{kind}" for kind in ("png", "svg")]
     for file in files:
         with replacing(file) as temporary:
@@ -91,7 +95,7 @@ def _title(benchmark: EncoderBenchmark) -> str:
 Find = Mapping[tuple[str, str], LibraryTimes]
 
 
-def _bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: Callable[[str, str, float, float], None]) -> None:
+def bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: Callable[[str, str, float, float], None]) -> None:
     """Call ``draw(group, series, x, width)`` for every bar and label the groups."""
     width = min(0.4, 0.8 / len(series))
     for place, group in enumerate(groups):
@@ -104,12 +108,14 @@ def _bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: Callabl
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
 
 
-def _style(place: int, name: str) -> dict[str, Any]:
+def style(place: int, name: str) -> dict[str, Any]:
+    """Colour, hatch and label of a series by its place."""
     shape = place % len(COLOURS)
     return {"color": COLOURS[shape], "hatch": HATCHES[shape], "edgecolor": "white", "linewidth": 0.6, "label": name}
 
 
-def _legend(axes: Any) -> None:
+def legend(axes: Any) -> None:
+    """One entry a series, above the axes."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(unique.values(), unique.keys(), fontsize=8, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
@@ -119,27 +125,36 @@ def _throughput(axes: Any, sets: Sequence[str], libraries: Sequence[str], found:
     def draw(group: str, name: str, x: float, width: float) -> None:
         if (group, name) in found:
             speed = found[group, name].tokens_per_second
-            style = _style(libraries.index(name), name)
-            axes.bar(x, speed.mean / 1000, width, yerr=speed.deviation / 1000, ecolor="#444444", capsize=2, **style)
+            look = style(libraries.index(name), name)
+            axes.bar(x, speed.mean / 1000, width, yerr=speed.deviation / 1000, ecolor="#444444", capsize=2, **look)
 
-    _bars(axes, sets, libraries, draw)
+    bars(axes, sets, libraries, draw)
     axes.set_ylabel("thousand tokens / s\n(mean, sd)")
-    _legend(axes)
+    legend(axes)
 
 
 def _ratios(axes: Any, sets: Sequence[str], libraries: Sequence[str], found: Find) -> None:
     def draw(group: str, name: str, x: float, width: float) -> None:
         if (group, name) in found:
             ratio = found[group, name].ratio
-            below, above = ratio.median - ratio.lowest, ratio.highest - ratio.median
-            style = _style(libraries.index(name), name)
-            axes.bar(x, ratio.median, width, yerr=[[below], [above]], ecolor="#444444", capsize=2, **style)
-            axes.annotate(f"{ratio.median:.2f}", (x, ratio.highest), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8)
+            ratio_bar(axes, x, width, ratio, style(libraries.index(name), name))
 
-    _bars(axes, sets, [name for name in libraries if name != OWN], draw)
+    bars(axes, sets, [name for name in libraries if name != OWN], draw)
+    own_line(axes)
+    axes.set_ylabel("time / Quiver's\n(median, lowest to highest)")
+
+
+def ratio_bar(axes: Any, x: float, width: float, ratio: Spread, look: Mapping[str, Any]) -> None:
+    """A median with its range, and the median in figures."""
+    below, above = ratio.median - ratio.lowest, ratio.highest - ratio.median
+    axes.bar(x, ratio.median, width, yerr=[[below], [above]], ecolor="#444444", capsize=2, **look)
+    axes.annotate(f"{ratio.median:.2f}", (x, ratio.highest), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8)
+
+
+def own_line(axes: Any) -> None:
+    """Where Quiver stands among ratios to it."""
     axes.axhline(1, color=COLOURS[0], linewidth=1.5)
     axes.annotate(OWN, (1, 1), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=COLOURS[0], fontsize=8)
-    axes.set_ylabel("time / Quiver's\n(median, lowest to highest)")
     axes.margins(y=0.15)
 
 
@@ -149,8 +164,8 @@ def _published(axes: Any) -> None:
 
     def draw(group: str, name: str, x: float, width: float) -> None:
         if group in rows[name].kilotokens:
-            axes.bar(x, rows[name].kilotokens[group], width, **_style(len(COLOURS) // 2 + SHOWN.index(name), name))
+            axes.bar(x, rows[name].kilotokens[group], width, **style(len(COLOURS) // 2 + SHOWN.index(name), name))
 
-    _bars(axes, EFFICIENCY_SETS, SHOWN, draw)
+    bars(axes, EFFICIENCY_SETS, SHOWN, draw)
     axes.set_ylabel("thousand tokens / s\n(paper's Table 2, RTX 4090)")
-    _legend(axes)
+    legend(axes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -26,11 +28,22 @@ from eval.efficiency import (
     write_benchmark,
 )
 from eval.efficiency.libraries import LIBRARIES
-from eval.efficiency.results import LibraryTimes, SetTimes
+from eval.efficiency.results import LibraryTimes, NotRun, SetTimes
 from eval.efficiency.text_libraries import TEXT_LIBRARIES
 from eval.published import ENCODER_EFFICIENCY
 from eval.report.efficiency import MEBIBYTE, has_paper_sets, largest_table, paper_table, set_title, write_efficiency_report
 from eval.report.efficiency_plot import check_plotting, write_efficiency_plot
+from eval.report.training_speed import workload_title, write_training_speed_plot, write_training_speed_report
+from eval.training_speed import (
+    WORKLOADS,
+    TrainingSettings,
+    bench_training,
+    synthetic_source,
+    texts_of_collection,
+    write_training_benchmark,
+)
+from eval.training_speed import to_json as training_json
+from eval.training_speed.results import SideTimes, WorkloadTimes
 from retrieval.cli.output import (
     JsonOption,
     OverwriteOption,
@@ -44,6 +57,7 @@ from retrieval.cli.output import (
 )
 from retrieval.corpus import read_documents
 from retrieval.models import default_device
+from retrieval.training.rules import LOSSES
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed and memory, against peers in the same run.")
 
@@ -145,6 +159,99 @@ def encoder(
             say(f"results: {out / RESULTS}\nreport: {out / 'report.md'}\nplot: {out / 'plot.png'}")
 
 
+@app.command("train")
+def train(
+    model: Annotated[str, typer.Option("--model", "-m", help="A folder or hub id, or a preset (ettin-17m, ...; random weights).")],
+    workloads: Annotated[
+        list[str] | None, typer.Option("--workload", help=f"One of {', '.join(WORKLOADS)}; may be repeated; by default msmarco.")
+    ] = None,
+    kinds: Annotated[
+        list[str] | None, typer.Option("--kind", help=f"One of {', '.join(LOSSES)}; may be repeated; by default both.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="For a single --kind, as a recipe names it; by default mnrl, and contrastive for a ColBERT.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", "-d", help="Texts of this BEIR folder instead of made-up ones.")] = None,
+    split: Annotated[str, typer.Option(help="Its judgements.")] = "train",
+    alone: Annotated[bool, typer.Option("--no-peers", help="Time Quiver alone.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU; by default torch's.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, rows and new weights.")] = 42,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="Rows of a batch; by default 32, of long texts 4.")] = None,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Drop out as the checkpoint says; losses are not compared then.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory too, in a fresh process for each side.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help=f"Folder for {RESULTS}, report.md, plot.png and plot.svg.")] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Time training steps in turn with plain sentence-transformers and PyLate: same weights, same batches, losses beside each other.
+
+    Examples: quiver bench train --model sentence-transformers/all-MiniLM-L6-v2 --threads 2 --memory --out bench-train;
+    quiver bench train --model ettin-17m --workload long --data data/designdocs_long
+    """
+    settings = TrainingSettings(
+        losses=_losses(kinds or list(LOSSES), loss),
+        threads=threads,
+        rounds=rounds,
+        seed=seed,
+        batch_size=batch_size,
+        dropout=dropout,
+        peers=not alone,
+        memory=memory,
+    )
+    names = list(dict.fromkeys(workloads or ["msmarco"]))
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        raise InputError(f"unknown workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    if out is not None:
+        _check_out(out, overwrite=overwrite)
+    result = bench_training(
+        model,
+        [WORKLOADS[name] for name in names],
+        settings,
+        source=synthetic_source if data is None else texts_of_collection(data, split),
+        command=command_line(),
+        progress=show_progress(progress),
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_training_speed_report(result, out / "report.md")
+        write_training_speed_plot(result, out)
+        write_training_benchmark(result, out / RESULTS)
+    if as_json:
+        print_json(training_json(result))
+        return
+    for times in result.workloads:
+        rows = [_side_row(each, times) for each in times.sides]
+        print_table(workload_title(times), list(rows[0]), [list(row.values()) for row in rows])
+    _print_not_run(result.not_run)
+    if out is not None:
+        say(f"results: {out / RESULTS}\nreport: {out / 'report.md'}\nplot: {out / 'plot.png'}")
+
+
+def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
+    """Kind -> loss, the first of each kind unless one is named."""
+    if unknown := [kind for kind in kinds if kind not in LOSSES]:
+        raise InputError(f"--kind must be one of {', '.join(LOSSES)}, got {unknown[0]!r}")
+    if loss is None:
+        return {kind: LOSSES[kind][0] for kind in kinds}
+    if len(set(kinds)) > 1:
+        raise InputError("--loss is for a single kind of model; give --kind dense or --kind colbert")
+    return {kinds[0]: loss}
+
+
+def _side_row(side: SideTimes, times: WorkloadTimes) -> dict[str, str]:
+    """Columns of a terminal of 80 characters, medians of the steps; "x time" is seconds divided by Quiver's, "x cpu" processor time."""
+    row = {"": side.name, "s/step": f"{median(side.seconds):.2f}", "tokens/s": f"{side.tokens_per_second.median:,.0f}"}
+    row |= {"x time": f"{side.ratio.median:.2f}", "low": f"{side.ratio.lowest:.2f}", "high": f"{side.ratio.highest:.2f}"}
+    row["x cpu"] = f"{side.processor_ratio.median:.2f}"
+    if side.max_loss_difference is not None:
+        row["loss diff"] = f"{side.max_loss_difference:.1e}"
+    if any(each.memory for each in times.sides):
+        row["MiB"] = "-" if side.memory is None else f"{side.memory.above / MEBIBYTE:,.0f}"
+    return row
+
+
 def _texts(data: Path, docs: int) -> list[str]:
     """Documents spread evenly over the corpus."""
     contents = [document.content() for document in read_documents(data)]
@@ -199,8 +306,12 @@ def _print(result: EncoderBenchmark) -> None:
         _, table = paper_table(result, ours)
         header = ("", "BS 512", "512", "~256", "BS 8k", "8,192", "~4,096")
         print_table("Thousand tokens/s (means) and largest batch (BS); the paper's are an RTX 4090's", header, table)
-    if result.not_run:
-        print_table("Not run", ("", "why"), [(each.what, each.reason) for each in result.not_run])
+    _print_not_run(result.not_run)
+
+
+def _print_not_run(not_run: Sequence[NotRun]) -> None:
+    if not_run:
+        print_table("Not run", ("", "why"), [(each.what, each.reason) for each in not_run])
 
 
 def _row(library: LibraryTimes, times: SetTimes) -> dict[str, str]:

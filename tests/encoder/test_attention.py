@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import encoder.attention.packed as packed_attention
 from encoder import PackedBatch, pack_ids
 from encoder.attention import attend
 
@@ -54,6 +55,35 @@ def test_tokens_beyond_the_key_length_only_read(window: int | None) -> None:
     assert gradient[5:40].abs().max() == 0  # nobody read them
     if window == 8:
         assert found[5 + 4 :][:20].abs().max() == 0  # and those that see nothing give zeros, not NaN
+
+
+@pytest.mark.parametrize("way", ["bands", "blocks"])
+@pytest.mark.parametrize("lengths", [(90, 3, 40), (20, 20, 70), (5, 130)], ids=str)
+@pytest.mark.parametrize("keys", [False, True])
+def test_both_ways_of_a_local_layer_are_the_definition(
+    monkeypatch: pytest.MonkeyPatch, way: str, lengths: tuple[int, ...], keys: bool
+) -> None:
+    monkeypatch.setattr(packed_attention, "pairs_of_blocks", lambda batch, window: 10**9 if way == "bands" else 0)
+    batch = batch_of(lengths, [max(1, length // 4) for length in lengths] if keys else None)
+    q, k, v = inputs(batch, grad=True)
+    weight = torch.randn(batch.num_tokens, 2, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    results = []
+    for backend in ("packed", "reference"):
+        mixed = attend(q, k, v, batch, 16, backend=backend)
+        results.append((mixed, *torch.autograd.grad((mixed * weight).sum(), (q, k, v))))
+        with torch.inference_mode():
+            torch.testing.assert_close(attend(q, k, v, batch, 16, backend=backend), mixed.detach(), atol=1e-10, rtol=0)
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    assert any(isinstance(key, tuple) and key[0] == {"bands": "banded", "blocks": "local"}[way] for key in batch.memo)
+
+
+def test_the_way_that_looks_at_fewer_pairs_is_taken() -> None:
+    short, long = batch_of((150, 100, 20)), batch_of((400, 100, 20))  # blocks look at 32 + 128 keys a token
+    assert packed_attention.pairs_of_groups(short) == 150**2 + 100**2 + 20**2 < packed_attention.pairs_of_blocks(short, 128) == 288 * 160
+    for batch, kind in ((short, "banded"), (long, "local")):
+        attend(*inputs(batch), batch, 128)
+        assert ("groups" in batch.memo, (kind, 128, torch.float64) in batch.memo) == (kind == "banded", True)
 
 
 @pytest.mark.parametrize("window", [None, 32])
