@@ -144,6 +144,11 @@ LOSS = (
         "{0} needs a teacher's scores: name them in data.score_fields",
     ),
     Rule(
+        ("data.score_fields", "loss.name"),
+        lambda fields, name: bool(fields) and name not in DISTILLING,
+        "{1} reads no teacher's scores: leave it out, or choose " + " or ".join(DISTILLING),
+    ),
+    Rule(
         ("loss.name", "training.batch_size"),
         lambda name, size: name in IN_BATCH and size < 2,
         "{0} finds its negatives in the batch: training.batch_size must be >= 2",

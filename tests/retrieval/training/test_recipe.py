@@ -224,6 +224,10 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         "of colbert contrastive, cached_contrastive, distillation",
     ),
     ({"loss.name": "kl"}, "loss.name: kl needs a teacher's scores: name them in data.score_fields"),
+    (
+        {"data.score_fields": "scores"},
+        "data.score_fields: mnrl reads no teacher's scores: leave it out, or choose margin_mse or kl or distillation",
+    ),
     ({"training.batch_size": 1}, "loss.name: mnrl finds its negatives in the batch: training.batch_size must be >= 2"),
     *(
         (changes | {f"loss.{setting}": value}, f"loss.{setting}: {problem}; take it out")
