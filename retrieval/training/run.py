@@ -199,7 +199,7 @@ class _Run:
         facts: dict[str, Any] = {"processes": session.processes.size}
         if rows is not None:
             facts["data"] = describe_data(session.recipe, rows)
-        about = {"command": self.command, "device": default_device(), "versions": versions()}
+        about = {"command": self.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
         return Beginning(to_dict(session.recipe), facts, about)
 
     def _go_on(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:

@@ -207,11 +207,12 @@ def refuse_other_run(out: Path, now: Beginning) -> None:
 
 
 def warn_of_changes(out: Path, now: Beginning) -> None:
-    """Say what may keep a resumed run from ending with the same bits, another device or other versions, and what is other without that."""
+    """Say what may keep a resumed run from ending with the same bits (device, threads, versions), and what is other without that."""
     begun = read_json(out / BEGUN)
     if (out / RECIPE).exists() and (others := [path for path, *_ in recipe_changes(read_json(out / RECIPE), now.recipe)]):
         logger.warning("%s: changed since the run was begun: %s; no weight depends on that", out, ", ".join(others))
-    changed = [path for key in ("device", "versions") for path, *_ in _differences(begun.get(key), now.about[key], key)]
+    about = ("device", "threads", "versions")
+    changed = [path for key in about if key in begun for path, *_ in _differences(begun[key], now.about[key], key)]
     if changed:
         logger.warning("%s: changed since the run was begun: %s; it may not end with the very same weights", out, ", ".join(changed))
 

@@ -1,4 +1,6 @@
-"""What a checkpoint holds: the model as it would be used, and beside it all that makes a resumed run the same run, to the bit.
+"""What a checkpoint holds: the model as it would be used, and beside it all that makes a resumed run the same run.
+
+On a CPU it is the same to the bit.
 
     config.json, model.safetensors, ...     the model, by `BiEncoder.save` or `ColBERT.save`: it opens like any other
     trained_weights.safetensors             where those are not the weights being trained: LoRA, schedule-free

@@ -46,10 +46,13 @@ GATHERED = ("loss.gather_across_devices=true",)
 CASES = {
     "mnrl": ("dense", *GATHERED, "training.no_duplicates=true", "training.accumulation=2", "training.epochs=2"),
     "cached_mnrl": ("dense", "loss.name=cached_mnrl", "loss.mini_batch_size=3", *GATHERED),
+    "matryoshka": ("dense", "loss.matryoshka_dims=[16, 8]", *GATHERED),
+    "margin_mse": ("dense", "loss.name=margin_mse", *SCORED),
     "kl": ("dense", "loss.name=kl", *SCORED),
     "contrastive": ("colbert", "loss.name=contrastive", *GATHERED, "training.gradient_checkpointing=true"),
     "cached_contrastive": ("colbert", "loss.name=cached_contrastive", "loss.mini_batch_size=3", *GATHERED),
     "distillation": ("colbert", "loss.name=distillation", *SCORED, "data.negatives=random"),
+    "schedule_free": ("dense", *GATHERED, "training.optimizer=schedule_free_adamw", "training.scheduler=constant"),
     "lora": ("dense", *GATHERED, "training.lora.rank=2", "training.lora.alpha=4"),
 }
 

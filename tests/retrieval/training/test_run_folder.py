@@ -51,7 +51,7 @@ EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None
 BEGINNING = Beginning(
     recipe={"name": "old", "training": {"seed": 7, "learning_rate": 1e-5, "lora": None}, "data": {"train": ["a", "b"]}},
     facts={"processes": 1, "data": {"rows": 64, "sha256": "ab"}},
-    about={"command": "quiver train", "device": "cpu", "versions": {"torch": "2.11", "pylate": None}},
+    about={"command": "quiver train", "device": "cpu", "threads": 2, "versions": {"torch": "2.11", "pylate": None}},
 )
 
 
@@ -232,9 +232,9 @@ def test_a_change_that_may_cost_the_bits_is_warned_of(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
         warn_of_changes(tmp_path, changed(about={"command": "quiver train --resume"}))
         assert caplog.messages == []
-        warn_of_changes(tmp_path, changed(about={"device": "cuda", "versions": {"torch": "2.12", "pylate": None}}))
+        warn_of_changes(tmp_path, changed(about={"device": "cuda", "threads": 1, "versions": {"torch": "2.12", "pylate": None}}))
     assert caplog.messages == [
-        f"{tmp_path}: changed since the run was begun: device, versions.torch; it may not end with the very same weights"
+        f"{tmp_path}: changed since the run was begun: device, threads, versions.torch; it may not end with the very same weights"
     ]
 
 
