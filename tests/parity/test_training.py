@@ -87,7 +87,7 @@ def make_recipe(
         "no_duplicates": False,
         "log_every": 1,
     }
-    data = data or {"train": "rows.jsonl", "score_fields": "scores"}
+    data = data or {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in DISTILLING else {})
     raw = described | {"kind": kind, "model": model, "data": data, "loss": loss, "training": shown | training}
     recipe, problems = build(Recipe, raw, RULES)
     assert recipe is not None, problems

@@ -52,7 +52,7 @@ def make_recipe(kind: str, loss: dict[str, Any], training: dict[str, Any] | None
     usual = {"epochs": 1, "batch_size": 4, "learning_rate": 1e-3, "warmup_ratio": 0, "scheduler": "linear", "weight_decay": 0}
     usual |= {"max_grad_norm": 1, "seed": 1, "precision": "fp32", "no_duplicates": False, "log_every": 1}
     model = {"dense": {"pooling": "mean", "normalize": True, "max_length": 24}, "colbert": {"colbert": {"dim": 8}}}[kind]
-    data = {"train": "rows.jsonl", "score_fields": "scores"}
+    data = {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in rules.DISTILLING else {})
     raw = described | {
         "kind": kind,
         "model": {"init": "somewhere", **model},
