@@ -94,7 +94,7 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
             assert [value for _, value in found] == pytest.approx([value for _, value in expected], abs=tolerance, rel=tolerance), name
             seen += 1
         assert expected[0][1] > 0
-    assert seen == 14
+    assert seen == 2 * len(CASES)
 
 
 @pytest.mark.slow
