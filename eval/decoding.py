@@ -8,14 +8,41 @@ None, literals, unions, ``tuple[T, ...]``, ``Mapping[str, T]`` and dataclasses o
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from encoder.errors import InputError
+from encoder.files import read_json
 
 Record = TypeVar("Record")
+
+
+def encode(record: Any, schema: str) -> dict[str, object]:
+    """A dataclass as parsed JSON, with the name and version of its format under ``schema``."""
+    return json.loads(json.dumps({"schema": schema, **dataclasses.asdict(record)}))  # type: ignore[no-any-return]
+
+
+def read_record(record: type[Record], path: Path, *, schema: str, command: str) -> Record:
+    """Read a file of what `encode` gave.
+
+    Args:
+        record: The dataclass.
+        path: The file.
+        schema: The format that is read.
+        command: What writes the file, for the error.
+
+    Raises:
+        InputError: The file is missing, damaged, or of another program or version.
+    """
+    content = read_json(path)
+    found = content.pop("schema", None)
+    if found != schema:
+        raise InputError(f"{path}: the schema is {found!r}, this version reads {schema!r}; run {command} again")
+    return decode(record, content, str(path))
 
 
 def decode(record: type[Record], data: object, where: str) -> Record:

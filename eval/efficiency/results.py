@@ -5,15 +5,13 @@ Everything is stored as measured; ratios are kept round by round, because their 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from encoder.errors import InputError
-from encoder.files import read_json, write_json
-from eval.decoding import decode
+from encoder.files import write_json
+from eval.decoding import encode, read_record
 from eval.provenance import Provenance
 
 SCHEMA = "quiver-encoder-benchmark/1"
@@ -243,7 +241,7 @@ def with_memory(times: SetTimes, memory: Mapping[str, PeakMemory]) -> SetTimes:
 
 def to_json(benchmark: EncoderBenchmark) -> dict[str, object]:
     """A benchmark as parsed JSON."""
-    return json.loads(json.dumps({"schema": SCHEMA, **asdict(benchmark)}))  # type: ignore[no-any-return]
+    return encode(benchmark, SCHEMA)
 
 
 def write_benchmark(benchmark: EncoderBenchmark, path: Path) -> None:
@@ -257,8 +255,4 @@ def read_benchmark(path: Path) -> EncoderBenchmark:
     Raises:
         InputError: The file is missing, damaged, or of another program or version.
     """
-    content = read_json(path)
-    schema = content.pop("schema", None)
-    if schema != SCHEMA:
-        raise InputError(f"{path}: the schema is {schema!r}, this version reads {SCHEMA!r}; run quiver bench encoder again")
-    return decode(EncoderBenchmark, content, str(path))
+    return read_record(EncoderBenchmark, path, schema=SCHEMA, command="quiver bench encoder")

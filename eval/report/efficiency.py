@@ -12,6 +12,7 @@ from encoder.files import write_text
 from eval.efficiency.results import EncoderBenchmark, LibraryTimes, SetTimes, Spread
 from eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
 from eval.report.tables import escape, table
+from eval.training_speed.results import TrainingBenchmark
 
 MEBIBYTE = 2**20
 
@@ -35,7 +36,7 @@ def render_efficiency(benchmark: EncoderBenchmark) -> str:
         parts += _beside_the_paper(benchmark)
     if benchmark.not_run:
         parts += ["## Not run", table(["", "Why"], [[each.what, each.reason] for each in benchmark.not_run])]
-    return "\n\n".join([*parts, "## Where", *_where(benchmark)]) + "\n"
+    return "\n\n".join([*parts, "## Where", *where(benchmark)]) + "\n"
 
 
 def set_title(times: SetTimes) -> str:
@@ -165,7 +166,8 @@ def _largest_explained(benchmark: EncoderBenchmark) -> str:
     return f"Documents of one batch that fit into {within}, weights included, by bisection in fresh processes."
 
 
-def _where(benchmark: EncoderBenchmark) -> Iterator[str]:
+def where(benchmark: EncoderBenchmark | TrainingBenchmark) -> Iterator[str]:
+    """Machine, versions and command as Markdown."""
     provenance = benchmark.provenance
     facts = {
         "Processor": benchmark.processor,

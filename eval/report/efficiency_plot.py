@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from encoder.errors import InputError
 from encoder.files import replacing
-from eval.efficiency.results import OWN, EncoderBenchmark, LibraryTimes, Spread
+from eval.efficiency.results import OWN, EncoderBenchmark, Spread
 from eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY
 from eval.report.efficiency import has_paper_sets
 
@@ -17,6 +17,9 @@ from eval.report.efficiency import has_paper_sets
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 # A second channel for print and for more libraries than colours.
 HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo", "++")
+
+# Characters of a model's name in a title.
+_TITLE = 48
 
 # Rows of Table 2 that the picture shows: the base models that read 8,192 tokens, and BERT.
 SHOWN = ("ModernBERT", "GTE-en-MLM xformers", "NomicBERT", "BERT")
@@ -72,9 +75,9 @@ def draw(benchmark: EncoderBenchmark) -> Any:
     sets = [times.name for times in benchmark.sets]
     libraries = list(dict.fromkeys(each.name for times in benchmark.sets for each in times.libraries))
     found = {(times.name, each.name): each for times in benchmark.sets for each in times.libraries}
-    panels: list[Callable[[Any], None]] = [lambda axes: _throughput(axes, sets, libraries, found)]
+    panels: list[Callable[[Any], None]] = [lambda axes: throughput(axes, sets, libraries, found)]
     if len(libraries) > 1:
-        panels.append(lambda axes: _ratios(axes, sets, libraries, found))
+        panels.append(lambda axes: ratios(axes, sets, libraries, found))
     if has_paper_sets(benchmark):
         panels.append(_published)
     figure = figure_class(figsize=(max(7.0, 2.2 + 1.3 * len(sets)), 3.4 * len(panels)), layout="constrained")
@@ -84,18 +87,41 @@ def draw(benchmark: EncoderBenchmark) -> Any:
     return figure
 
 
+def short_name(model: str) -> str:
+    """A model's name as far as a title has room for it: the end of a long path.
+
+    Example:
+        >>> short_name("ettin-17m"), len(short_name("folder/" * 20 + "model"))
+        ('ettin-17m', 48)
+    """
+    return model if len(model) <= _TITLE else "…" + model[1 - _TITLE :]
+
+
 def _title(benchmark: EncoderBenchmark) -> str:
     settings = benchmark.settings
     work = "training step" if settings.train else "inference"
     threads = benchmark.provenance.threads
     where = f", {threads} thread{'s' * (threads != 1)}" if settings.device == "cpu" else ""
-    return f"{benchmark.model}: {work}, {settings.dtype}\n{benchmark.processor}{where}"
+    return f"{short_name(benchmark.model)}: {work}, {settings.dtype}\n{benchmark.processor}{where}"
 
 
-Find = Mapping[tuple[str, str], LibraryTimes]
+class Timed(Protocol):
+    """What both benchmarks know of a library."""
+
+    @property
+    def tokens_per_second(self) -> Spread:
+        """Over the rounds."""
+
+    @property
+    def ratio(self) -> Spread:
+        """Its seconds divided by Quiver's."""
 
 
-def bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: Callable[[str, str, float, float], None]) -> None:
+Find = Mapping[tuple[str, str], Timed]
+"""Group and library -> what was timed."""
+
+
+def _bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: Callable[[str, str, float, float], None]) -> None:
     """Call ``draw(group, series, x, width)`` for every bar and label the groups."""
     width = min(0.4, 0.8 / len(series))
     for place, group in enumerate(groups):
@@ -108,50 +134,54 @@ def bars(axes: Any, groups: Sequence[str], series: Sequence[str], draw: Callable
     axes.grid(axis="y", linewidth=0.5, alpha=0.4)
 
 
-def style(place: int, name: str) -> dict[str, Any]:
+def _style(place: int, name: str) -> dict[str, Any]:
     """Colour, hatch and label of a series by its place."""
     shape = place % len(COLOURS)
     return {"color": COLOURS[shape], "hatch": HATCHES[shape], "edgecolor": "white", "linewidth": 0.6, "label": name}
 
 
-def legend(axes: Any) -> None:
+def _legend(axes: Any) -> None:
     """One entry a series, above the axes."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     axes.legend(unique.values(), unique.keys(), fontsize=8, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.0))
 
 
-def _throughput(axes: Any, sets: Sequence[str], libraries: Sequence[str], found: Find) -> None:
+def throughput(axes: Any, sets: Sequence[str], libraries: Sequence[str], found: Find) -> None:
+    """A panel of thousand tokens a second, a bar a library in each group."""
+
     def draw(group: str, name: str, x: float, width: float) -> None:
         if (group, name) in found:
             speed = found[group, name].tokens_per_second
-            look = style(libraries.index(name), name)
+            look = _style(libraries.index(name), name)
             axes.bar(x, speed.mean / 1000, width, yerr=speed.deviation / 1000, ecolor="#444444", capsize=2, **look)
 
-    bars(axes, sets, libraries, draw)
+    _bars(axes, sets, libraries, draw)
     axes.set_ylabel("thousand tokens / s\n(mean, sd)")
-    legend(axes)
+    _legend(axes)
 
 
-def _ratios(axes: Any, sets: Sequence[str], libraries: Sequence[str], found: Find) -> None:
+def ratios(axes: Any, sets: Sequence[str], libraries: Sequence[str], found: Find) -> None:
+    """A panel of the other libraries' times divided by Quiver's."""
+
     def draw(group: str, name: str, x: float, width: float) -> None:
         if (group, name) in found:
             ratio = found[group, name].ratio
-            ratio_bar(axes, x, width, ratio, style(libraries.index(name), name))
+            _ratio_bar(axes, x, width, ratio, _style(libraries.index(name), name))
 
-    bars(axes, sets, [name for name in libraries if name != OWN], draw)
-    own_line(axes)
+    _bars(axes, sets, [name for name in libraries if name != OWN], draw)
+    _own_line(axes)
     axes.set_ylabel("time / Quiver's\n(median, lowest to highest)")
 
 
-def ratio_bar(axes: Any, x: float, width: float, ratio: Spread, look: Mapping[str, Any]) -> None:
+def _ratio_bar(axes: Any, x: float, width: float, ratio: Spread, look: Mapping[str, Any]) -> None:
     """A median with its range, and the median in figures."""
     below, above = ratio.median - ratio.lowest, ratio.highest - ratio.median
     axes.bar(x, ratio.median, width, yerr=[[below], [above]], ecolor="#444444", capsize=2, **look)
     axes.annotate(f"{ratio.median:.2f}", (x, ratio.highest), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8)
 
 
-def own_line(axes: Any) -> None:
+def _own_line(axes: Any) -> None:
     """Where Quiver stands among ratios to it."""
     axes.axhline(1, color=COLOURS[0], linewidth=1.5)
     axes.annotate(OWN, (1, 1), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=COLOURS[0], fontsize=8)
@@ -164,8 +194,8 @@ def _published(axes: Any) -> None:
 
     def draw(group: str, name: str, x: float, width: float) -> None:
         if group in rows[name].kilotokens:
-            axes.bar(x, rows[name].kilotokens[group], width, **style(len(COLOURS) // 2 + SHOWN.index(name), name))
+            axes.bar(x, rows[name].kilotokens[group], width, **_style(len(COLOURS) // 2 + SHOWN.index(name), name))
 
-    bars(axes, EFFICIENCY_SETS, SHOWN, draw)
+    _bars(axes, EFFICIENCY_SETS, SHOWN, draw)
     axes.set_ylabel("thousand tokens / s\n(paper's Table 2, RTX 4090)")
-    legend(axes)
+    _legend(axes)

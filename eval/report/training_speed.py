@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 from encoder.files import write_text
 from eval.efficiency.results import OWN
-from eval.report.efficiency import MEBIBYTE
-from eval.report.efficiency_plot import bars, check_plotting, legend, own_line, ratio_bar, save_figure, style
+from eval.report.efficiency import MEBIBYTE, where
+from eval.report.efficiency_plot import check_plotting, ratios, save_figure, short_name, throughput
 from eval.report.tables import escape, table
 from eval.training_speed.results import SideTimes, TrainingBenchmark, WorkloadTimes
 
@@ -27,7 +26,7 @@ def render_training_speed(benchmark: TrainingBenchmark) -> str:
         parts += [f"## {workload_title(times)}", table(*workload_table(times))]
     if benchmark.not_run:
         parts += ["## Not run", table(["", "Why"], [[each.what, each.reason] for each in benchmark.not_run])]
-    return "\n\n".join([*parts, "## Where", *_where(benchmark)]) + "\n"
+    return "\n\n".join([*parts, "## Where", *where(benchmark)]) + "\n"
 
 
 def workload_title(times: WorkloadTimes) -> str:
@@ -73,21 +72,6 @@ def _conditions(benchmark: TrainingBenchmark) -> str:
     )
 
 
-def _where(benchmark: TrainingBenchmark) -> Iterator[str]:
-    provenance = benchmark.provenance
-    facts = {
-        "Processor": benchmark.processor,
-        "Platform": provenance.platform,
-        "Threads": str(provenance.threads),
-        "Load before": ", ".join(f"{each:.2f}" for each in benchmark.load_average),
-        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(provenance.versions.items())),
-        "Date": provenance.date,
-    }
-    yield table(["", ""], [[name, fact] for name, fact in facts.items() if fact])
-    if provenance.command is not None:
-        yield "    " + provenance.command.replace("\n", "\n    ")
-
-
 def write_training_speed_plot(benchmark: TrainingBenchmark, folder: Path, *, stem: str = "plot") -> list[Path]:
     """Draw a benchmark into ``<stem>.png`` and ``<stem>.svg``: tokens per second, and the ratio to Quiver.
 
@@ -110,24 +94,11 @@ def write_training_speed_plot(benchmark: TrainingBenchmark, folder: Path, *, ste
     figure_class = importlib.import_module("matplotlib.figure").Figure
     figure = figure_class(figsize=(max(7.0, 2.2 + 1.6 * len(groups)), 3.4 * panels), layout="constrained")
     figure.suptitle(
-        f"{benchmark.model}: training step, float32\n{benchmark.processor}, threads: {benchmark.provenance.threads}", fontsize=11
+        f"{short_name(benchmark.model)}: training step, float32\n{benchmark.processor}, threads: {benchmark.provenance.threads}",
+        fontsize=11,
     )
     axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
-
-    def draw_speed(group: str, name: str, x: float, width: float) -> None:
-        if (group, name) in found:
-            speed, look = found[group, name].tokens_per_second, style(names.index(name), name)
-            axes[0].bar(x, speed.mean / 1000, width, yerr=speed.deviation / 1000, ecolor="#444444", capsize=2, **look)
-
-    def draw_ratio(group: str, name: str, x: float, width: float) -> None:
-        if (group, name) in found:
-            ratio_bar(axes[1], x, width, found[group, name].ratio, style(names.index(name), name))
-
-    bars(axes[0], groups, names, draw_speed)
-    axes[0].set_ylabel("thousand tokens / s\n(mean, sd)")
-    legend(axes[0])
+    throughput(axes[0], groups, names, found)
     if panels > 1:
-        bars(axes[1], groups, [name for name in names if name != OWN], draw_ratio)
-        own_line(axes[1])
-        axes[1].set_ylabel("time / Quiver's\n(median, lowest to highest)")
+        ratios(axes[1], groups, names, found)
     return save_figure(figure, folder, stem)

@@ -5,14 +5,12 @@ Everything is stored as measured, step by step; ratios are of one step to the sa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from encoder.errors import InputError
-from encoder.files import read_json, write_json
-from eval.decoding import decode
+from encoder.files import write_json
+from eval.decoding import encode, read_record
 from eval.efficiency.results import OWN, NotRun, PeakMemory, Spread
 from eval.provenance import Provenance
 
@@ -190,7 +188,7 @@ def with_memory(times: WorkloadTimes, memory: Mapping[str, PeakMemory]) -> Workl
 
 def to_json(benchmark: TrainingBenchmark) -> dict[str, object]:
     """A benchmark as parsed JSON."""
-    return json.loads(json.dumps({"schema": SCHEMA, **asdict(benchmark)}))  # type: ignore[no-any-return]
+    return encode(benchmark, SCHEMA)
 
 
 def write_training_benchmark(benchmark: TrainingBenchmark, path: Path) -> None:
@@ -204,8 +202,4 @@ def read_training_benchmark(path: Path) -> TrainingBenchmark:
     Raises:
         InputError: The file is missing, damaged, or of another program or version.
     """
-    content = read_json(path)
-    schema = content.pop("schema", None)
-    if schema != SCHEMA:
-        raise InputError(f"{path}: the schema is {schema!r}, this version reads {SCHEMA!r}; run quiver bench train again")
-    return decode(TrainingBenchmark, content, str(path))
+    return read_record(TrainingBenchmark, path, schema=SCHEMA, command="quiver bench train")

@@ -28,7 +28,7 @@ from eval.efficiency import (
     write_benchmark,
 )
 from eval.efficiency.libraries import LIBRARIES
-from eval.efficiency.results import LibraryTimes, NotRun, SetTimes
+from eval.efficiency.results import LibraryTimes, NotRun, PeakMemory, SetTimes, Spread
 from eval.efficiency.text_libraries import TEXT_LIBRARIES
 from eval.published import ENCODER_EFFICIENCY
 from eval.report.efficiency import MEBIBYTE, has_paper_sets, largest_table, paper_table, set_title, write_efficiency_report
@@ -243,12 +243,12 @@ def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
 def _side_row(side: SideTimes, times: WorkloadTimes) -> dict[str, str]:
     """Columns of a terminal of 80 characters, medians of the steps; "x time" is seconds divided by Quiver's, "x cpu" processor time."""
     row = {"": side.name, "s/step": f"{median(side.seconds):.2f}", "tokens/s": f"{side.tokens_per_second.median:,.0f}"}
-    row |= {"x time": f"{side.ratio.median:.2f}", "low": f"{side.ratio.lowest:.2f}", "high": f"{side.ratio.highest:.2f}"}
+    row |= _ratio_cells(side.ratio)
     row["x cpu"] = f"{side.processor_ratio.median:.2f}"
     if side.max_loss_difference is not None:
         row["loss diff"] = f"{side.max_loss_difference:.1e}"
     if any(each.memory for each in times.sides):
-        row["MiB"] = "-" if side.memory is None else f"{side.memory.above / MEBIBYTE:,.0f}"
+        row["MiB"] = _memory_cell(side.memory)
     return row
 
 
@@ -309,6 +309,14 @@ def _print(result: EncoderBenchmark) -> None:
     _print_not_run(result.not_run)
 
 
+def _ratio_cells(ratio: Spread) -> dict[str, str]:
+    return {"x time": f"{ratio.median:.2f}", "low": f"{ratio.lowest:.2f}", "high": f"{ratio.highest:.2f}"}
+
+
+def _memory_cell(memory: PeakMemory | None) -> str:
+    return "-" if memory is None else f"{memory.above / MEBIBYTE:,.0f}"
+
+
 def _print_not_run(not_run: Sequence[NotRun]) -> None:
     if not_run:
         print_table("Not run", ("", "why"), [(each.what, each.reason) for each in not_run])
@@ -316,14 +324,14 @@ def _print_not_run(not_run: Sequence[NotRun]) -> None:
 
 def _row(library: LibraryTimes, times: SetTimes) -> dict[str, str]:
     """Columns of a terminal of 80 characters, medians of the rounds; "x time" is seconds divided by Quiver's."""
-    speed, ratio = library.tokens_per_second, library.ratio
+    speed = library.tokens_per_second
     row = {"": library.name, "tokens/s": f"{speed.median:,.0f}"}
     if times.batch_documents is None:
         row["texts/s"] = f"{speed.median * times.documents / times.tokens:,.1f}"
-    row |= {"x time": f"{ratio.median:.2f}", "low": f"{ratio.lowest:.2f}", "high": f"{ratio.highest:.2f}"}
+    row |= _ratio_cells(library.ratio)
     row["max diff"] = f"{library.max_difference:.1e}"
     if library.gradient_difference is not None:
         row["grad diff"] = f"{library.gradient_difference:.1e}"
     if any(each.memory for each in times.libraries):
-        row["MiB"] = "-" if library.memory is None else f"{library.memory.above / MEBIBYTE:,.0f}"
+        row["MiB"] = _memory_cell(library.memory)
     return row
