@@ -61,6 +61,29 @@ class TokenizedTexts:
     truncated: list[bool]
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """A text's tokens and where they stand in it.
+
+    Attributes:
+        ids: Without special tokens.
+        spans: For each token its first character and the one behind its last, white space at its ends left out. Tokens that are bytes
+            of one character all have that character.
+    """
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """How two texts become one sequence: special tokens before the first, between the two, and behind the second."""
+
+    before: list[int]
+    between: list[int]
+    behind: list[int]
+
+
 class Tokenizer:
     """A vocabulary with its rules; the same ids as transformers' fast tokenizer gives for the same folder.
 
@@ -176,9 +199,44 @@ class Tokenizer:
         encodings = self._truncating[max_length].encode_batch_fast(list(texts))
         return TokenizedTexts([encoding.ids for encoding in encodings], [bool(encoding.overflowing) for encoding in encodings])
 
+    def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokenise texts of any length whole, without special tokens.
+
+        Example:
+            >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
+            >>> len(tokenizer.encode_bare(["a bird"])[0]), len(tokenizer.encode(["a bird"], max_length=8).ids[0])
+            (2, 4)
+        """
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens in; bytes that are no UTF-8 become replacement characters."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def pieces(self, text: str) -> Pieces:
+        """A text's tokens with their places, nothing cut and no special tokens.
+
+        Example:
+            >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
+            >>> text = "a bird"
+            >>> [text[start:end] for start, end in tokenizer.pieces(text).spans]
+            ['a', 'bird']
+        """
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return Pieces(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
+
+    def pair_template(self) -> PairTemplate:
+        """What the tokenizer puts around and between two texts that belong together."""
+        encoding = self._backend.encode("a", "a")
+        ids, texts = list(encoding.ids), list(encoding.sequence_ids)  # special tokens are of no text: None
+        first, second = texts.index(0), texts.index(1)
+        between = [ids[place] for place in range(first, second) if texts[place] is None]
+        return PairTemplate(ids[:first], between, ids[len(texts) - texts[::-1].index(1) :])
+
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab_size: int, max_length: int = 8192, split: str = "words") -> Tokenizer:
-        """Learn a byte-level BPE vocabulary with ModernBERT's template.
+    def train(cls, texts: Iterable[str], *, vocab_size: int, max_length: int = 8192, split: str = "words", unused: int = 0) -> Tokenizer:
+        """Learn a byte-level BPE vocabulary with ModernBERT's template: bytes and merges, then [UNK] [CLS] [SEP] [PAD] [MASK], then unused.
 
         Args:
             texts: Training text, read once.
@@ -186,20 +244,22 @@ class Tokenizer:
                 for that many merges is filled up with ``[unused]`` tokens.
             max_length: Written as ``model_max_length``.
             split: A key of `SPLITTERS`.
+            unused: ``[unused]`` tokens there are at least, for later uses; ModernBERT's vocabulary of 50,368 ids has 83.
 
         Raises:
-            InputError: ``vocab_size`` has no room for the 256 bytes and the special tokens, or the split is unknown.
+            InputError: ``vocab_size`` has no room for the 256 bytes, the special and the unused tokens, or the split is unknown.
         """
         special = list(SPECIAL_TOKENS.values())
-        if vocab_size < 256 + len(special):
-            raise InputError(f"vocab_size must be >= {256 + len(special)} (256 bytes and {len(special)} special tokens), got {vocab_size}")
+        if vocab_size < 256 + len(special) + unused:
+            room = f"256 bytes and {len(special)} special tokens" + (f" and {unused} unused ones" if unused else "")
+            raise InputError(f"vocab_size must be >= {256 + len(special) + unused} ({room}), got {vocab_size}")
         if split not in SPLITTERS:
             raise InputError(f"split must be one of {', '.join(SPLITTERS)}, got {split!r}")
         backend = tokenizers.Tokenizer(models.BPE())
         backend.normalizer, backend.pre_tokenizer = SPLITTERS[split]()
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size - len(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+            vocab_size=vocab_size - len(special) - unused, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
         backend.train_from_iterator(texts, trainer)
         backend.add_special_tokens([AddedToken(token, normalized=False, lstrip=token == "[MASK]") for token in special])
@@ -218,6 +278,15 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
         }
         return cls(backend, json.loads(json.dumps(settings)))
+
+
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """A span of characters without the white space at its ends; what is nothing else stays as it is."""
+    inner = text[start:end].strip()
+    if not inner:
+        return start, end
+    start = text.index(inner, start)
+    return start, start + len(inner)
 
 
 # tokenizer_config.json's names of what a BERT normalizer in tokenizer.json holds.

@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from encoder.config import Precision
+from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import write_json
 from eval.benchmark import Benchmark, resolve
@@ -42,7 +43,6 @@ from eval.significance import bootstrap_interval
 from eval.worst import Explain, worst_queries
 from retrieval.colbert import ColBERT
 from retrieval.corpus import Collection
-from retrieval.files import file_sha256
 from retrieval.indexes.build import check_kind
 from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel

@@ -20,11 +20,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import sync_folder, write_json, write_text
 from eval.decoding import decode
 from eval.results import HEADLINE, CollectionResult, FileReference, Results, check_collection, check_results
-from retrieval.files import file_sha256
 
 logger = logging.getLogger(__name__)
 

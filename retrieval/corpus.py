@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Protocol
 
+from encoder.data_files import read_json_lines, read_lines
 from encoder.errors import InputError
 from retrieval.entries import Judgement, Place, check_id, to_document, to_judgement, to_query, unique
-from retrieval.files import read_json_lines, read_lines
 from retrieval.records import Document, Query
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")

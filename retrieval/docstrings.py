@@ -31,8 +31,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from encoder.data_files import atomic_file
 from encoder.errors import InputError
-from retrieval.files import atomic_file
 from retrieval.near_duplicates import first_of_each
 from retrieval.progress import progress_bar
 from retrieval.python_sources import package_files, stdlib_files

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from encoder.data_files import atomic_file, read_lines
 from encoder.errors import InputError
-from retrieval.files import atomic_file, read_lines
 from retrieval.records import Run
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from encoder.data_files import cache_folder, file_sha256
 from encoder.errors import InputError
 from encoder.files import read_json, sync_folder
 from eval.collections.download import reason
 from eval.collections.origins import Origin
 from retrieval.corpus import Collection
-from retrieval.files import cache_folder, file_sha256
 
 logger = logging.getLogger(__name__)
 

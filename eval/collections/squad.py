@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from encoder.data_files import atomic_file
 from encoder.errors import InputError
 from encoder.files import read_json
 from retrieval.corpus import read_judgements
-from retrieval.files import atomic_file
 
 ALL = "test"
 """The split that judges all questions."""

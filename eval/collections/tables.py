@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from encoder.data_files import read_json_lines
 from encoder.errors import InputError
 from retrieval.corpus import read_judgements
 from retrieval.entries import Columns, Judgement, Place, key_of, to_document, to_judgement, to_query
-from retrieval.files import read_json_lines
 from retrieval.records import Document, Query
 
 QUERY_COLUMNS = ("query-id", "query_id")

@@ -17,13 +17,13 @@ from typing import Any
 
 from encoder.errors import InputError
 from encoder.files import read_json, write_text
+from encoder.running.log import LOG, curve, read_log
 from eval.report.curves import Curve, CurveChart, Points, curve_chart
 from eval.report.html import render_page
 from eval.report.page_tables import Cell, Column, Table
 from eval.report.systems import LABELS, points
 from eval.report.tables import escape, table
 from eval.results import HEADLINE
-from retrieval.training.loop.log import LOG, curve, read_log
 from retrieval.training.run_folder import BEGUN, RECIPE, RECORD, REPORTS
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,9 @@ RECORDED: Mapping[str, str] = {
 
 NOISY = ("loss", "grad_norm", "tokens_per_second")
 """Curves that get a running mean."""
+
+SHARES = ("packing",)
+"""Curves of fractions that are shown in points, hundredths."""
 
 LINES = 20
 """Lines of the log that a table shows, evenly spread."""
@@ -168,15 +171,15 @@ def _finished(record: Mapping[str, Any], where: str) -> TrainingRun:
         raise InputError(f"{where}: not the record of a training run of this version ({type(error).__name__}: {error})") from error
 
 
-def _flat(value: object, path: str = "") -> dict[str, object]:
+def flat(value: object, path: str = "") -> dict[str, object]:
     """Dotted path -> what stands there; a value that is no mapping stands under its own name, which may be empty."""
     if not isinstance(value, Mapping):
         return {path: value}
-    return {name: found for key, inner in value.items() for name, found in _flat(inner, f"{path}.{key}" if path else str(key)).items()}
+    return {name: found for key, inner in value.items() for name, found in flat(inner, f"{path}.{key}" if path else str(key)).items()}
 
 
 def _origin(record: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    return {name: _flat(value) for name, value in record.items() if name not in _TOLD_APART}
+    return {name: flat(value) for name, value in record.items() if name not in _TOLD_APART}
 
 
 def summary(run: TrainingRun) -> dict[str, str]:
@@ -200,18 +203,18 @@ def _totals(run: TrainingRun) -> dict[str, str]:
     return {
         "Epochs": f"{totals['epochs']:.4g}",
         "Weights": f"the mean of steps {steps}" if len(kept) > 1 else f"step {steps}",
-        "Training time": _duration(totals["seconds"]),
+        "Training time": duration(totals["seconds"]),
         "Tokens": f"{totals['tokens']:,}",
         "Texts cut": f"{cut:,} of {texts:,} ({cut / texts:.1%})" if texts else "",
-        "Peak memory": _size(totals["peak_memory_bytes"]),
+        "Peak memory": size(totals["peak_memory_bytes"]),
     }
 
 
-def _size(count: int | None) -> str:
+def size(count: int | None) -> str:
     """Bytes as people say them; empty where they are not known.
 
     Example:
-        >>> _size(3 * 2**20), _size(65_498_251_264), _size(None)
+        >>> size(3 * 2**20), size(65_498_251_264), size(None)
         ('3 MiB', '61 GiB', '')
     """
     if count is None:
@@ -221,11 +224,11 @@ def _size(count: int | None) -> str:
     return f"{value:.1f}".rstrip("0").rstrip(".") + f" {('MiB', 'GiB', 'TiB')[exponent - 2]}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Seconds as people say them.
 
     Example:
-        >>> _duration(59.6), _duration(3725)
+        >>> duration(59.6), duration(3725)
         ('1 min 0 s', '1 h 2 min 5 s')
     """
     minutes, rest = divmod(round(seconds), 60)
@@ -235,11 +238,16 @@ def _duration(seconds: float) -> str:
     return " ".join(f"{number:,} {unit}" for number, unit in parts[first:])
 
 
-def charts(run: TrainingRun) -> list[CurveChart]:
-    """The curves of a run, all over the same steps; what was not logged is left out."""
+def charts(run: TrainingRun, titles: Mapping[str, str] = CURVES) -> list[CurveChart]:
+    """The curves of a run, all over the same steps; what was not logged is left out.
+
+    Args:
+        run: Whose.
+        titles: Key of its curves -> what a chart calls it, in the order of the charts.
+    """
     last = max(1, run.last_step)
     drawn = [Curve(f"Development {LABELS[HEADLINE]}", [(step, value) for step, value, _ in run.development], percent=True)]
-    drawn += [Curve(title, run.curves[key], smooth=key in NOISY) for key, title in CURVES.items()]
+    drawn += [Curve(title, run.curves[key], percent=key in SHARES, smooth=key in NOISY) for key, title in titles.items()]
     return [chart for chart in (curve_chart(each, last, run.resumed) for each in drawn) if chart is not None]
 
 
@@ -247,11 +255,11 @@ def settings(run: TrainingRun) -> dict[str, dict[str, str]]:
     """Section of the recipe -> setting -> value, defaults too; what is null or empty is left out."""
     found: dict[str, dict[str, str]] = {}
     for name, value in run.recipe.items():
-        flat = {path: _shown(inner, path) for path, inner in _flat(value).items()}
+        shown = {path: _shown(inner, path) for path, inner in flat(value).items()}
         if isinstance(value, Mapping):
-            found[name] = {path: text for path, text in flat.items() if text}
-        elif flat[""]:
-            found.setdefault("recipe", {})[name] = flat[""]
+            found[name] = {path: text for path, text in shown.items() if text}
+        elif shown[""]:
+            found.setdefault("recipe", {})[name] = shown[""]
     return found
 
 
@@ -292,17 +300,22 @@ def _shown(value: object, name: str = "") -> str:
     return str(value)
 
 
-def log_lines(run: TrainingRun) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of at most `LINES` steps of the log: the first, the last, and others evenly between them."""
+def log_lines(run: TrainingRun, titles: Mapping[str, str] = CURVES) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of at most `LINES` steps of the log: the first, the last, and others evenly between them.
+
+    Args:
+        run: Whose.
+        titles: Key of its curves -> what a column calls it.
+    """
     by_step: dict[int, dict[str, float]] = {}
-    for key in CURVES:
+    for key in titles:
         for step, value in run.curves[key]:
             by_step.setdefault(int(step), {})[key] = value
     steps = sorted(by_step)
     if len(steps) > LINES:
         steps = [steps[round(place * (len(steps) - 1) / (LINES - 1))] for place in range(LINES)]
-    rows = [[f"{step:,}", *(_figure(by_step[step].get(key)) for key in CURVES)] for step in steps]
-    return ["Step", *CURVES.values()], rows
+    rows = [[f"{step:,}", *(_figure(by_step[step].get(key)) for key in titles)] for step in steps]
+    return ["Step", *titles.values()], rows
 
 
 def _figure(value: float | None) -> str:
@@ -351,15 +364,16 @@ def render_run_page(run: TrainingRun) -> str:
         "run": run,
         "summary": summary(run),
         "charts": charts(run),
-        "development": _page_table("Scores on the development split", *development_lines(run), best=run.best),
-        "log": _page_table("Steps of the log", *log_lines(run)),
+        "development": page_table("Scores on the development split", *development_lines(run), best=run.best),
+        "log": page_table("Steps of the log", *log_lines(run)),
         "settings": settings(run),
         "origins": origins(run),
     }
     return render_page("training.html.j2", content, title=f"Training run: {_name(run)}")
 
 
-def _page_table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, best: tuple[int, float, float] | None = None) -> Table:
+def page_table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, best: tuple[int, float, float] | None = None) -> Table:
+    """Header and rows as a table of a page; the best score, if there is one, is marked."""
     marked = None if best is None else points(best[1])
     lines = [tuple(Cell(text, _order(text), best=text == marked and place == 1) for place, text in enumerate(row)) for row in rows]
     return Table(name, tuple(map(Column, header)), tuple(lines))

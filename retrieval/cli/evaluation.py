@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from encoder import InputError
+from encoder.data_files import cache_folder
 from eval.evaluation import evaluate as run_evaluation
 from eval.quickstart import QuickstartResult
 from eval.quickstart import quickstart as run_quickstart
@@ -27,7 +28,6 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
-from retrieval.files import cache_folder
 
 # On a terminal of 80 columns there is no room for "Recall".
 SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}

@@ -12,7 +12,22 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
-from retrieval.cli import bench, collections, doctor, evaluation, index, interchange, mining, reports, sweep, training
+from retrieval.cli import (
+    bench,
+    collections,
+    doctor,
+    enlarging,
+    evaluation,
+    index,
+    interchange,
+    mining,
+    positions,
+    pretraining,
+    qa,
+    reports,
+    sweep,
+    training,
+)
 from retrieval.cli.output import help_alone, quiver_version, say_error
 
 # Typer exports one of Click's usage errors, whose parent is what all of them are: it is found here whether Click is a dependency of
@@ -28,6 +43,7 @@ app = typer.Typer(
 )
 app.command("quickstart")(evaluation.quickstart)
 app.command("train")(training.train)
+app.command("pretrain")(pretraining.pretrain)
 app.command("average")(training.average)
 app.command("validate")(training.validate)
 app.command("sweep")(sweep.sweep)
@@ -36,10 +52,13 @@ app.command("score")(mining.score)
 app.add_typer(index.app, name="index")
 app.command("search")(index.search)
 app.command("evaluate")(evaluation.evaluate)
+app.add_typer(qa.app, name="qa")
 app.add_typer(reports.app, name="report")
 app.add_typer(collections.app, name="collections")
 app.add_typer(bench.app, name="bench")
 app.command("export")(interchange.export)
+app.command("enlarge")(enlarging.enlarge)
+app.command("extend-positions")(positions.extend_positions)
 app.command("doctor")(doctor.doctor)
 
 

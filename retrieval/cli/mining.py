@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
+from encoder.data_files import cache_folder
 from encoder.files import expand_home
 from retrieval.cli.output import (
     Int8Option,
@@ -21,7 +22,6 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
-from retrieval.files import cache_folder
 from retrieval.indexes import IndexFolder, open_index
 from retrieval.models import load_model
 from retrieval.training.mining.margins import MARGINS, NO_MARGIN, PERC_POS, Rules, parse_margins, parse_ranks

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from encoder import InputError
 from eval.report.compare import Comparison, compare_results
+from eval.report.pretraining_run import is_pretraining, write_pretraining_report
 from eval.report.systems import LABELS
 from eval.report.training_run import write_run_report
 from eval.report.writing import check_comparison_target, write_card, write_comparison, write_mteb, write_paper, write_report
@@ -137,6 +138,7 @@ def mteb(
 
 
 @app.command("training", epilog="Example: quiver report training runs/mine")
-def training(folder: Annotated[Path, typer.Argument(help="The --out of quiver train; the run may still be going on.")]) -> None:
+def training(folder: Annotated[Path, typer.Argument(help="The --out of quiver train or pretrain; the run may still be going on.")]) -> None:
     """Write the report of a training run into its folder: curves, settings, data, versions."""
-    say(f"report: {write_run_report(folder)}")
+    write = write_pretraining_report if is_pretraining(folder) else write_run_report
+    say(f"report: {write(folder)}")

@@ -9,7 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
+from encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
+from encoder.pretraining.recipe import load_pretraining_recipe
+from encoder.running.recipe_file import find_recipe, recipe_kind
 from eval.development import development_scorer
+from eval.nlu.qa_recipe import KINDS as QA_KINDS
+from eval.nlu.qa_recipe import load_qa_recipe
 from eval.report.training_run import write_run_report
 from retrieval.cli.output import (
     JsonOption,
@@ -109,7 +114,7 @@ def validate(
     problems = {}
     for name in recipes:
         try:
-            load_recipe(name)
+            _load(name)
         except InputError as error:
             problems[name] = str(error)
     if as_json:
@@ -118,3 +123,11 @@ def validate(
         raise InputError("\n".join(problems.values()))
     if not as_json:
         say(f"{len(recipes)} recipe{'s' if len(recipes) != 1 else ''} checked, no problems")
+
+
+def _load(name: str) -> object:
+    """Read a recipe as what its ``kind`` says; one of no known kind as a retriever's, which tells what is wrong with it."""
+    kind = recipe_kind(find_recipe(name))
+    if kind in PRETRAINING_KINDS:
+        return load_pretraining_recipe(name)
+    return load_qa_recipe(name) if kind in QA_KINDS else load_recipe(name)

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import sync_folder
-from retrieval.files import file_sha256
 from retrieval.records import ModelCard, TokenCounts
 
 FORMAT = "quiver-index"

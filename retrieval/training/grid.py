@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from encoder.errors import InputError
-from retrieval.training.recipe import RecipeError, load_recipe, to_dict
+from encoder.running.recipe_file import RecipeError
+from retrieval.training.recipe import load_recipe, to_dict
 from retrieval.training.sections import Recipe
 
 LEARNING_RATE, SEED = "training.learning_rate", "training.seed"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from retrieval.training.schema import Rule
+from encoder.running.schema import Rule
 from retrieval.training.sections import STDLIB_DOCSTRINGS, LossSection
 
 LOSSES = {

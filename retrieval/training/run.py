@@ -19,23 +19,23 @@ import torch
 
 from encoder.errors import InputError
 from encoder.files import read_json
+from encoder.running.lock import alone
+from encoder.running.log import LOG, RunLog, read_log
+from encoder.running.processes import Processes, joined
+from encoder.running.random_state import random_state_kept
+from encoder.running.stopping import RunStoppedError
 from retrieval.models import default_device
 from retrieval.training.averaging import average_models
 from retrieval.training.data import TrainingRows, prepare_rows
 from retrieval.training.loop.course import Course
-from retrieval.training.loop.log import LOG, RunLog, read_log
 from retrieval.training.loop.optimizers import require_optimizer
-from retrieval.training.loop.processes import Processes, joined
-from retrieval.training.loop.random_state import random_state_kept
 from retrieval.training.loop.session import Model, Scorer, Session, batch_order, fit
 from retrieval.training.loop.snapshot import Progress
-from retrieval.training.loop.stopping import RunStoppedError
 from retrieval.training.recipe import to_dict
 from retrieval.training.run_folder import (
     DATA,
     RECORD,
     Beginning,
-    alone,
     finish_run,
     is_run,
     new_run,

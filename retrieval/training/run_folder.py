@@ -18,21 +18,20 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from encoder.errors import InputError
 from encoder.files import read_json, sync_folder, write_json
-from retrieval.training.loop.checkpoints import Checkpoints
-from retrieval.training.loop.log import LOG
-from retrieval.training.loop.nonfinite import NONFINITE
+from encoder.running.checkpoints import Checkpoints
+from encoder.running.lock import alone, remove_empty
+from encoder.running.log import LOG
+from encoder.running.nonfinite import NONFINITE
+from encoder.running.schema import build
 from retrieval.training.recipe import to_dict
-from retrieval.training.schema import build
 from retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
@@ -49,40 +48,8 @@ MADE = (RECIPE, BEGUN, RECORD, MODEL, DATA, START, LOG, CHECKPOINTS, TENSORBOARD
 SCHEMA = "quiver-begun/1"
 """Of ``begun.json``."""
 
-LOCK = ".lock"
-
 WITHOUT_WEIGHT = frozenset({"name", "description", "source", "cost", "expected", "training.log_every", "training.keep_checkpoints"})
 """Settings of a recipe that no weight of its model depends on: a run goes on with others."""
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """The folder of a run, made where it is missing, for one session until the block ends; one that was made and is empty goes again.
-
-    Raises:
-        InputError: ``out`` is a file or cannot be written, or another session trains there.
-    """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
-    created = not out.exists()
-    lock = FileLock(out / LOCK)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-        if not (out / LOCK).exists():  # whoever held it was just leaving, and has taken the file that is locked now with it
-            raise Timeout(lock.lock_file)
-    except Timeout as error:
-        raise InputError(f"{out}: another session is training there; wait for it, or choose another --out") from error
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # Windows removes no file that is open, and filelock does it there
-            (out / LOCK).unlink()
-        lock.release()
-        if created:
-            _remove_empty(out)
 
 
 def refuse_existing(out: Path, *, overwrite: bool) -> None:
@@ -163,7 +130,7 @@ def new_run(out: Path) -> Iterator[None]:
             if (out / RECORD).exists() or Checkpoints(out / CHECKPOINTS).steps() or (out / NONFINITE).exists():
                 undo.pop_all()
                 if old.exists():
-                    _remove_empty(old)
+                    remove_empty(old)
 
 
 @dataclass(frozen=True)
@@ -267,7 +234,7 @@ def remove_run(out: Path) -> None:
     with alone(out):
         remove_leftovers(out)
         _remove_made(out)
-    _remove_empty(out)
+    remove_empty(out)
 
 
 def unfinished_model(out: Path) -> Path:
@@ -281,8 +248,3 @@ def _remove_made(out: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _remove_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()

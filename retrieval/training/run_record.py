@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from encoder.files import expand_home
+from encoder.running.log import Line, curve
 from retrieval.training.data import TrainingRows
-from retrieval.training.loop.log import SCORE, Line, curve
+from retrieval.training.loop.board import SCORE
 from retrieval.training.loop.snapshot import Progress
 from retrieval.training.rules import IN_BATCH
 from retrieval.training.sections import Recipe

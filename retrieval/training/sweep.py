@@ -29,7 +29,7 @@ from encoder.errors import InputError
 from encoder.files import read_json, write_json
 from retrieval.training.data import discard_rows
 from retrieval.training.grid import SEED, Grid, GridRun, Value
-from retrieval.training.loop.log import SCORE
+from retrieval.training.loop.board import SCORE
 from retrieval.training.recipe import to_dict
 from retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
 from retrieval.training.run_folder import RECORD as RUN_RECORD

@@ -151,6 +151,27 @@ def test_bad_input_says_what_is_wrong(tokenizer: Tokenizer, tmp_path: Path) -> N
         tokenizer.special_id("eos")
 
 
+def test_unused_tokens_stand_behind_the_special_ones() -> None:
+    """As in ModernBERT's 50,368: merges, five special tokens, 83 unused ones."""
+    rich = [" ".join(f"w{number:x}q{number * 7919 % 4096:x}" for number in range(start, start + 40)) for start in range(0, 2000, 40)]
+    tokenizer = Tokenizer.train(rich, vocab_size=448, unused=83)
+    assert len(tokenizer) == 448
+    assert [tokenizer.special_id(name) for name in ("unk", "cls", "sep", "pad", "mask")] == [360, 361, 362, 363, 364]
+    assert [tokenizer.token_id(f"[unused{number}]") for number in range(83)] == list(range(365, 448))
+    assert tokenizer.token_id("[unused83]") is None
+    with pytest.raises(InputError, match=r"vocab_size must be >= 344 \(256 bytes and 5 special tokens and 83 unused ones\), got 320"):
+        Tokenizer.train(rich, vocab_size=320, unused=83)
+
+
+def test_bare_ids_are_those_between_the_special_tokens(tokenizer: Tokenizer) -> None:
+    texts = ["read the file", "", "a longer text " * 500]
+    bare = tokenizer.encode_bare(texts)
+    whole = tokenizer.encode(texts, max_length=100_000).ids
+    assert bare == [ids[1:-1] for ids in whole]
+    assert tokenizer.decode(bare[0]) == "read the file"
+    assert tokenizer.decode(whole[0]) == "[CLS]read the file[SEP]"
+
+
 @pytest.mark.data
 def test_the_shared_vocabulary_reads_like_modernberts(quiver_data: Path) -> None:
     folder = quiver_data.parent / "tokenizer" / "modernbert-like"

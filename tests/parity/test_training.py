@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from encoder import Tokenizer
+from encoder.running.schema import build
 from retrieval.training.rules import DISTILLING, RULES
 from retrieval.training.run import train_recipe
-from retrieval.training.schema import build
 from retrieval.training.sections import Recipe
 from retrieval.training.start import build_model
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from encoder.running.recipe_file import find_recipe
 from retrieval import BiEncoder
-from retrieval.training.recipe import find_recipe, load_recipe
+from retrieval.training.recipe import load_recipe
 from retrieval.training.run import RunStoppedError
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}

@@ -20,11 +20,11 @@ from typing import Any
 
 from filelock import FileLock
 
+from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import expand_home, read_json, sync_folder, write_json
 from retrieval.corpus import find_jsonl, find_split
 from retrieval.docstrings import Pair, mine, split_by_module
-from retrieval.files import file_sha256
 from retrieval.progress import progress_bar
 from retrieval.training.data.build import Built, build_pairs, build_table
 from retrieval.training.data.rows import RowReader, TrainingRows, open_view

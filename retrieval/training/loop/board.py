@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from retrieval.training.loop.log import SCORE
+SCORE = "ndcg@10"
+"""What a run is scored by on its development collection, and what that is called in its log."""
 
 _NAMES = {SCORE: "development/ndcg_at_10"}  # TensorBoard's names have no @
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from encoder.running.processes import Processes
 from retrieval.training.data import TrainingRows
 from retrieval.training.loop.batches import Batch, BatchOrder, read_rows
-from retrieval.training.loop.processes import Processes
 
 if TYPE_CHECKING:  # it needs the libraries of the extra
     from retrieval.training.student.collator import TextCounts

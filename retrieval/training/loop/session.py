@@ -10,26 +10,29 @@ from pathlib import Path
 from typing import TypeAlias
 
 from encoder.lora import add_lora
+from encoder.running.bar import FORMS, training_bar
+from encoder.running.checkpoints import Checkpoints
+from encoder.running.log import LOG, RunLog
+from encoder.running.processes import Processes
+from encoder.running.stopping import RunStoppedError, stop_requests
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.training.data import TrainingRows
-from retrieval.training.loop.bar import training_bar
 from retrieval.training.loop.batches import BatchOrder
-from retrieval.training.loop.board import tensorboard
-from retrieval.training.loop.checkpoints import Checkpoints
+from retrieval.training.loop.board import SCORE, tensorboard
 from retrieval.training.loop.course import Course
 from retrieval.training.loop.feed import Feed
-from retrieval.training.loop.log import LOG, RunLog
 from retrieval.training.loop.optimizers import learning_rate_share, make_optimizer
-from retrieval.training.loop.processes import Processes
 from retrieval.training.loop.snapshot import Progress, Trainee, open_snapshot_model, read_snapshot
-from retrieval.training.loop.stopping import RunStoppedError, stop_requests
 from retrieval.training.run_folder import CHECKPOINTS, START, TENSORBOARD
 from retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 
 Model: TypeAlias = BiEncoder | ColBERT
+BAR = {**FORMS, SCORE: "nDCG@10 {:.4f}"}
+"""What the bar of a run tells."""
+
 Scorer: TypeAlias = Callable[[Model], float]
 """A model's score on the development collection; higher is better."""
 
@@ -101,7 +104,7 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
     feed = Feed(order, rows, student.collator, processes, start=start, count=count)
     with (
         stop_requests() as stop,
-        training_bar(done, course.steps, enabled=session.progress and processes.leads) as show,
+        training_bar(done, course.steps, enabled=session.progress and processes.leads, forms=BAR) as show,
         tensorboard(session.out / TENSORBOARD, step=done + 1, enabled=processes.leads) as board,
     ):
         place = Place(session.checkpoints, RunLog(session.out / LOG), board, show)

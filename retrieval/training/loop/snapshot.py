@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from encoder.errors import InputError
+from encoder.running.state_files import read_state, write_state
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.model_folder import load_parts
 from retrieval.models import default_device
 from retrieval.training.loop.optimizers import has_two_weights, weights_for_use
-from retrieval.training.loop.state_files import read_state, write_state
 
 WEIGHTS = "trained_weights.safetensors"
 STATE = "trainer"

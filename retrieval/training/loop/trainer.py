@@ -21,11 +21,11 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PrinterCallback
 
 from encoder.errors import InputError
+from encoder.running.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
+from encoder.running.processes import Processes
+from encoder.running.stopping import StopRequest
 from retrieval.training.loop.feed import FED, Fed, Feed
-from retrieval.training.loop.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
-from retrieval.training.loop.processes import Processes
 from retrieval.training.loop.snapshot import Trainee
-from retrieval.training.loop.stopping import StopRequest
 from retrieval.training.loop.watch import Update, Watch
 from retrieval.training.sections import Recipe
 from retrieval.training.student.build import Student
@@ -134,7 +134,7 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
                 SeenBatch(fed.examples, features, own * len(losses)) for (fed, features, _), own in zip(self._seen, losses, strict=True)
             ]
             keep_batches(place, whole, step=step, grad_norm=norm)
-        return nonfinite_error(folder, step=step, loss=loss, grad_norm=norm)
+        return nonfinite_error(folder, step=step, loss=loss, grad_norm=norm, setting="training.learning_rate")
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: object = None) -> float | None:
         """What transformers logs as the norm; it would compute it a second time."""

@@ -13,17 +13,17 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from encoder.running.bar import Show
+from encoder.running.checkpoints import Checkpoints
+from encoder.running.log import RunLog
+from encoder.running.processes import Processes
+from encoder.running.random_state import random_state, random_state_kept, seed_random, set_random_state
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
-from retrieval.training.loop.bar import Show
 from retrieval.training.loop.batches import Batch
-from retrieval.training.loop.board import Board
-from retrieval.training.loop.checkpoints import Checkpoints
+from retrieval.training.loop.board import SCORE, Board
 from retrieval.training.loop.course import Course
-from retrieval.training.loop.log import SCORE, RunLog
 from retrieval.training.loop.optimizers import learning_rate_share, weights_for_use
-from retrieval.training.loop.processes import Processes
-from retrieval.training.loop.random_state import random_state, random_state_kept, seed_random, set_random_state
 from retrieval.training.loop.snapshot import Progress, Trainee, write_snapshot
 from retrieval.training.sections import Recipe
 

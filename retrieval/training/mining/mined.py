@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.files import atomic_file
+from encoder.data_files import atomic_file
 from retrieval.progress import progress_bar
 from retrieval.training.mining.margins import Rules
 from retrieval.training.mining.positives import MiningData

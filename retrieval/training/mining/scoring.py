@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from encoder.data_files import atomic_file
 from encoder.errors import InputError
-from retrieval.files import atomic_file
 from retrieval.progress import progress_bar
 from retrieval.training.mining.scoring_data import ScoringData, read_again, read_scoring_data, row_line
 from retrieval.training.mining.teachers import Teacher

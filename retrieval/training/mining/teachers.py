@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from encoder.config import Precision
+from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.hub import local_folder
-from retrieval.files import file_sha256
 from retrieval.models import default_device, load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.training.mining.pair_scores import PairScores

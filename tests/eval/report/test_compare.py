@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from eval.metrics import DEFAULT
 from eval.report.compare import Comparison, Pairing, compare_results
@@ -19,7 +20,6 @@ from eval.report.compare_markdown import render_comparison
 from eval.results import CollectionResult, FileReference, IndexUsed, Results
 from eval.results_folder import write_results
 from eval.significance import compare_parts, compare_queries, holm
-from retrieval.files import file_sha256
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from encoder import InputError
+from encoder.running.log import RunLog
 from eval.report.training_run import LINES, log_lines, read_run, render_run, render_run_page, summary, write_run_report
-from retrieval.training.loop.log import RunLog
 from retrieval.training.recipe import load_recipe, to_dict
 
 HOSTILE = "<script>alert(1)</script> | a\x00b\u202e `x`"

@@ -1,19 +1,12 @@
-"""What a whole run needs, as small as it can be: rows with everything a row may have, a model with dropout, recipes over both.
-
-And a process that dies before any one of its file operations.
-"""
+"""What a whole run needs, as small as it can be: rows with everything a row may have, a model with dropout, recipes over both."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -112,60 +105,3 @@ def make_recipe(tmp_path: Path, rows_file: Path, start_folder: Path) -> MakeReci
         return load_recipe(path, overrides)
 
     return make
-
-
-OPERATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
-"""Audit events of what changes a folder; files that are opened to be written, and what is put on the disk, count too."""
-
-EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
-
-
-@pytest.fixture
-def each_death(monkeypatch: pytest.MonkeyPatch) -> EachDeath:
-    """``each_death(reset, write)``: for every file operation of ``write`` a copy of this process dies just before it, after a ``reset``.
-
-    Yields behind each death, and in the end behind a copy that has not died.
-    """
-    if not hasattr(os, "fork"):
-        pytest.skip("needs fork")
-    # A process that dies loses nothing that it has written, only the machine does: it is enough to count these.
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-    def deaths(reset: Callable[[], object], write: Callable[[], object]) -> Iterator[None]:
-        for fatal in itertools.count(1):
-            reset()
-            child = os.fork()
-            if not child:
-                _die(fatal, write)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            assert code in (0, 137), "see the traceback on standard error"
-            yield
-            if code == 0:
-                return
-
-    return deaths
-
-
-def _die(fatal: int, write: Callable[[], object]) -> NoReturn:
-    calls, fsync = itertools.count(1), os.fsync
-
-    def count() -> None:
-        if next(calls) == fatal:
-            os._exit(137)
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in OPERATIONS or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
-            count()
-
-    def counted(descriptor: int) -> None:
-        count()
-        fsync(descriptor)
-
-    try:
-        sys.addaudithook(audit)
-        os.fsync = counted
-        write()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)

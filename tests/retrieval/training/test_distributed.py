@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from encoder import InputError
-from retrieval.training.loop.log import LOG, curve, read_log
+from encoder.running.log import LOG, curve, read_log
 from retrieval.training.recipe import to_dict
 from retrieval.training.sections import Recipe
 

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from encoder import InputError
+from encoder.running.recipe_file import RecipeError, find_recipe
 from retrieval.training.grid import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
-from retrieval.training.recipe import RecipeError, find_recipe, load_recipe
+from retrieval.training.recipe import load_recipe
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 

@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from encoder.errors import InputError
-from retrieval.training.recipe import RecipeError, find_recipe, load_recipe, shipped_recipes, to_dict
+from encoder.running.recipe_file import RecipeError, find_recipe, shipped_recipes
+from encoder.running.schema import Rule, build
+from retrieval.training.recipe import KINDS, load_recipe, to_dict
 from retrieval.training.rules import DISTILLING, IN_BATCH, LOSSES, READ_BY, RULES
-from retrieval.training.schema import Rule, build
 from retrieval.training.sections import LossSection, Recipe
 
 RANDOM: dict[str, Any] = {
@@ -450,7 +451,7 @@ def test_what_is_written_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -
             "training.learning_rate": 1e-7,
         }
     )
-    shipped = [load_recipe(name) for name in shipped_recipes()]
+    shipped = [load_recipe(name) for name in shipped_recipes(KINDS)]
     for recipe in (load_recipe(write(tmp_path, RANDOM)), load_recipe(write(tmp_path, awkward)), *shipped):
         path = tmp_path / f"written.{suffix}"
         path.write_text(yaml.safe_dump(to_dict(recipe)) if suffix == "yaml" else json.dumps(to_dict(recipe)), encoding="utf-8")
@@ -458,9 +459,9 @@ def test_what_is_written_loads_as_the_same_recipe(tmp_path: Path, suffix: str) -
 
 
 def test_every_shipped_recipe_is_valid_and_found_by_name() -> None:
-    names = shipped_recipes()
+    names = shipped_recipes(KINDS)
     folder = Path(__file__).resolve().parents[3] / "recipes"
-    assert names == sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
+    assert shipped_recipes() == sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
     assert len(names) >= 1
     for name in names:
         recipe = load_recipe(name)
@@ -484,7 +485,7 @@ def test_a_name_that_is_not_shipped() -> None:
         find_recipe("dpr-modernbert")
     with pytest.raises(InputError) as caught:
         load_recipe("zzz")
-    assert str(caught.value) == f"no shipped recipe 'zzz'; give the path of a .yaml file, or one of {', '.join(shipped_recipes())}"
+    assert str(caught.value) == f"no shipped recipe 'zzz'; give the path of a .yaml file, or one of {', '.join(shipped_recipes(KINDS))}"
 
 
 def test_a_folder_is_no_recipe_and_hides_none_that_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,13 @@ import pytest
 from encoder import Encoder, Tokenizer, init_weights, save_encoder
 from encoder.config import EncoderConfig
 from encoder.presets import preset
+from encoder.running.recipe_file import find_recipe, shipped_recipes
 from eval.development import development_scorer
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.model_folder import ModelFolder
 from retrieval.models import load_model
-from retrieval.training.recipe import find_recipe, load_recipe, shipped_recipes
+from retrieval.training.recipe import KINDS, load_recipe
 from retrieval.training.run import train_recipe
 from retrieval.training.start import build_model
 
@@ -342,16 +343,16 @@ def test_its_first_updates_run(name: str, world: Path) -> None:
 
 
 def test_all_recipes_are_here() -> None:
-    assert len(shipped_recipes()) == COUNT
-    assert sorted([*PAPER, *SMALL, "quickstart"]) == shipped_recipes()
+    assert len(shipped_recipes(KINDS)) == COUNT
+    assert sorted([*PAPER, *SMALL, "quickstart"]) == shipped_recipes(KINDS)
 
 
 def test_validate_checks_them_all(quiver: Callable[..., Any]) -> None:
-    done = quiver("validate", *(find_recipe(name) for name in shipped_recipes()))
+    done = quiver("validate", *(find_recipe(name) for name in shipped_recipes(KINDS)))
     assert (done.code, done.out.strip()) == (0, f"{COUNT} recipes checked, no problems")
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", shipped_recipes(KINDS))
 def test_it_says_what_it_is(name: str) -> None:
     recipe = load_recipe(name)
     text = find_recipe(name).read_text(encoding="utf-8")

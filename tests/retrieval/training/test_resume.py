@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from encoder import InputError
+from encoder.running.log import LOG, read_log
 from retrieval.models import load_model
-from retrieval.training.loop.log import LOG, read_log
 from retrieval.training.recipe import to_dict
 from retrieval.training.sections import Recipe
 

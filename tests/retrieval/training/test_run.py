@@ -22,6 +22,9 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from encoder import InputError
+from encoder.running.lock import alone
+from encoder.running.log import LOG, read_log
+from encoder.running.random_state import random_state_kept
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.models import load_model
@@ -29,11 +32,9 @@ from retrieval.training import run as module
 from retrieval.training import run_folder
 from retrieval.training.data import TrainingRows, prepare_rows
 from retrieval.training.loop.batches import BatchOrder
-from retrieval.training.loop.log import LOG, SCORE, read_log
+from retrieval.training.loop.board import SCORE
 from retrieval.training.loop.optimizers import learning_rate_share
-from retrieval.training.loop.random_state import random_state_kept
 from retrieval.training.recipe import to_dict
-from retrieval.training.run_folder import alone
 from retrieval.training.run_record import describe_data
 from retrieval.training.sections import Recipe
 from retrieval.training.start import build_model

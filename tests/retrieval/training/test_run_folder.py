@@ -11,26 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from encoder import InputError
+from encoder.running.checkpoints import Checkpoints
+from encoder.running.lock import LOCK, alone
+from encoder.running.log import LOG
+from encoder.running.nonfinite import NONFINITE
 from retrieval.training import run_folder
-from retrieval.training.loop.checkpoints import Checkpoints
-from retrieval.training.loop.log import LOG
-from retrieval.training.loop.nonfinite import NONFINITE
 from retrieval.training.recipe import to_dict
 from retrieval.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
     DATA,
-    LOCK,
     MADE,
     MODEL,
     RECIPE,
     RECORD,
     START,
     Beginning,
-    alone,
     finish_run,
     is_run,
     new_run,
@@ -298,48 +296,6 @@ def test_a_first_run_that_is_saved_leaves_no_empty_folder(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="in the block"):
         fail(tmp_path / "out", sealed)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([BEGUN, RECIPE, CHECKPOINTS])
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="out: cannot be written"), alone(tmp_path / "file" / "out"):
-        pass
-
-
-def test_one_session_at_a_time(tmp_path: Path) -> None:
-    out = tmp_path / "deep" / "out"
-    used = rf"{out}: another session is training there; wait for it, or choose another --out$"
-    with alone(out):
-        assert out.is_dir()
-        for _ in range(2):
-            with pytest.raises(InputError, match=used), alone(out):
-                pass
-    assert not out.exists(), "what was made and is empty goes again"
-    with alone(out), alone(tmp_path / "deep" / "other"):
-        (out / "rows").touch()
-    assert [path.name for path in out.iterdir()] == ["rows"]
-    (out / LOCK).touch()  # of a session that was killed
-    with pytest.raises(ValueError, match="in the block"), alone(out):
-        raise ValueError("in the block")
-    assert [path.name for path in out.iterdir()] == ["rows"]
-    (tmp_path / "empty").mkdir()
-    with alone(tmp_path / "empty"):
-        pass
-    assert list((tmp_path / "empty").iterdir()) == [], "it was there before"
-
-
-def test_a_lock_that_was_removed_when_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever locks a file without a name keeps nobody out."""
-    real = FileLock.acquire
-
-    def late(self: FileLock, *arguments: Any, **others: Any) -> Any:
-        taken = real(self, *arguments, **others)
-        (tmp_path / LOCK).unlink()
-        return taken
-
-    monkeypatch.setattr(FileLock, "acquire", late)
-    with pytest.raises(InputError, match="another session is training there"), alone(tmp_path):
-        pass
 
 
 def test_what_a_kill_leaves_of_a_complete_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from retrieval.training.data import TrainingRows, prepare_rows
-from retrieval.training.loop.log import SCORE
+from retrieval.training.loop.board import SCORE
 from retrieval.training.loop.snapshot import Progress
 from retrieval.training.run_record import (
     base_model,

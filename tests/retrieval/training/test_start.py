@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
+from encoder.running.schema import build
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.model_folder import ModelFolder
@@ -20,7 +21,6 @@ from retrieval.models import load_model
 from retrieval.projection import Projection
 from retrieval.training import start
 from retrieval.training.rules import RULES
-from retrieval.training.schema import build
 from retrieval.training.sections import Recipe
 from retrieval.training.start import build_model, require_extra, resize_vocabulary
 

@@ -15,11 +15,12 @@ import yaml
 from filelock import FileLock
 
 from encoder import InputError
+from encoder.running.recipe_file import find_recipe
 from retrieval.training.data import prepare
 from retrieval.training.data.build import Built
 from retrieval.training.grid import Grid, make_grid
-from retrieval.training.loop.log import SCORE
-from retrieval.training.recipe import find_recipe, to_dict
+from retrieval.training.loop.board import SCORE
+from retrieval.training.recipe import to_dict
 from retrieval.training.run import train_recipe
 from retrieval.training.sections import DataSection, Recipe
 from retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from encoder import InputError
+from encoder.running.processes import Processes
 from retrieval.training.data import TrainingRows, prepare_rows
 from retrieval.training.loop import batches as module
 from retrieval.training.loop.batches import Batch, BatchOrder, read_columns, read_rows
 from retrieval.training.loop.feed import FED, Feed
-from retrieval.training.loop.processes import Processes
 from retrieval.training.sections import DataSection
 
 pytest.importorskip("pylate.models")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from retrieval.training.loop.board import tensorboard
-from retrieval.training.loop.log import SCORE
+from retrieval.training.loop.board import SCORE, tensorboard
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:

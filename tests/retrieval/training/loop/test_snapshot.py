@@ -15,9 +15,9 @@ from torch import nn
 
 from encoder import InputError
 from encoder.lora import add_lora
+from encoder.running.random_state import random_state, random_state_kept, seed_random, set_random_state
 from retrieval.models import load_model
 from retrieval.training.loop.optimizers import make_optimizer, weights_for_use
-from retrieval.training.loop.random_state import random_state, random_state_kept, seed_random, set_random_state
 from retrieval.training.loop.snapshot import STATE, WEIGHTS, Progress, Trainee, open_snapshot_model, read_snapshot, write_snapshot
 from retrieval.training.sections import Recipe
 from retrieval.training.start import build_model

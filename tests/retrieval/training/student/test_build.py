@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from encoder.running.schema import build
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.maxsim import maxsim_packed
@@ -24,7 +25,6 @@ from retrieval.model_folder import ColBERTSettings, ModelFolder
 from retrieval.projection import Projection
 from retrieval.training import rules
 from retrieval.training.rules import RULES
-from retrieval.training.schema import build
 from retrieval.training.sections import Recipe
 
 pytest.importorskip("pylate.models")

@@ -1,0 +1,199 @@
+"""The fields of a pretraining recipe: what each means, its unit, its bounds and where its usual value comes from.
+
+Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 2.2, appendix A (the "paper" below), and the training files of its release
+(AnswerDotAI/ModernBERT, branch pretraining_documentation at 0e9dbe6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class VocabularySection:
+    """A byte-level BPE vocabulary learnt from the corpus, with the paper's template: merges, five special tokens, unused tokens."""
+
+    size: int = field(default=50_368, metadata={"at_least": 320, "multiple_of": 64})
+    """Token ids V in all; the paper: 50,368, a multiple of 64."""
+    unused: int = field(default=83, metadata={"at_least": 0})
+    """Tokens kept free for later uses; the paper: 83."""
+    split: Literal["words", "identifiers"] = "words"
+    """How text is cut before merges are learnt, see `encoder.tokens.SPLITTERS`."""
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """The encoder and its vocabulary."""
+
+    init: str = field(metadata={"not_blank": True})
+    """``random`` (Megatron init), or a folder or hub id whose weights the run starts from; its shape must be that given here."""
+    tokenizer: str = field(metadata={"not_blank": True})
+    """``train`` for a vocabulary learnt from the corpus, or a folder or hub id with a tokenizer.json."""
+    layers: int = field(metadata={"at_least": 1})
+    """Number of blocks; the paper: 22 (base), 28 (large)."""
+    hidden_size: int = field(metadata={"at_least": 2})
+    """Width D; the paper: 768, 1,024."""
+    heads: int = field(metadata={"at_least": 1})
+    """Attention heads H; the paper: 12, 16, each 64 wide."""
+    intermediate_size: int = field(metadata={"at_least": 1})
+    """Width of the gated MLP between its two projections; the paper: 1,152, 2,624."""
+    vocabulary: VocabularySection = VocabularySection()
+    """For ``tokenizer: train``."""
+    global_every: int = field(default=3, metadata={"at_least": 1})
+    """Every how many layers one is global, from the first on."""
+    window: int = field(default=128, metadata={"at_least": 2, "multiple_of": 2})
+    """Tokens that a local layer sees, half of them on either side."""
+    local_theta: float = field(default=10_000.0, metadata={"above": 0})
+    """RoPE base of local layers, in all phases."""
+    dropout: float = field(default=0.1, metadata={"at_least": 0, "below": 1})
+    """On what attention adds to the residual, while it is pretrained; the release: 0.1, and no other dropout."""
+
+
+@dataclass(frozen=True)
+class SourceSection:
+    """One body of text."""
+
+    name: str = field(metadata={"not_blank": True})
+    """What phases and the record call it."""
+    path: str = field(metadata={"not_blank": True})
+    """A .jsonl, .parquet or .txt file (the first and the last also .gz), a BEIR folder, or a folder of such files."""
+    fields: tuple[str, ...] = ("title", "text")
+    """JSON lines, Parquet, BEIR: what a document is made of, joined by blank lines; a field that a row lacks is left out."""
+    split: str | None = field(default=None, metadata={"not_blank": True})
+    """BEIR: only documents judged in qrels/SPLIT.tsv and in no other split; null for all documents."""
+    lines: bool = False
+    """Plain text: a line is a document; else a file is one."""
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """The corpus: tokenised once, then read from memory-mapped files."""
+
+    sources: tuple[SourceSection, ...]
+    """At least one."""
+    held_out: float = field(default=0.002, metadata={"at_least": 0, "at_most": 0.5})
+    """Share of the documents that is never trained on and gives the live held-out loss; 0 for none. A copy goes where its twin goes."""
+    held_out_tokens: int = field(default=1_000_000, metadata={"at_least": 1})
+    """Tokens of them that an evaluation reads, at most."""
+
+
+@dataclass(frozen=True)
+class MixSection:
+    """A source's share in a phase."""
+
+    source: str = field(metadata={"not_blank": True})
+    """Name of a source."""
+    times: float = field(metadata={"above": 0})
+    """How often a pass holds each of its pieces: 3 upsamples it, 0.5 takes a half, drawn anew in each pass."""
+
+
+@dataclass(frozen=True)
+class PhaseSection:
+    """A stretch of the run with its own context, RoPE base, mix and schedule. Weights and optimiser go on from phase to phase."""
+
+    name: str = field(metadata={"not_blank": True})
+    """What the log and the record call it."""
+    tokens: int = field(metadata={"at_least": 1})
+    """Tokens it reads, special tokens included; it ends with the update that reaches them."""
+    context: int = field(metadata={"at_least": 8})
+    """Longest sequence in tokens, special tokens included; longer documents are split. The paper: 1,024, then 8,192."""
+    global_theta: float = field(metadata={"above": 0})
+    """RoPE base of global layers; the paper: 10,000 at 1,024 tokens, 160,000 at 8,192."""
+    learning_rate: float = field(metadata={"above": 0})
+    """Peak; the paper: 8e-4 (base), 5e-4 (large), in the later phases 3e-4 and 5e-5."""
+    batch_size: int = field(metadata={"at_least": 1})
+    """Sequences of full context in an update, over all processes; the paper: 4,608 (base), 4,928 (large)."""
+    micro_batch: int = field(metadata={"at_least": 1})
+    """Sequences of full context in one packed row, which is what goes through the model at once; divides ``batch_size``."""
+    mix: tuple[MixSection, ...] = ()
+    """Sources and how often each is read in a pass; empty for all of them once."""
+    warmup_tokens: int = field(default=0, metadata={"at_least": 0})
+    """Over which the learning rate rises from 0; the paper: 3e9 (base), 2e9 (large)."""
+    decay_tokens: int = field(default=0, metadata={"at_least": 0})
+    """At the phase's end, over which it falls; the paper: the 50e9 of the last phase."""
+    decay: Literal["one_minus_sqrt", "linear"] = "one_minus_sqrt"
+    """How it falls."""
+    final_share: float = field(default=0.001, metadata={"at_least": 0, "at_most": 1})
+    """Share of the peak that it falls to; the release: 0.001."""
+    weight_decay: float = field(default=1e-5, metadata={"at_least": 0, "below": 1})
+    """Fully decoupled: what an update takes off the weights at the peak learning rate. The paper: 1e-5 (base), 1e-6 (large, later)."""
+    batch_warmup_tokens: int = field(default=0, metadata={"at_least": 0})
+    """Over which the batch grows, with as many updates at each size; the paper: 50e9 (base), 10e9 (large)."""
+    batch_warmup_from: int | None = field(default=None, metadata={"at_least": 1})
+    """Sequences of the first updates; a multiple of ``micro_batch``. The paper: 768 (base), 448 (large). null: one ``micro_batch``."""
+
+
+@dataclass(frozen=True)
+class AveragingSection:
+    """Which weights make the model of the run."""
+
+    best: int = field(default=0, metadata={"at_least": 0})
+    """So many checkpoints of the last phase with the lowest held-out loss, averaged with the last; 0 for the last alone. The paper's
+    base model: 3."""
+    with_last: bool = True
+    """The last checkpoint is averaged too; false for the best alone, as in the paper's large model, which is its best one."""
+    ema_half_life: float | None = field(default=None, metadata={"above": 0})
+    """Updates after which a weight counts half in an exponential moving average, which then makes the model; null for none."""
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """What all phases share."""
+
+    seed: int = field(metadata={"at_least": 0})
+    """Of initial weights, order, masks and dropout."""
+    mask_probability: float = field(default=0.3, metadata={"above": 0, "below": 1})
+    """Share of the tokens whose word is asked for; the paper: 30%."""
+    held_out_mask_probability: float = field(default=0.15, metadata={"above": 0, "below": 1})
+    """The same in the held-out loss; the release: 15%."""
+    beta1: float = field(default=0.9, metadata={"at_least": 0, "below": 1})
+    """StableAdamW's share of the old mean of gradients."""
+    beta2: float = field(default=0.98, metadata={"at_least": 0, "below": 1})
+    """StableAdamW's share of the old mean of squares."""
+    eps: float = field(default=1e-6, metadata={"above": 0})
+    """Added to the root of the mean of squares."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: autocast on CUDA, weights stay in float32."""
+    compiled: bool = False
+    """Compile the token-wise parts of the model (`encoder.compiling`): faster on a GPU, after a while at the start of each phase."""
+    gradient_checkpointing: bool = False
+    """Keep one hidden state a block and compute the rest again in the backward pass: less memory for about a third more time."""
+    packing_buffer: float = field(default=5.0, metadata={"at_least": 1})
+    """Sequences that wait to be packed, in multiples of an update's tokens; the release: 5."""
+    log_every: int = field(default=10, metadata={"at_least": 1})
+    """Updates from one line of the log to the next."""
+    evaluate_every: int | None = field(default=None, metadata={"at_least": 1})
+    """Updates from one held-out loss to the next; null for the end of each phase alone."""
+    save_every: int | None = field(default=None, metadata={"at_least": 1})
+    """Updates from one checkpoint to the next; null for the end of each phase alone."""
+    keep_checkpoints: int = field(default=2, metadata={"at_least": 1})
+    """The newest that stay, beside the best ones that averaging needs."""
+    averaging: AveragingSection = AveragingSection()
+    """Which weights make the model of the run."""
+
+
+@dataclass(frozen=True)
+class PretrainingRecipe:
+    """All that decides a pretraining run."""
+
+    name: str = field(metadata={"not_blank": True})
+    """The file's, without its suffix."""
+    kind: Literal["pretraining"]
+    """Tells it from recipes of retrievers."""
+    description: str = field(metadata={"not_blank": True})
+    """What is pretrained on what."""
+    source: str = field(metadata={"not_blank": True})
+    """Where the settings come from."""
+    cost: str = field(metadata={"not_blank": True})
+    """Time and hardware."""
+    expected: str = field(metadata={"not_blank": True})
+    """What comes out."""
+    model: ModelSection
+    """The encoder and its vocabulary."""
+    data: DataSection
+    """The corpus."""
+    phases: tuple[PhaseSection, ...]
+    """One after the other; a later one may not have a shorter context."""
+    training: TrainingSection
+    """What all phases share."""

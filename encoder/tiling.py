@@ -1,0 +1,182 @@
+"""A larger encoder from a smaller one: every tensor of the larger tiled with the smaller's values, the original in the middle.
+
+Along an axis of length n that becomes N, place r takes the old place (r - (N - n) // 2) mod n: the whole old tensor stands in the
+middle, and around it everything goes on periodically. Layer i of L takes the old layer round(i l / L).
+
+What is made of several equal parts is tiled part by part: queries, keys and values, the two halves of a gated MLP, and, so that a head
+of the larger encoder is a head of the smaller one whatever their numbers are, heads; inside a head also the two halves that RoPE turns
+against each other. Where heads are as wide as they were and their number grows by an even one, as from base to large, this is the
+published map of whole matrices, entry by entry.
+
+Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
+Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle`` in AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
+arXiv:2112.11446 (which layer becomes which).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from encoder.config import DROPOUTS, EncoderConfig
+from encoder.errors import InputError
+from encoder.heads import MaskedLM
+from encoder.model import Encoder
+
+# What may differ between a model and the one it is enlarged to: sizes, and what no weight depends on.
+FREE = frozenset(
+    {
+        *("hidden_size", "num_heads", "intermediate_size", "layer_types", "first_attention_norm", "family"),
+        *("max_positions", "window", "global_theta", "local_theta", "global_scaling", "local_scaling"),
+        *("norm_eps", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id", *DROPOUTS),
+    }
+)
+
+
+def layer_map(old: int, new: int) -> list[int]:
+    """For each layer of the larger model the layer of the smaller one that it begins as.
+
+    Args:
+        old: Layers of the smaller model, l >= 1.
+        new: Layers of the larger one, L >= 1.
+
+    Returns:
+        round(i l / L), of two equally near the even one; never beyond l - 1, which rounding alone would give where L > 2 l.
+
+    Example:
+        >>> layer_map(4, 6)
+        [0, 1, 1, 2, 3, 3]
+    """
+    return [min(round(layer * old / new), old - 1) for layer in range(new)]
+
+
+def tile(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor in another shape of as many axes: the old one in the middle, gone on periodically; the middle of it where it shrinks.
+
+    Raises:
+        ValueError: The numbers of axes differ, or the tensor is empty.
+
+    Example:
+        >>> tile(torch.tensor([1, 2, 3]), (6,)).tolist(), tile(torch.tensor([1, 2, 3, 4]), (2,)).tolist()
+        ([3, 1, 2, 3, 1, 2], [2, 3])
+    """
+    if tensor.ndim != len(shape) or not tensor.numel():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} cannot be tiled to {shape}")
+    for axis, (old, new) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if old != new:
+            before = (new - old) // 2 if new > old else -((old - new) // 2)  # so that growing and shrinking again gives the original
+            places = (torch.arange(new, device=tensor.device) - before) % old
+            tensor = tensor.index_select(axis, places)
+    return tensor
+
+
+def enlarge(encoder: Encoder, config: EncoderConfig) -> Encoder:
+    """A new encoder of another size that begins with what a trained one has learnt.
+
+    Args:
+        encoder: The parent; not changed.
+        config: The larger architecture. Widths, layers and heads may be any, also smaller ones.
+
+    Returns:
+        The larger encoder in the parent's dtype, place and mode. A norm that only the larger one has begins as the identity's.
+
+    Raises:
+        InputError: The two differ in more than sizes, or the parent's weights are packed for inference; names the field.
+
+    Example:
+        >>> small = EncoderConfig.modernbert(
+        ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
+        >>> large = EncoderConfig.modernbert(
+        ...     vocab_size=64, hidden_size=48, num_heads=3, intermediate_size=80, layer_types=["global", "local", "local"])
+        >>> enlarge(Encoder(small), large).config.hidden_size
+        48
+    """
+    _check(encoder, config)
+    larger = Encoder(config)
+    larger.load_state_dict(larger.state_dict() | _tiled(encoder, larger))
+    return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(encoder.training)
+
+
+def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig) -> MaskedLM:
+    """`enlarge` for a masked language model: its head is tiled too.
+
+    Raises:
+        InputError: As `enlarge`.
+    """
+    encoder = enlarge(model.encoder, config)
+    own = model.decoder
+    larger = MaskedLM(encoder, transform=model.transform.config, decoder_bias=own.bias is not None, tied=own.weight is None)
+    state, old = larger.state_dict(), model.state_dict()
+    for name, tensor in state.items():
+        if not name.startswith("encoder."):
+            # (D, D), (D,), (V, D) or (V,): no axis has parts.
+            state[name] = tile(old[name], tuple(tensor.shape))
+    larger.load_state_dict(state)
+    return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(model.training)
+
+
+def _check(encoder: Encoder, config: EncoderConfig) -> None:
+    if encoder.frozen:
+        raise InputError("the weights of this encoder are packed for inference; enlarge the one it was made from")
+    fixed = {field.name for field in fields(EncoderConfig)} - FREE
+    if config.positions == "absolute":
+        fixed |= {"max_positions"}
+    old = encoder.config
+    differing = [name for name in sorted(fixed) if getattr(old, name) != getattr(config, name)]
+    if differing:
+        told = "; ".join(f"{name} is {getattr(old, name)!r} and would be {getattr(config, name)!r}" for name in differing)
+        raise InputError(f"an encoder can only be enlarged to one that differs in sizes: {told}")
+
+
+def _tiled(encoder: Encoder, larger: Encoder) -> dict[str, Tensor]:
+    """The larger encoder's tensors, under its names; without those that the smaller one has no counterpart of."""
+    old = encoder.state_dict()
+    layers = layer_map(encoder.config.num_layers, larger.config.num_layers)
+    tiled = {}
+    for name, tensor in larger.state_dict().items():
+        source, kind = name, name
+        if name.startswith("layers."):
+            _, layer, kind = name.split(".", 2)
+            source = f"layers.{layers[int(layer)]}.{kind}"
+        if source not in old:  # only the norm before the first attention may be left away
+            continue
+        axes = AXES.get(kind, _plain)
+        parts = old[source].reshape(axes(encoder.config, old[source]))
+        tiled[name] = tile(parts, axes(larger.config, tensor)).reshape(tensor.shape)
+    return tiled
+
+
+def _heads(config: EncoderConfig) -> tuple[int, int, int]:
+    """H heads of two halves of K / 2 where RoPE turns whole heads, of one part of K elsewhere."""
+    halves = 2 if config.positions == "rope" and config.rotary_width == config.head_width else 1
+    return config.num_heads, halves, config.head_width // halves
+
+
+def _plain(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    del config
+    return tuple(tensor.shape)
+
+
+def _queries_keys_values(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    return (3, *_heads(config), *tensor.shape[1:])
+
+
+def _mixed_heads(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    return (len(tensor), *_heads(config))
+
+
+def _gate(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    return (len(tensor) // config.intermediate_size, config.intermediate_size, *tensor.shape[1:])
+
+
+AXES: Mapping[str, Callable[[EncoderConfig, Tensor], tuple[int, ...]]] = {
+    "attention.qkv.weight": _queries_keys_values,
+    "attention.qkv.bias": _queries_keys_values,
+    "attention.out.weight": _mixed_heads,
+    "mlp.up.weight": _gate,
+    "mlp.up.bias": _gate,
+}
+"""The tensors that are made of parts, each with what its axes are once the parts have axes of their own."""

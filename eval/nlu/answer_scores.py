@@ -1,0 +1,172 @@
+"""Exact match and F1 of answers, each data set's as its official script defines them.
+
+========== ============================== =============== =====================================
+definition a text is compared             F1 counts       an answer of which nothing is left
+========== ============================== =============== =====================================
+squad_v1   lower-cased, ASCII punctuation words           F1 0, also against another such
+           deleted, then a, an and the
+squad_v2   the same                       words           means "no answer"; F1 1 against itself
+korquad_v1 brackets and quotation marks   characters, but F1 0, also against another such
+           made spaces, then lower-cased, white space
+           ASCII punctuation deleted
+========== ============================== =============== =====================================
+
+White space is one space everywhere. Of several right answers the one counts that a prediction is nearest to. Korean particles are part of
+a word and are not taken off: an answer with another particle is no exact match, and that is why F1 counts characters there.
+
+Source: evaluate-v1.1.py and evaluate-v2.0.py of SQuAD (rajpurkar.github.io/SQuAD-explorer); evaluate-v1.0.py of KorQuAD
+(korquad.github.io); arXiv:1909.07005, section 4.2.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from eval.nlu.questions import Question
+
+Official = Literal["squad_v1", "squad_v2", "korquad_v1"]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_DELETED = str.maketrans("", "", string.punctuation)
+# Straight and single curly quotation marks (U+2018, U+2019), brackets of titles, parentheses.
+_SPACED = str.maketrans(dict.fromkeys("'\"《》<>〈〉()\u2018\u2019", " "))
+
+NO_ANSWER = ""
+
+
+def squad_text(text: str) -> str:
+    """A text as SQuAD's scripts compare it.
+
+    Example:
+        >>> squad_text("The  Broncos' (24-10)")
+        'broncos 2410'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DELETED)).split())
+
+
+def korquad_text(text: str) -> str:
+    """A text as KorQuAD's script compares it.
+
+    Example:
+        >>> korquad_text("《조선일보》의 '사설(社說)'")
+        '조선일보 의 사설 社說'
+    """
+    return " ".join(text.translate(_SPACED).lower().translate(_DELETED).split())
+
+
+def _characters(text: str) -> list[str]:
+    return [character for character in text if not character.isspace()]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One official script.
+
+    Attributes:
+        compared: A text as it is compared.
+        counted: What F1 counts in such a text.
+        empty_answers: Answers of which nothing is left count: against another such F1 is 1, and a question may have none but these.
+    """
+
+    compared: Callable[[str], str]
+    counted: Callable[[str], list[str]]
+    empty_answers: bool
+
+
+DEFINITIONS: Mapping[Official, Definition] = {
+    "squad_v1": Definition(squad_text, str.split, empty_answers=False),
+    "squad_v2": Definition(squad_text, str.split, empty_answers=True),
+    "korquad_v1": Definition(korquad_text, _characters, empty_answers=False),
+}
+
+
+@dataclass(frozen=True)
+class AnswerScore:
+    """Of one question."""
+
+    exact: float
+    """1 or 0."""
+    f1: float
+    """From 0 to 1."""
+
+
+def score_answer(prediction: str, answers: Sequence[str], official: Official) -> AnswerScore:
+    """Score a prediction against all right answers.
+
+    Args:
+        prediction: A text, empty for "no answer".
+        answers: At least one; for squad_v2 none where there is no answer.
+        official: A key of `DEFINITIONS`.
+
+    Raises:
+        ValueError: There is no right answer, and the definition knows no questions without one.
+
+    Example:
+        >>> score_answer("조선일보가", ["조선일보", "한겨레"], "korquad_v1")
+        AnswerScore(exact=0.0, f1=0.888888888888889)
+        >>> score_answer("", [], "squad_v2")
+        AnswerScore(exact=1.0, f1=1.0)
+    """
+    definition = DEFINITIONS[official]
+    if definition.empty_answers:
+        answers = [answer for answer in answers if definition.compared(answer)] or [NO_ANSWER]
+    elif not answers:
+        raise ValueError(f"a question without an answer cannot be scored as {official}")
+    ours = definition.compared(prediction)
+    theirs = [definition.compared(answer) for answer in answers]
+    return AnswerScore(float(ours in theirs), max(_f1(ours, answer, definition) for answer in theirs))
+
+
+def _f1(prediction: str, answer: str, definition: Definition) -> float:
+    ours, theirs = definition.counted(prediction), definition.counted(answer)
+    if definition.empty_answers and not (ours and theirs):
+        return float(ours == theirs)
+    same = sum((Counter(ours) & Counter(theirs)).values())
+    if not same:
+        return 0.0
+    precision, recall = same / len(ours), same / len(theirs)
+    return 2 * precision * recall / (precision + recall)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over questions, as fractions of 1."""
+
+    questions: int
+    """How many."""
+    exact: float
+    """Exact match."""
+    f1: float
+    """F1."""
+
+
+def mean_scores(scores: Sequence[AnswerScore]) -> Scores | None:
+    """The means; None over no questions."""
+    count = len(scores)
+    if not count:
+        return None
+    return Scores(count, sum(one.exact for one in scores) / count, sum(one.f1 for one in scores) / count)
+
+
+def score_answers(questions: Sequence[Question], predictions: Mapping[str, str], official: Official) -> dict[str, AnswerScore]:
+    """Score every question, by id.
+
+    A question that is not predicted scores 0, as in SQuAD 1.1's and KorQuAD's script; SQuAD 2.0's leaves it out of the mean.
+
+    Raises:
+        ValueError: A question has no answer, and the definition knows no such questions; or a prediction is of no question.
+    """
+    if unknown := sorted(predictions.keys() - {question.id for question in questions}):
+        raise ValueError(f"there is no question {unknown[0]!r}")
+    none = AnswerScore(0.0, 0.0)
+    return {
+        question.id: none
+        if question.id not in predictions
+        else score_answer(predictions[question.id], [answer.text for answer in question.answers], official)
+        for question in questions
+    }

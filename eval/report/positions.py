@@ -1,0 +1,87 @@
+"""Position embeddings before and after their extension, as a picture: the paper's Figure 1.
+
+Shapes: P positions, D model width, C principal components.
+Source: Jeong et al., HCLT 2023, section 4.2 and Figure 1 (three principal components over the position).
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from encoder.errors import InputError
+from encoder.files import replacing
+from encoder.position_extension import read_positions
+from eval.report.efficiency_plot import COLOURS, check_plotting
+from retrieval.model_folder import read_model_folder
+
+COMPONENTS = 3
+FORMATS = (".png", ".svg")
+
+
+def check_format(path: Path) -> None:
+    """Say early that a plot cannot be drawn.
+
+    Raises:
+        InputError: Its file is neither .png nor .svg, or matplotlib is not installed.
+    """
+    if path.suffix not in FORMATS:
+        raise InputError(f"{path}: a plot is written as {' or '.join(FORMATS)}")
+    check_plotting()
+
+
+def principal_components(old: Tensor, new: Tensor, *, count: int = COMPONENTS) -> tuple[Tensor, Tensor]:
+    """Both tables in the directions in which the old one varies most.
+
+    Args:
+        old: (P, D).
+        new: (k P, D).
+        count: C.
+
+    Returns:
+        (P, C) and (k P, C) in float64, measured from the old rows' mean. The largest entry of each direction is positive, so that a
+        table always gives the same picture.
+
+    Example:
+        >>> old, new = torch.tensor([[0.0, 1.0], [4.0, 1.0]]), torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0], [6.0, 1.0]])
+        >>> [part.flatten().tolist() for part in principal_components(old, new, count=1)]
+        [[-2.0, 2.0], [-2.0, 0.0, 2.0, 4.0]]
+    """
+    rows = old.double()
+    mean = rows.mean(0)
+    _, _, directions = torch.linalg.svd(rows - mean, full_matrices=False)
+    directions = directions[:count]
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+    directions = directions * largest.sign()
+    return (rows - mean) @ directions.T, (new.double() - mean) @ directions.T
+
+
+def write_position_plot(old: Path, new: Path, path: Path) -> None:
+    """Draw two models' position embeddings side by side, against the position.
+
+    Args:
+        old: Folder of the model that was extended.
+        new: Folder of the extended one.
+        path: The file, .png or .svg.
+
+    Raises:
+        InputError: As `check_format`; or a folder holds no position embeddings, or the file cannot be written.
+    """
+    check_format(path)
+    tables = [read_positions(read_model_folder(folder).encoder_folder) for folder in (old, new)]
+    # No pyplot: it keeps figures in a global list and picks a window system.
+    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10.0, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, table, projected in zip(panels, tables, principal_components(*tables), strict=True):
+        for place, values in enumerate(projected.T):
+            axes.plot(values.numpy(), color=COLOURS[place], linewidth=1.0, label=f"component {place + 1}")
+        axes.set_title(f"{len(table):,} positions", fontsize=10)
+        axes.set_xlabel("position p")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("EMB(p), principal components of the old table")
+    panels[0].legend(fontsize=8)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], dpi=160)

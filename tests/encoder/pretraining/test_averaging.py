@@ -1,0 +1,59 @@
+"""Averages of weights against their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from encoder.pretraining.averaging import MovingAverage
+
+
+def step(model: nn.Module, number: int) -> None:
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
+
+
+def test_the_moving_average_is_the_sum_of_weights_that_halve() -> None:
+    model = nn.Linear(3, 2)
+    half_life, states = 3.0, [model.weight.detach().clone().double()]
+    average = MovingAverage(model, half_life=half_life)
+    for number in range(10):
+        step(model, number)
+        average.update(model)
+        states.append(model.weight.detach().clone().double())
+    kept = 0.5 ** (1 / half_life)
+    expected = kept**10 * states[0] + sum((1 - kept) * kept ** (10 - number) * states[number] for number in range(1, 11))
+    before = model.bias.detach().clone()
+    average.copy_to(model)
+    torch.testing.assert_close(model.weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(model.bias.detach(), before)
+
+
+def test_after_a_half_life_what_came_before_counts_half() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    average = MovingAverage(model, half_life=5.0)
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+    for _ in range(5):
+        average.update(model)
+    average.copy_to(model)
+    assert model.weight.item() == pytest.approx(0.5)
+
+
+def test_it_goes_on_where_it_was() -> None:
+    model = nn.Linear(3, 2)
+    whole = MovingAverage(model, half_life=2.0)
+    step(model, 1)
+    whole.update(model)
+    kept = {name: mean.clone() for name, mean in whole.state().items()}
+    resumed = MovingAverage(model, half_life=2.0)
+    resumed.restore(kept)
+    step(model, 2)
+    for average in (whole, resumed):
+        average.update(model)
+    for name, mean in whole.state().items():
+        assert torch.equal(mean, resumed.state()[name])

@@ -1,0 +1,121 @@
+"""The corpus on the disk: every token in its place, two sides that share no text, damage and other sources refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from encoder import InputError, Tokenizer
+from encoder.pretraining import corpus as module
+from encoder.pretraining.corpus import Corpus, prepare_corpus, side_of, train_texts
+from encoder.pretraining.sections import DataSection, SourceSection
+
+TEXTS = [f"text number {number} of a body of text" for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS, vocab_size=320)
+
+
+def write(path: Path, texts: list[str]) -> SourceSection:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return SourceSection(path.stem, str(path))
+
+
+def stored(corpus: Corpus, side: str) -> list[list[int]]:
+    documents = corpus.train if side == "train" else corpus.held_out
+    return [ids.tolist() for ids in np.split(documents.ids, documents.ends[:-1])] if len(documents) else []
+
+
+def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHARACTERS", 1000)  # several calls of the tokenizer
+    data = DataSection((write(tmp_path / "a.jsonl", TEXTS[:200]), write(tmp_path / "b.jsonl", TEXTS[200:] + TEXTS[:20])), held_out=0.1)
+    corpus = prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    given = TEXTS + TEXTS[:20]
+    for side in ("train", "held_out"):
+        assert stored(corpus, side) == tokenizer.encode_bare([text for text in given if side_of(text, 0.1) == side])
+    assert 10 < len(corpus.held_out) < 60
+    assert len(corpus.train) + len(corpus.held_out) == len(given)
+    assert corpus.train.sources == {
+        "a": sum(side_of(text, 0.1) == "train" for text in TEXTS[:200]),
+        "b": sum(side_of(text, 0.1) == "train" for text in given[200:]),
+    }
+    assert corpus.train.ids.dtype == np.uint16
+    assert isinstance(corpus.train.ids, np.memmap)
+    assert list(train_texts(data)) == [text for text in given if side_of(text, 0.1) == "train"]
+
+
+def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", TEXTS)
+    data = DataSection((source,), held_out=0.1)
+    first = prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    (tmp_path / "a.jsonl").unlink()
+    again = prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    assert again.facts == first.facts
+    assert stored(again, "train") == stored(first, "train")
+
+
+def test_a_document_of_a_million_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """One word a token: 1.2 million words, and more tokens than that."""
+    (tmp_path / "long.txt").write_text(" text" * 1_200_000)
+    corpus = prepare_corpus(DataSection((SourceSection("long", str(tmp_path / "long.txt")),), held_out=0.0), tokenizer, tmp_path / "corpus")
+    assert len(corpus.train) == 1
+    assert corpus.train.ends.tolist() == [1_200_000]
+    assert len(corpus.held_out) == 0
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=65_600)
+    corpus = prepare_corpus(DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.0), tokenizer, tmp_path / "corpus")
+    assert corpus.train.ids.dtype == np.uint32
+    assert stored(corpus, "train") == tokenizer.encode_bare(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["train.ids", "train.ends", "held_out.ids"])
+def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
+    data = DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1)
+    prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    path = tmp_path / "corpus" / name
+    content = bytearray(path.read_bytes())
+    content[7] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}: missing or damaged; remove .*corpus, and it is made again"):
+        prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    path.unlink()
+    with pytest.raises(InputError, match=f"{name}: missing or damaged"):
+        prepare_corpus(data, tokenizer, tmp_path / "corpus")
+
+
+def test_another_vocabulary_or_source_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", TEXTS)
+    prepare_corpus(DataSection((source,), held_out=0.1), tokenizer, tmp_path / "corpus")
+    with pytest.raises(InputError, match="was made of another held_out; remove it"):
+        prepare_corpus(DataSection((source,), held_out=0.2), tokenizer, tmp_path / "corpus")
+    with pytest.raises(InputError, match="was made of another tokenizer; remove it"):
+        prepare_corpus(DataSection((source,), held_out=0.1), Tokenizer.train(TEXTS, vocab_size=384), tmp_path / "corpus")
+
+
+def test_an_empty_corpus(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "blank.txt"
+    path.write_text("  \n")
+    data = DataSection((SourceSection("blank", str(path)),), held_out=0.0)
+    for attempt in (lambda: prepare_corpus(data, tokenizer, tmp_path / "corpus"), lambda: list(train_texts(data))):
+        with pytest.raises(InputError, match=r"the corpus is empty, .*blank\.txt hold no text to train on"):
+            attempt()
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_nothing_is_held_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = DataSection((write(tmp_path / "a.jsonl", ["one", "two"]),), held_out=1e-6)
+    with pytest.raises(InputError, match=r"data\.held_out: none of 2 documents is held out at a share of 1e-06; raise it"):
+        prepare_corpus(data, tokenizer, tmp_path / "corpus")
+
+
+def test_the_shares_of_the_sides() -> None:
+    sides = [side_of(f"text {number}", 0.25) for number in range(4000)]
+    assert abs(sides.count("held_out") - 1000) < 5 * (4000 * 0.25 * 0.75) ** 0.5
+    assert {side_of(f"text {number}", 0.0) for number in range(100)} == {"train"}

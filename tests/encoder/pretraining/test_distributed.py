@@ -1,0 +1,97 @@
+"""Two processes of torchrun do the updates of one, and stop and go on together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from encoder import InputError
+from encoder.files import read_json
+from encoder.head_checkpoint import load_masked_lm
+from encoder.pretraining.recipe import to_dict
+from encoder.pretraining.run import pretrain
+from encoder.pretraining.sections import PretrainingRecipe
+
+pytest.importorskip("optimi")
+
+MakeRecipe = Callable[..., PretrainingRecipe]
+
+WORKER = """
+import json, os, signal, sys
+from pathlib import Path
+
+from torch import distributed
+
+from encoder.pretraining.recipe import load_pretraining_recipe
+from encoder.pretraining.run import pretrain
+from encoder.pretraining.update import Updater
+from encoder.running.stopping import RunStoppedError
+
+folder = Path(sys.argv[1])
+recipe = load_pretraining_recipe(folder / "two.json")
+distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
+pretrain(recipe, folder / "two")
+
+recipe = load_pretraining_recipe(folder / "two.json", ["model.dropout=0.1"])
+pretrain(recipe, folder / "whole")
+real = Updater.do
+
+def signalled(self, *arguments, step, **others):
+    if step == 7 and distributed.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)  # one of them alone is told
+    return real(self, *arguments, step=step, **others)
+
+Updater.do = signalled
+try:
+    pretrain(recipe, folder / "half")
+except RunStoppedError as stopped:
+    (folder / f"stopped-{distributed.get_rank()}").write_text(str(stopped.step))
+Updater.do = real
+pretrain(recipe, folder / "half", resume=True)
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """With a batch-size warm-up that begins at one row, which leaves the second process without any."""
+    recipe = make_recipe("model.dropout=0")
+    (tmp_path / "two.json").write_text(json.dumps(to_dict(recipe)))
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "worker.py", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+    one = pretrain(recipe, tmp_path / "one")
+    two = read_json(tmp_path / "two" / "run.json")
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert one["corpus"] == two["corpus"]
+    for key in ("steps", "tokens", "packing", "phases"):
+        assert one["result"][key] == two["result"][key]
+    seen = 0
+    for key in ("loss", "grad_norm", "held_out_loss"):
+        found, expected = (dict(record["result"]["curves"][key]) for record in (two, one))
+        assert found == pytest.approx(expected, rel=1e-4), key
+        seen += len(expected)
+    assert seen > 20
+    weights = [load_masked_lm(tmp_path / name / "model").state_dict() for name in ("one", "two")]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=1e-3, atol=1e-4)
+
+    steps = {(tmp_path / f"stopped-{rank}").read_text() for rank in range(2)}
+    assert steps <= {"7", "8"}
+    assert len(steps) == 1
+    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "half")]
+    assert models[0] == models[1], "with dropout: each process has random numbers of its own, and has them back"
+    (tmp_path / "half" / "run.json").unlink()
+    with pytest.raises(InputError, match="processes was 2, is 1"):
+        pretrain(make_recipe("model.dropout=0.1"), tmp_path / "half", resume=True)

@@ -1,0 +1,90 @@
+"""Masks: their shares over many tokens, what is never touched, and that they follow from seed and number alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from encoder import InputError, Tokenizer
+from encoder.files import read_json, write_json
+from encoder.heads import NOT_ASKED
+from encoder.pretraining.masking import Masker, special_ids
+
+COUNT = 400_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["a bird has wings and a nest of twigs"] * 2, vocab_size=320, unused=8)
+
+
+def test_shares_over_many_tokens(tokenizer: Tokenizer) -> None:
+    """Within five standard deviations of a binomial share."""
+    word = tokenizer.encode_bare(["bird"])[0][0]
+    ids = np.full(COUNT, word)
+    seen, labels = Masker(tokenizer, probability=0.3, seed=1)(ids, 0)
+    asked = labels != NOT_ASKED
+    mask, special = special_ids(tokenizer)["mask"], set(special_ids(tokenizer).values())
+
+    def check(found: int, out_of: int, share: float) -> None:
+        assert abs(found - out_of * share) < 5 * math.sqrt(out_of * share * (1 - share))
+
+    check(int(asked.sum()), COUNT, 0.3)
+    assert set(labels[asked].tolist()) == {word}
+    assert (seen[~asked] == word).all()
+    total = int(asked.sum())
+    check(int((seen[asked] == mask).sum()), total, 0.8)
+    other = seen[asked & (seen != mask) & (seen != word)]
+    words = len(tokenizer) - len(special)
+    check(len(other), total, 0.1 * (words - 1) / words)  # a random token may be the token itself
+    assert not special & set(other.tolist())
+    counts = np.bincount(other, minlength=len(tokenizer))
+    drawn = [int(counts[token]) for token in range(len(tokenizer)) if token not in special and token != word]
+    expected = len(other) / len(drawn)
+    chi_squared = sum((count - expected) ** 2 / expected for count in drawn)
+    assert chi_squared < len(drawn) + 5 * math.sqrt(2 * len(drawn)), "random tokens are not uniform"
+
+
+def test_neighbours_are_masked_independently(tokenizer: Tokenizer) -> None:
+    ids = np.full(COUNT, tokenizer.encode_bare(["bird"])[0][0])
+    asked = Masker(tokenizer, probability=0.3, seed=2)(ids, 0)[1] != NOT_ASKED
+    both = int((asked[:-1] & asked[1:]).sum())
+    assert abs(both - COUNT * 0.09) < 6 * math.sqrt(COUNT * 0.09 * 0.91)
+
+
+def test_special_tokens_are_never_touched(tokenizer: Tokenizer) -> None:
+    special = special_ids(tokenizer)
+    word = tokenizer.encode_bare(["bird"])[0][0]
+    ids = np.array([special["cls"], word, special["pad"], special["mask"], special["unk"], word, special["sep"]] * 500)
+    kept = np.isin(ids, list(special.values()))
+    seen, labels = Masker(tokenizer, probability=0.9, seed=3)(ids, 4)
+    assert kept.sum() == 2500
+    assert (seen[kept] == ids[kept]).all()
+    assert (labels[kept] == NOT_ASKED).all()
+    assert (labels[~kept] != NOT_ASKED).mean() > 0.8
+
+
+def test_seed_and_number_decide_alone(tokenizer: Tokenizer) -> None:
+    ids = np.arange(200) + 5
+    masker = Masker(tokenizer, probability=0.3, seed=5)
+    masks = [masker(ids, serial) for serial in (9, 2, 9)]
+    again = Masker(tokenizer, probability=0.3, seed=5)(ids, 9)
+    other = Masker(tokenizer, probability=0.3, seed=6)(ids, 9)
+    for seen, labels in (masks[2], again):
+        np.testing.assert_array_equal(masks[0][0], seen)
+        np.testing.assert_array_equal(masks[0][1], labels)
+    assert (masks[0][1] != masks[1][1]).any()
+    assert (masks[0][1] != other[1]).any()
+    np.testing.assert_array_equal(ids, np.arange(200) + 5)
+
+
+@pytest.mark.parametrize("role", ["cls", "sep", "mask", "pad", "unk"])
+def test_a_vocabulary_that_lacks_a_special_token(tokenizer: Tokenizer, tmp_path: Path, role: str) -> None:
+    tokenizer.save(tmp_path)
+    settings = read_json(tmp_path / "tokenizer_config.json")
+    write_json(tmp_path / "tokenizer_config.json", settings | {f"{role}_token": None})
+    with pytest.raises(InputError, match=f"the vocabulary has no token for {role}; name it in tokenizer_config.json"):
+        special_ids(Tokenizer.from_pretrained(tmp_path))

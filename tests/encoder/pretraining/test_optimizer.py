@@ -1,0 +1,108 @@
+"""StableAdamW against a reference written from the published formulas, and which weights decay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from encoder import Encoder, EncoderConfig, InputError
+from encoder.heads import MaskedLM
+from encoder.pretraining.optimizer import make_optimizer, require_optimizer, set_learning_rate
+from encoder.pretraining.sections import PhaseSection, TrainingSection
+
+pytest.importorskip("optimi")
+
+TRAINING = TrainingSection(seed=1, beta1=0.9, beta2=0.98, eps=1e-6)
+
+
+def phase(**settings: object) -> PhaseSection:
+    usual: dict[str, object] = {
+        "name": "p",
+        "tokens": 10,
+        "context": 8,
+        "global_theta": 1.0,
+        "learning_rate": 0.02,
+        "batch_size": 1,
+        "micro_batch": 1,
+        "weight_decay": 0.0005,
+    }
+    return PhaseSection(**(usual | settings))  # type: ignore[arg-type]
+
+
+class Reference:
+    """StableAdamW, arXiv:2304.13013, algorithm 2, with debiased betas and decay by the learning rate's share of its peak; float64."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight.detach().double()
+        self.mean = torch.zeros_like(self.weight)
+        self.square = torch.zeros_like(self.weight)
+        self.step = 0
+
+    def update(self, gradient: Tensor, *, rate: float, share: float, decay: float) -> None:
+        self.step += 1
+        gradient = gradient.double()
+        beta1, beta2 = (beta * (1 - beta ** (self.step - 1)) / (1 - beta**self.step) for beta in (TRAINING.beta1, TRAINING.beta2))
+        self.mean = beta1 * self.mean + (1 - beta1) * gradient
+        self.square = beta2 * self.square + (1 - beta2) * gradient**2
+        rms = (gradient**2 / self.square.clamp(min=TRAINING.eps**2)).mean().sqrt()
+        clipped = rate / max(1.0, float(rms))
+        self.weight = self.weight * (1 - clipped / (rate / share) * decay) if share else self.weight
+        self.weight = self.weight - clipped * self.mean / (self.square.sqrt() + TRAINING.eps)
+
+
+def test_it_equals_the_published_formula() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7))
+    references = {name: Reference(weight) for name, weight in model.named_parameters()}
+    section = phase()
+    optimizer = make_optimizer(model, TRAINING, section)
+    for share in (0.1, 0.5, 1.0, 1.0, 0.7, 0.2, 0.001):
+        scale = 50.0 if share == 0.7 else 1.0  # a gradient that is clipped by far
+        for name, weight in model.named_parameters():
+            weight.grad = scale * torch.randn_like(weight)
+            decay = section.weight_decay if weight.ndim == 2 else 0.0
+            references[name].update(weight.grad, rate=section.learning_rate * share, share=share, decay=decay)
+        set_learning_rate(optimizer, section, share)
+        optimizer.step()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach().double(), references[name].weight, rtol=2e-5, atol=2e-6)
+
+
+def test_decay_is_decoupled_from_the_rate_and_off_for_norms_and_biases() -> None:
+    """Without a gradient worth the name, a matrix loses the decay's share at any peak; vectors stay."""
+    for peak in (1e-1, 1e-5):
+        section = phase(learning_rate=peak, weight_decay=0.0009)
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        optimizer = make_optimizer(model, TRAINING, section)
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        for share in (1.0, 0.5):
+            set_learning_rate(optimizer, section, share)
+            optimizer.step()
+        for name, weight in model.named_parameters():
+            factor = (1 - 0.0009) * (1 - 0.5 * 0.0009) if weight.ndim == 2 else 1.0
+            torch.testing.assert_close(weight.detach(), before[name] * factor)
+
+
+def test_a_later_phase_has_a_decay_of_its_own() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = make_optimizer(model, TRAINING, phase(weight_decay=0.0))
+    set_learning_rate(optimizer, phase(weight_decay=1e-5), 1.0)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [1e-5, 0.0]
+
+
+def test_which_weights_of_a_masked_language_model_decay() -> None:
+    config = EncoderConfig.modernbert(vocab_size=64, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global", "local"])
+    model = MaskedLM(Encoder(config))
+    decaying, others = (set(map(id, group["params"])) for group in make_optimizer(model, TRAINING, phase()).param_groups)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    assert decaying | others == set(names)
+    assert {names[key] for key in others} == {name for name in names.values() if "norm" in name or name.endswith("bias")}
+
+
+def test_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pretraining needs torch-optimi: pip install 'quiver-retrieval\[train\]'"):
+        require_optimizer()

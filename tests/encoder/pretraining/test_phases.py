@@ -1,0 +1,98 @@
+"""What phases make of one set of weights, and what a run may start from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from encoder import InputError, Tokenizer
+from encoder.files import read_json, write_json
+from encoder.head_checkpoint import load_masked_lm
+from encoder.packing import pack_ids
+from encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
+from encoder.pretraining.sections import PretrainingRecipe
+from encoder.pretraining.snapshot import save_model
+
+MakeRecipe = Callable[..., PretrainingRecipe]
+
+
+def test_the_vocabulary_has_the_paper_s_template(make_recipe: MakeRecipe) -> None:
+    tokenizer = make_tokenizer(make_recipe("model.vocabulary.size=384", "model.vocabulary.unused=20"))
+    assert len(tokenizer) == 384
+    special = [tokenizer.token_id(name) for name in ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")]
+    begin = special[0]
+    assert begin is not None
+    assert begin <= 384 - 20 - 5
+    assert special == list(range(begin, begin + 5))
+    unused = [tokenizer.token_id(f"[unused{number}]") for number in range(384 - begin - 5)]
+    assert unused == list(range(begin + 5, 384))
+    assert tokenizer.max_length == 48
+    ids = tokenizer.encode(["open the file"], max_length=64).ids[0]
+    assert (ids[0], ids[-1]) == (special[1], special[2])
+
+
+def test_phases_differ_in_context_and_theta_alone(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    tokenizer = make_tokenizer(recipe)
+    short, long = (phase_config(recipe.model, phase, tokenizer) for phase in recipe.phases)
+    assert (short.max_positions, short.global_theta) == (24, 10_000.0)
+    assert (long.max_positions, long.global_theta) == (48, 160_000.0)
+    assert short.local_theta == long.local_theta == 10_000.0
+    assert short.attention_output_dropout == 0.1
+    model = first_model(recipe, tokenizer).eval()
+    longer = in_form(model, long, where="here").eval()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, longer.state_dict()[name])
+    batch = pack_ids([list(range(20))])
+    positions = torch.arange(20)
+    assert not torch.equal(model.logits(batch, positions), longer.logits(batch, positions)), "the base of the global layers is another"
+    with pytest.raises(InputError, match="24 positions"):
+        model.encoder(pack_ids([list(range(30))]))
+    assert longer.encoder(pack_ids([list(range(30))])).shape == (30, 16)
+
+
+def test_random_weights_are_megatron_s(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("model.hidden_size=64", "model.intermediate_size=96", "model.layers=3")
+    tokenizer = make_tokenizer(recipe)
+    first, again = (first_model(recipe, tokenizer).state_dict() for _ in range(2))
+    other = first_model(make_recipe("model.hidden_size=64", "model.intermediate_size=96", "model.layers=3", "training.seed=8"), tokenizer)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], weight) for name, weight in other.state_dict().items())
+    cut = 0.02 * 0.8796  # standard deviation of a normal that is cut at two of its own
+    for name, factor in (("encoder.layers.1.attention.qkv.weight", 1.0), ("encoder.layers.1.mlp.down.weight", 1 / math.sqrt(6))):
+        assert float(first[name].std()) == pytest.approx(cut * factor, rel=0.05), name
+        assert float(first[name].abs().max()) <= 2 * 0.02 * factor
+    assert float(first["transform.dense.weight"].std()) == pytest.approx(cut, rel=0.05)
+
+
+def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    tokenizer = make_tokenizer(recipe)
+    start = first_model(recipe, tokenizer)
+    save_model(start, tokenizer, tmp_path / "start")
+    assert load_masked_lm(tmp_path / "start").encoder.config.attention_output_dropout == 0.0, "what is saved is used without dropout"
+    assert start.encoder.config.attention_output_dropout == 0.1
+    found = first_model(make_recipe(f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}"), tokenizer)
+    for name, weight in start.state_dict().items():
+        assert torch.equal(weight, found.state_dict()[name])
+    with pytest.raises(InputError, match=r"model: .*start has another shape than the recipe: .*layers\.2.* is missing"):
+        first_model(make_recipe(f"model.init={tmp_path / 'start'}", "model.layers=3"), tokenizer)
+    with pytest.raises(InputError, match=r"has another shape than the recipe: .* is \(48, 16\), asked for \(64, 16\)"):
+        first_model(make_recipe(f"model.init={tmp_path / 'start'}", "model.intermediate_size=32"), tokenizer)
+
+
+def test_a_vocabulary_that_lacks_a_special_token(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    Tokenizer.train(["a bird"], vocab_size=320).save(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", read_json(tmp_path / "tokenizer_config.json") | {"mask_token": None})
+    with pytest.raises(InputError, match=r"^model\.tokenizer: .*: the vocabulary has no token for mask; name it in tokenizer_config\.json"):
+        make_tokenizer(make_recipe(f"model.tokenizer={tmp_path}"))
+
+
+def test_the_embedding_is_a_multiple_of_64(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(["a bird"], vocab_size=300)
+    recipe = make_recipe()
+    assert phase_config(recipe.model, recipe.phases[0], tokenizer).vocab_size == 320

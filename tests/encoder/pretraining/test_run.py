@@ -1,0 +1,285 @@
+"""Whole runs: what they leave, what they refuse before the first update, and that one killed anywhere and resumed is one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from encoder import InputError, Tokenizer, load_encoder
+from encoder.files import read_json, write_json
+from encoder.head_checkpoint import load_masked_lm
+from encoder.pretraining.averaging import mean_of_checkpoints
+from encoder.pretraining.phases import first_model, in_form
+from encoder.pretraining.run import pretrain
+from encoder.pretraining.sections import PretrainingRecipe
+from encoder.pretraining.snapshot import read_snapshot
+from encoder.pretraining.update import Updater
+from encoder.running.log import LOG, read_log
+from encoder.running.stopping import RunStoppedError
+
+pytest.importorskip("optimi")
+
+MakeRecipe = Callable[..., PretrainingRecipe]
+
+TIMES = ("seconds", "tokens_per_second")
+"""Keys of the log that no two runs share."""
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def kill_before(update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies when it comes to an update."""
+    real = Updater.do
+
+    def dying(self: Updater, *arguments: Any, step: int, **others: Any) -> Any:
+        if step == update:
+            raise Killed
+        return real(self, *arguments, step=step, **others)
+
+    monkeypatch.setattr(Updater, "do", dying)
+
+
+def without_times(lines: list[Any]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def model_bytes(out: Path) -> bytes:
+    return (out / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_a_model_that_has_learnt(whole_run: Path) -> None:
+    out, record = whole_run, read_json(whole_run / "run.json")
+    result = record["result"]
+    assert (record["command"], result["average"]) == ("quiver pretrain ...", True)
+    assert record["schema"] == "quiver-pretraining/1"
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["begun.json", "checkpoints", "corpus", "log.jsonl", "model", "recipe.json", "run.json", "tokenizer"]
+    )
+    assert result["curves"]["held_out_loss"][-1][1] < result["curves"]["held_out_loss"][0][1] - 0.5
+    assert result["tokens"] >= 5000
+    assert 0.95 < result["packing"] <= 1
+    assert [phase["name"] for phase in result["phases"]] == ["short", "long"]
+    assert result["phases"][1]["last_step"] == result["steps"]
+    rates = dict(result["curves"]["learning_rate"])
+    assert 0 < rates[2] < 5e-3
+    assert max(rates.values()) == 5e-3
+    assert rates[result["steps"]] < 1e-3
+    assert [size for _, size in result["curves"]["batch_size"]][:1] == [4]
+    assert {size for _, size in result["curves"]["batch_size"]} == {4, 8, 12, 6}
+    encoder = load_encoder(out / "model")
+    assert (encoder.config.max_positions, encoder.config.global_theta) == (48, 160_000.0)
+    assert len(Tokenizer.from_pretrained(out / "model")) == 320
+
+
+@pytest.mark.parametrize("fatal", [3, 7, 16, 22])
+def test_killed_and_resumed_it_is_the_run_that_was_not(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int, whole_run: Path
+) -> None:
+    """Before the first checkpoint, in the first phase, at its end, in the second; dropout, warm-ups and moving average go on."""
+    recipe = make_recipe("training.averaging.ema_half_life=4")
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        kill_before(fatal, patch)
+        with pytest.raises(Killed):
+            pretrain(recipe, out)
+    record = pretrain(recipe, out, resume=True)
+    whole = read_json(whole_run / "run.json")
+    assert model_bytes(out) == model_bytes(whole_run)
+    assert without_times(read_log(out / LOG)) == without_times(read_log(whole_run / LOG))
+    saved = max((step for step in (4, 8, 12, 15, 16, 20) if step < fatal), default=0)
+    assert record["result"]["resumed_at"] == [saved]
+    assert whole["result"]["resumed_at"] == []
+    same = ("steps", "tokens", "packing", "phases", "kept_steps")
+    assert [record["result"][key] for key in same] == [whole["result"][key] for key in same]
+
+
+def test_sigterm_finishes_the_update_and_saves(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
+) -> None:
+    recipe, out = make_recipe("training.averaging.ema_half_life=4"), tmp_path / "out"
+    real = Updater.do
+
+    def signalled(self: Updater, *arguments: Any, step: int, **others: Any) -> Any:
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *arguments, step=step, **others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "do", signalled)
+        with pytest.raises(RunStoppedError) as stopped:
+            pretrain(recipe, out)
+    assert stopped.value.step in (6, 7), "the signal is seen before the update after"
+    assert (out / "checkpoints" / f"step-{stopped.value.step:06d}" / "seal.json").is_file()
+    assert not (out / "run.json").exists()
+    pretrain(recipe, out, resume=True)
+    assert model_bytes(out) == model_bytes(whole_run)
+
+
+def test_the_best_checkpoints_and_the_last_make_the_model(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("training.averaging.best=2", "training.evaluate_every=2", "training.keep_checkpoints=1", "training.save_every=")
+    record = pretrain(recipe, tmp_path / "out")
+    result = record["result"]
+    begin = result["phases"][0]["last_step"]
+    losses = sorted((loss, int(step)) for step, loss in result["curves"]["held_out_loss"] if step > begin)
+    expected = sorted({step for _, step in losses[:2]} | {result["steps"]})
+    assert result["kept_steps"] == expected
+    assert len(expected) >= 2
+    folders = [tmp_path / "out" / "checkpoints" / f"step-{step:06d}" for step in expected]
+    mean, found = mean_of_checkpoints(folders), load_masked_lm(tmp_path / "out" / "model")
+    states = [load_masked_lm(folder).state_dict() for folder in folders]
+    for name, weight in found.state_dict().items():
+        assert torch.equal(weight, mean.state_dict()[name])
+        torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
+
+
+def test_the_moving_average_goes_on_from_phase_to_phase(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """One that hardly moves has the first weights in the end, though the weights themselves have moved in both phases."""
+    recipe = make_recipe("training.averaging.ema_half_life=1e6")
+    record = pretrain(recipe, tmp_path / "out")
+    first = first_model(recipe, Tokenizer.from_pretrained(tmp_path / "out" / "tokenizer")).state_dict()
+    last = load_masked_lm(tmp_path / "out" / "checkpoints" / f"step-{record['result']['steps']:06d}").state_dict()
+    for name, weight in load_masked_lm(tmp_path / "out" / "model").state_dict().items():
+        torch.testing.assert_close(weight, first[name], rtol=0, atol=1e-5)
+        assert (last[name] - first[name]).abs().max() > 1e-3, name
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = in_form
+
+    def poisoned(*arguments: Any, **others: Any) -> Any:
+        model = real(*arguments, **others)
+        with torch.no_grad():
+            model.encoder.embeddings.tokens.weight[40:] = float("nan")
+        return model
+
+    monkeypatch.setattr("encoder.pretraining.loop.in_form", poisoned)  # of the second phase
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"the loss is nan at step 16; its batch is in .*step-000016: .*lower phases\.1\.learning_rate"):
+        pretrain(make_recipe(), out)
+    kept = json.loads((out / "nonfinite" / "step-000016" / "batch.json").read_text())
+    assert {"offset", "length", "serial", "masked_text"} == set(kept["batches"][0]["rows"][0])
+    assert "[CLS]" in kept["batches"][0]["rows"][0]["masked_text"]
+    assert read_log(out / LOG)[-1]["step"] == 15
+
+
+def test_pieces_of_a_phase_that_were_not_read_are_the_next_one_s_first(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every number of the stream is read once, across both phases, until what waits at the end."""
+    read: list[int] = []
+    real = Updater.do
+
+    def noted(self: Updater, batch: Any, **others: Any) -> Any:
+        read.extend(piece.serial for row in batch.rows for piece in row.pieces)
+        return real(self, batch, **others)
+
+    monkeypatch.setattr(Updater, "do", noted)
+    pretrain(make_recipe(), tmp_path / "out")
+    assert len(read) == len(set(read))
+    missing = set(range(max(read) + 1)) - set(read)
+    last = sorted((tmp_path / "out" / "checkpoints").iterdir())[-1]
+    waiting = {int(row[2]) for row in read_snapshot(last).stream["packer"]["waiting"].tolist()}
+    assert missing <= waiting
+
+
+def test_what_cannot_begin_leaves_nothing(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
+    out = tmp_path / "out"
+    (texts / "code.jsonl").write_text('{"text": ""}\n')
+    (texts / "prose.txt").write_text(" \n \n")
+    with pytest.raises(InputError, match="is empty"):
+        pretrain(make_recipe(), out)
+    assert not out.exists()
+    (texts / "prose.txt").write_bytes(b"a line\nbroken \xff\n")
+    with pytest.raises(InputError, match=r"prose\.txt:2: not UTF-8"):
+        pretrain(make_recipe(), out)
+    assert not out.exists()
+
+
+def test_a_vocabulary_without_mask_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    Tokenizer.train(["open the file"], vocab_size=320).save(tmp_path / "words")
+    settings = read_json(tmp_path / "words" / "tokenizer_config.json")
+    write_json(tmp_path / "words" / "tokenizer_config.json", settings | {"mask_token": None})
+    with pytest.raises(InputError, match="the vocabulary has no token for mask"):
+        pretrain(make_recipe(f"model.tokenizer={tmp_path / 'words'}"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_start_of_another_shape_is_refused(make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path) -> None:
+    start = (f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}")
+    with pytest.raises(InputError, match="has another shape than the recipe"):
+        pretrain(make_recipe(*start, "model.layers=3"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:
+    (texts / "prose.txt").write_text(" ".join(["open the file"] * 340_000) + "\n")
+    record = pretrain(make_recipe("phases.0.tokens=800", "phases.1.tokens=1000", "phases.0.batch_warmup_tokens=0"), tmp_path / "out")
+    assert record["corpus"]["counts"]["prose"]["train"]["documents"] == 1
+    assert record["corpus"]["counts"]["prose"]["train"]["tokens"] > 1_000_000
+    assert record["result"]["tokens"] >= 1800
+
+
+def test_folders_that_are_taken(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path) -> None:
+    recipe = make_recipe("training.averaging.ema_half_life=4")
+    with pytest.raises(InputError, match="holds a run already; choose another --out"):
+        pretrain(recipe, whole_run)
+    with pytest.raises(InputError, match="the run is complete, there is nothing to resume; its model is"):
+        pretrain(recipe, whole_run, resume=True)
+    with pytest.raises(InputError, match="holds no run to resume; leave --resume out"):
+        pretrain(recipe, tmp_path / "new", resume=True)
+    (tmp_path / "other" / "model").mkdir(parents=True)
+    with pytest.raises(InputError, match="holds model already, and not from a pretraining run"):
+        pretrain(recipe, tmp_path / "other")
+    with monkeypatch.context() as patch:
+        kill_before(6, patch)
+        with pytest.raises(Killed):
+            pretrain(recipe, tmp_path / "half")
+    with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume"):
+        pretrain(recipe, tmp_path / "half")
+    other = make_recipe("training.averaging.ema_half_life=4", "phases.1.learning_rate=1e-4", "training.log_every=1")
+    with pytest.raises(InputError, match=r"--resume needs the run as it was begun; phases\.1\.learning_rate was 0\.003, is 0\.0001$"):
+        pretrain(other, tmp_path / "half", resume=True)
+
+
+def test_what_may_change_the_bits_is_told(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, out = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        kill_before(6, patch)
+        with pytest.raises(Killed):
+            pretrain(recipe, out)
+    begun = read_json(out / "begun.json")
+    write_json(out / "begun.json", begun | {"threads": 64, "versions": begun["versions"] | {"torch": "1.0"}})
+    pretrain(recipe, out, resume=True)
+    assert "changed since the run was begun: threads, versions.torch; it may not end with the very same weights" in caplog.text
+
+
+def test_a_corpus_that_has_changed_is_no_corpus_to_resume_with(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Path
+) -> None:
+    recipe, out = make_recipe(), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        kill_before(6, patch)
+        with pytest.raises(Killed):
+            pretrain(recipe, out)
+    shutil.rmtree(out / "corpus")
+    with (texts / "prose.txt").open("a") as file:
+        file.write("one more line of it\n")
+    with pytest.raises(
+        InputError, match=r"--resume needs the run as it was begun; corpus\.counts\.prose\.train\.documents was \d+, is \d+"
+    ):
+        pretrain(recipe, out, resume=True)

@@ -1,0 +1,129 @@
+"""Lines with their numbers, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from encoder.data_files import atomic_file, cache_folder, file_sha256, read_lines
+from encoder.errors import InputError
+from encoder.files import check_target
+
+
+def test_lines_keep_their_numbers_across_blank_lines_and_windows_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\r\n\r\n  \ntwo\u2028still two\nthree".encode())
+    assert list(read_lines(path)) == [(1, "one"), (4, "two\u2028still two"), (5, "three")]
+
+
+def test_a_damaged_gzip_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    whole = gzip.compress(os.urandom(5000).hex().encode())
+    for content in (whole[: len(whole) // 2], b"not gzip at all", whole[:100] + b"\xff" * 8 + whole[108:]):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"a\.txt\.gz.*damaged gzip"):
+            list(read_lines(path))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_an_empty_file_is_an_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="the file is empty"):
+        list(read_lines(path))
+
+
+def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            list(read_lines(path))
+
+
+def test_equal_content_gives_equal_gzip(tmp_path: Path) -> None:
+    for name in ("a.gz", "b.gz"):
+        with atomic_file(tmp_path / name) as file:
+            file.write(b"content")
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert (tmp_path / "a.gz").read_bytes()[3:8] == bytes(5)  # RFC 1952: no name flagged, no time
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == b"content"
+
+
+@pytest.mark.parametrize("fault", ["write", "fsync", "replace"])
+def test_a_fault_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"old")
+
+    def fail(*args: object) -> None:
+        raise OSError("disk full")
+
+    def write() -> None:
+        with atomic_file(path) as file:
+            file.write(b"new")
+            if fault == "write":
+                fail()
+
+    if fault != "write":
+        monkeypatch.setattr(os, fault, fail)
+    with pytest.raises(OSError, match="disk full"):
+        write()
+    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {"a.txt": b"old"}
+
+
+def test_a_missing_folder_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"), atomic_file(tmp_path / "none" / "a.txt"):
+        pass
+
+
+@pytest.mark.parametrize("target", [".", "..", "/", "folder", "folder/"])
+def test_a_folder_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="cannot be written, it is a folder; name a file"), atomic_file(Path(target)):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_the_early_check_agrees_with_writing(tmp_path: Path) -> None:
+    check_target(tmp_path / "new.txt")
+    (tmp_path / "old.txt").touch()
+    check_target(tmp_path / "old.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
+    with pytest.raises(InputError, match="does not exist"):
+        check_target(tmp_path / "none" / "a.txt")
+    with pytest.raises(InputError, match="does not exist"):
+        check_target(tmp_path / "old.txt" / "a.txt")
+
+
+@pytest.mark.skipif(os.name == "nt" or (hasattr(os, "geteuid") and os.geteuid() == 0), reason="no folder is closed to this user")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    with pytest.raises(InputError, match="no permission"):
+        check_target(closed / "a.txt")
+
+
+def test_sha256_of_a_file_longer_than_a_block(tmp_path: Path) -> None:
+    content = os.urandom((1 << 20) + 17)
+    (tmp_path / "a").write_bytes(content)
+    assert file_sha256(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+def test_where_things_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("QUIVER_CACHE", "~/here")
+    assert cache_folder("vectors") == tmp_path / "here" / "vectors"
+    monkeypatch.delenv("QUIVER_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder("vectors") == tmp_path / ".cache" / "quiver" / "vectors"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder("vectors") == tmp_path / "xdg" / "quiver" / "vectors"
+
+
+def test_a_cache_of_an_unknown_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
+    with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
+        cache_folder("vectors")

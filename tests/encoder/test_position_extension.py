@@ -1,0 +1,201 @@
+"""Longer position tables: the paper's equations written out, exact old rows, checkpoints with heads, refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from encoder import (
+    Encoder,
+    EncoderConfig,
+    InputError,
+    MaskedLM,
+    SpanQA,
+    Tokenizer,
+    init_head,
+    init_weights,
+    load_encoder,
+    load_masked_lm,
+    load_span_qa,
+    pack_ids,
+    preset,
+    save_encoder,
+    save_masked_lm,
+    save_span_qa,
+)
+from encoder.checkpoint import read_safetensors
+from encoder.files import read_json, write_json
+from encoder.position_extension import extend_checkpoint, extend_positions, interpolate_positions, read_positions
+
+
+def small(name: str, *, positions: int = 12) -> EncoderConfig:
+    return replace(
+        preset(name), vocab_size=40, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=("global",) * 2, max_positions=positions
+    )
+
+
+def doubled(table: Tensor) -> Tensor:
+    """Equations 2 and 3, row by row; the row behind the last one, which equation 3 does not have, goes on by the last step."""
+    rows = [row.double() for row in table]
+    rows.append(2 * rows[-1] - rows[-2])
+    new = []
+    for p in range(len(table)):
+        new.append(rows[p])
+        new.append((rows[p] + rows[p + 1]) / 2)
+    return torch.stack(new)
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8, 16])
+def test_powers_of_two_are_the_papers_equations(factor: int) -> None:
+    table = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
+    expected = table
+    for _ in range(int(math.log2(factor))):
+        expected = doubled(expected)
+    torch.testing.assert_close(interpolate_positions(table, factor).double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("factor", [1, 2, 3, 8])
+def test_old_positions_are_exact_and_others_between(factor: int, dtype: torch.dtype) -> None:
+    table = torch.randn(7, 4, generator=torch.Generator().manual_seed(2)).to(dtype)
+    new = interpolate_positions(table, factor)
+    assert new.shape == (7 * factor, 4)
+    assert new.dtype == dtype
+    assert torch.equal(new[::factor], table)
+    for place in range(6 * factor):
+        share = place % factor / factor
+        between = table[place // factor].double() * (1 - share) + table[place // factor + 1].double() * share
+        torch.testing.assert_close(new[place].double(), between, atol=8 * torch.finfo(dtype).eps, rtol=0)
+
+
+def test_rows_before_the_first_position_are_kept() -> None:
+    table = torch.randn(2 + 6, 4, generator=torch.Generator().manual_seed(3))
+    new = interpolate_positions(table, 4, offset=2)
+    assert new.shape == (2 + 24, 4)
+    assert torch.equal(new[:2], table[:2])
+    assert torch.equal(new[2::4], table[2:])
+
+
+def test_misuse_is_refused() -> None:
+    with pytest.raises(ValueError, match="factor must be >= 1"):
+        interpolate_positions(torch.zeros(4, 2), 0)
+    with pytest.raises(ValueError, match="no two positions behind an offset of 2"):
+        interpolate_positions(torch.zeros(3, 2), 2, offset=2)
+
+
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base"])
+def test_an_encoder_reads_longer_texts(name: str) -> None:
+    encoder = init_weights(Encoder(small(name)), seed=4).eval()
+    longer = extend_positions(encoder, 2)
+    assert not longer.training
+    assert longer.config == replace(encoder.config, max_positions=24)
+    with pytest.raises(InputError, match="13 tokens"):
+        encoder(pack_ids([list(range(3, 16))]))
+    assert longer(pack_ids([list(range(3, 27))])).shape == (24, 16)
+    # A text of one token stands at position 0 in both; any other text has moved.
+    batch = pack_ids([[5], [6]])
+    assert torch.equal(longer(batch), encoder(batch))
+    moved = pack_ids([[5, 6, 7]])
+    assert not torch.allclose(longer(moved), encoder(moved), atol=1e-4)
+    assert encoder.config.max_positions == 12
+
+
+def test_factor_one_changes_nothing() -> None:
+    encoder = init_weights(Encoder(small("roberta-base")), seed=4).eval()
+    batch = pack_ids([[5, 6, 7], [8, 9]])
+    same = extend_positions(encoder, 1)
+    assert torch.equal(same(batch), encoder(batch))
+    assert same.embeddings.positions.weight is not encoder.embeddings.positions.weight
+
+
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base"])
+def test_checkpoints_keep_heads_and_other_tensors(tmp_path: Path, name: str) -> None:
+    encoder = init_weights(Encoder(small(name)), seed=5)
+    for save, load, model in (
+        (save_masked_lm, load_masked_lm, MaskedLM(encoder)),
+        (save_span_qa, load_span_qa, SpanQA(encoder)),
+    ):
+        init_head(model, seed=6)
+        old, new = tmp_path / f"{save.__name__}-old", tmp_path / f"{save.__name__}-new"
+        save(model, old)
+        extend_checkpoint(old, new, 4)
+        again = load(new)
+        assert again.encoder.config.max_positions == 48
+        key = "encoder.embeddings.positions.weight"
+        before, after = model.state_dict(), again.state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before if name != key)
+        offset = encoder.config.position_offset
+        assert torch.equal(after[key], interpolate_positions(before[key], 4, offset=offset))
+        assert read_json(new / "config.json")["max_position_embeddings"] == offset + 48
+        assert read_json(new / "config.json") | {"max_position_embeddings": offset + 12} == read_json(old / "config.json")
+
+
+def test_our_own_family_is_extended_too(tmp_path: Path) -> None:
+    config = replace(small("bert-base"), family="quiver", norm_position="pre", final_norm=True)
+    model = MaskedLM(init_weights(Encoder(config), seed=5))
+    save_masked_lm(model, tmp_path / "old")
+    extend_checkpoint(tmp_path / "old", tmp_path / "new", 2)
+    assert load_masked_lm(tmp_path / "new").encoder.config == replace(config, max_positions=24)
+    assert torch.equal(read_positions(tmp_path / "new")[::2], read_positions(tmp_path / "old"))
+
+
+def test_the_tokenizer_is_told_and_buffers_are_left_out(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    save_encoder(init_weights(Encoder(small("bert-base")), seed=5), old)
+    state = read_safetensors(old) | {"embeddings.position_ids": torch.arange(12)[None], "pooler.dense.weight": torch.ones(16, 16)}
+    save_file(state, old / "model.safetensors")
+    new.mkdir()
+    Tokenizer.train(["a bird has wings"], vocab_size=300, max_length=12).save(new)
+    extend_checkpoint(old, new, 2)
+    assert read_json(new / "tokenizer_config.json")["model_max_length"] == 24
+    assert read_safetensors(new).keys() == state.keys() - {"embeddings.position_ids"}
+    assert load_encoder(new).config.max_positions == 24
+
+
+@pytest.mark.parametrize(("name", "kind"), [("modernbert-base", "rope"), ("gte-en-mlm-base", "rope"), ("mosaicbert-base", "alibi")])
+def test_other_positions_are_refused_in_one_line(tmp_path: Path, name: str, kind: str) -> None:
+    encoder = Encoder(small(name))
+    with pytest.raises(InputError, match=f"no position embeddings but {kind}") as caught:
+        extend_positions(encoder, 2)
+    assert "\n" not in str(caught.value)
+    save_encoder(encoder, tmp_path / "old")
+    with pytest.raises(InputError, match=f"{tmp_path}.*no position embeddings but {kind}"):
+        extend_checkpoint(tmp_path / "old", tmp_path / "new", 2)
+    assert not (tmp_path / "new").exists()
+
+
+def test_malformed_checkpoints_are_refused(tmp_path: Path) -> None:
+    encoder = init_weights(Encoder(small("bert-base")), seed=5)
+    save_encoder(encoder, tmp_path)
+    with pytest.raises(InputError, match="factor must be >= 1"):
+        extend_positions(encoder, 0)
+    hf = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", hf | {"max_position_embeddings": 512})
+    with pytest.raises(InputError, match=r"has shape \(12, 16\), config.json asks for \(512, 16\)"):
+        extend_checkpoint(tmp_path, tmp_path / "new", 2)
+    write_json(tmp_path / "config.json", hf)
+    save_file({"other": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"has 0 tensors embeddings\.position_embeddings\.weight"):
+        extend_checkpoint(tmp_path, tmp_path / "new", 2)
+
+
+def test_minilms_distribution_is_kept(minilm: Path, tmp_path: Path) -> None:
+    """The paper's Figure 1 in numbers: mean and spread of every dimension stay, and no row is longer than the longest was."""
+    old = read_positions(minilm)
+    assert old.shape == (512, 384)
+    for factor in (2, 4, 8):
+        extend_checkpoint(minilm, tmp_path / str(factor), factor)
+        new = read_positions(tmp_path / str(factor))
+        assert new.shape == (512 * factor, 384)
+        assert torch.equal(new[::factor], old)
+        torch.testing.assert_close(new.mean(0), old.mean(0), atol=0.1 * old.std().item(), rtol=0)
+        # Between two rows that point apart lie shorter ones: the spread shrinks, but little (measured: by 3 in a hundred).
+        assert old.std() * 0.95 < new.std() <= old.std()
+        assert new.norm(dim=1).max() <= 1.001 * old.norm(dim=1).max()

@@ -1,0 +1,271 @@
+"""Enlarging: tiled tensors against a reference written from the published formulas, entry by entry; heads, odd ratios, refusals, losses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from encoder import Encoder, EncoderConfig, InputError, MaskedLM, freeze, init_head, init_weights, pack_ids, preset
+from encoder.tiling import enlarge, enlarge_masked_lm, layer_map, tile
+
+
+def modernbert(layers: int, width: int, heads: int, intermediate: int, *, vocabulary: int = 20) -> EncoderConfig:
+    return EncoderConfig.modernbert(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_heads=heads,
+        intermediate_size=intermediate,
+        layer_types=["local" if layer % 3 else "global" for layer in range(layers)],
+        max_positions=64,
+    )
+
+
+# The published formulas, with slow loops over every entry.
+
+
+def reference_tile(old: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """new[r, c] = old[(r - ro) mod h, (c - co) mod w] with ro = (H - h) // 2 and co = (W - w) // 2; one axis likewise."""
+    new = np.zeros(shape, np.float32)
+    offsets = [int((larger - smaller) / 2) for larger, smaller in zip(shape, old.shape, strict=True)]
+    for place in np.ndindex(*shape):
+        new[place] = old[tuple((at - offset) % size for at, offset, size in zip(place, offsets, old.shape, strict=True))]
+    return new
+
+
+def reference_parts(old: NDArray[np.float32], shape: tuple[int, ...], parts: int) -> NDArray[np.float32]:
+    """Each of so many row chunks on its own, one after the other."""
+    rows = len(old) // parts
+    chunk = (shape[0] // parts, *shape[1:])
+    return np.concatenate([reference_tile(old[part * rows : (part + 1) * rows], chunk) for part in range(parts)])
+
+
+def reference_layer(layer: int, old: int, new: int) -> int:
+    """Gopher: the quotient to the nearest whole number, of two as near the even one."""
+    twice = 2 * layer * old
+    low, rest = divmod(twice, 2 * new)
+    return low if rest < new or (rest == new and low % 2 == 0) else low + 1
+
+
+def test_layers_of_base_and_large() -> None:
+    assert layer_map(22, 28) == [reference_layer(layer, 22, 28) for layer in range(28)]
+    assert layer_map(22, 28) == [0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 20, 20, 21]
+
+
+def test_no_layer_lies_beyond_the_last_one() -> None:
+    for old in range(1, 14):
+        for new in range(1, 40):
+            found = layer_map(old, new)
+            assert found == [min(reference_layer(layer, old, new), old - 1) for layer in range(new)]
+            assert found == sorted(found)
+    assert layer_map(4, 4) == [0, 1, 2, 3]
+    assert layer_map(1, 3) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((4,), (7,)), ((5,), (8,)), ((3, 4), (4, 11)), ((5, 4), (3, 2)), ((2, 3), (9, 20)), ((3, 3), (3, 3))]
+)
+def test_any_shape_is_tiled_as_the_formula_says(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    tensor = torch.arange(float(np.prod(old))).reshape(old)
+    np.testing.assert_array_equal(tile(tensor, new).numpy(), reference_tile(tensor.numpy(), new))
+
+
+def test_a_tiled_tensor_holds_its_parent_in_the_middle() -> None:
+    tensor = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+    larger = tile(tensor, (10, 12))
+    assert torch.equal(larger[2:8, 3:8], tensor)
+    assert torch.equal(tile(larger, (6, 5)), tensor)
+    assert torch.equal(tile(tensor, (6, 5)), tensor)
+    with pytest.raises(ValueError, match="cannot be tiled"):
+        tile(tensor, (6,))
+
+
+def test_base_to_large_is_the_published_map_entry_by_entry() -> None:
+    """All tensors of 22 layers of 768 with 12 heads made to 28 of 1,024 with 16, at an eighth of the head width and of the MLP."""
+    small, large = modernbert(22, 96, 12, 144), modernbert(28, 128, 16, 328)
+    parent = init_weights(Encoder(small), seed=1)
+    child = enlarge(parent, large)
+    old = {name: tensor.numpy() for name, tensor in parent.state_dict().items()}
+    parts = {"attention.qkv.weight": 3, "mlp.up.weight": 2}
+    seen = set()
+    for name, tensor in child.state_dict().items():
+        source, kind = name, name
+        if name.startswith("layers."):
+            _, layer, kind = name.split(".", 2)
+            source = f"layers.{reference_layer(int(layer), 22, 28)}.{kind}"
+        if source not in old:
+            assert source == "layers.0.attention_norm.weight"
+            assert bool((tensor == 1).all())
+            continue
+        seen.add(source)
+        # Loops over every entry are slow: whole for four layers and all that stands outside, rows and columns by formula for the others.
+        if name.startswith("layers.") and int(layer) not in (0, 3, 7, 27):
+            rows, columns = (np.arange(size) for size in (*tensor.shape, 1)[:2])
+            height, width = (*old[source].shape, 1)[:2]
+            count = parts.get(kind, 1)
+            chunk, small_chunk = len(rows) // count, height // count
+            from_rows = (rows % chunk - (chunk - small_chunk) // 2) % small_chunk + rows // chunk * small_chunk
+            from_columns = (columns - (len(columns) - width) // 2) % width
+            expected = old[source].reshape(height, width)[np.ix_(from_rows, from_columns)].reshape(tensor.shape)
+        else:
+            expected = reference_parts(old[source], tuple(tensor.shape), parts.get(kind, 1))
+        np.testing.assert_array_equal(tensor.numpy(), expected, err_msg=name)
+    assert seen == old.keys()
+
+
+def test_the_full_widths_of_base_and_large() -> None:
+    """One query, key and value matrix of 768 to 1,024 in full, at places drawn at random."""
+    base, large = (replace(preset(name), vocab_size=8, layer_types=("global",)) for name in ("modernbert-base", "modernbert-large"))
+    parent = init_weights(Encoder(base), seed=2)
+    child = enlarge(parent, large)
+    old, new = (model.state_dict()["layers.0.attention.qkv.weight"] for model in (parent, child))
+    assert (tuple(old.shape), tuple(new.shape)) == ((3 * 768, 768), (3 * 1024, 1024))
+    generator = np.random.default_rng(3)
+    for row, column in generator.integers(0, [3 * 1024, 1024], size=(2000, 2)).tolist():
+        part, inside = divmod(row, 1024)
+        assert new[row, column] == old[part * 768 + (inside - 128) % 768, (column - 128) % 768]
+    old, new = (model.state_dict()["layers.0.mlp.up.weight"] for model in (parent, child))
+    assert (tuple(old.shape), tuple(new.shape)) == ((2 * 1152, 768), (2 * 2624, 1024))
+    for row, column in generator.integers(0, [2 * 2624, 1024], size=(2000, 2)).tolist():
+        half, inside = divmod(row, 2624)
+        assert new[row, column] == old[half * 1152 + (inside - 736) % 1152, (column - 128) % 768]
+
+
+def head_of(tensor: Tensor, config: EncoderConfig, part: int, head: int) -> Tensor:
+    """The rows of one head's queries, keys or values."""
+    start = part * config.hidden_size + head * config.head_width
+    return tensor[start : start + config.head_width]
+
+
+def test_a_head_stays_whole_where_their_number_grows_by_an_odd_one() -> None:
+    small, large = modernbert(1, 16, 2, 24), modernbert(1, 40, 5, 24)
+    parent = init_weights(Encoder(small), seed=1)
+    child = enlarge(parent, large)
+    old, new = (model.state_dict()["layers.0.attention.qkv.weight"] for model in (parent, child))
+    out_old, out_new = (model.state_dict()["layers.0.attention.out.weight"] for model in (parent, child))
+    for head in range(5):
+        source = (head - 1) % 2
+        for part in range(3):
+            assert torch.equal(head_of(new, large, part, head), tile(head_of(old, small, part, source), (8, 40)))
+        assert torch.equal(out_new[:, head * 8 : head * 8 + 8], tile(out_old[:, source * 8 : source * 8 + 8], (40, 8)))
+
+
+def test_the_halves_that_rope_turns_stay_pairs_where_heads_get_wider() -> None:
+    small, large = modernbert(1, 16, 2, 24), modernbert(1, 24, 2, 24)  # heads of 8 to heads of 12
+    parent = init_weights(Encoder(small), seed=1)
+    child = enlarge(parent, large)
+    old, new = (model.state_dict()["layers.0.attention.qkv.weight"] for model in (parent, child))
+    for head in range(2):
+        ours, theirs = head_of(new, large, 0, head), head_of(old, small, 0, head)
+        for pair in range(6):
+            for half in range(2):
+                source = (pair - 1) % 4 + half * 4
+                assert torch.equal(ours[pair + half * 6], tile(theirs[source], (24,)))
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 12])
+@pytest.mark.parametrize(("width", "heads", "intermediate"), [(16, 2, 24), (24, 3, 25), (56, 7, 131), (8, 1, 5), (32, 2, 200)])
+def test_any_ratio_gives_a_model_that_runs(layers: int, width: int, heads: int, intermediate: int) -> None:
+    parent = init_weights(Encoder(modernbert(3, 16, 2, 24)), seed=1).eval()
+    child = enlarge(parent, modernbert(layers, width, heads, intermediate))
+    assert not child.training
+    hidden = child(pack_ids([[1, 2, 3], [4]]))
+    assert hidden.shape == (4, width)
+    assert bool(hidden.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "mosaicbert-base", "gte-en-mlm-base"])
+def test_other_families_biases_positions_and_heads_are_tiled_too(name: str) -> None:
+    small = replace(
+        preset(name), vocab_size=20, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=("global",) * 2, max_positions=8
+    )
+    large = replace(small, hidden_size=32, num_heads=4, intermediate_size=40, layer_types=("global",) * 3)
+    parent = MaskedLM(init_weights(Encoder(small), seed=1))
+    init_head(parent, seed=2)
+    with torch.no_grad():
+        for parameter in parent.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(generator=torch.Generator().manual_seed(len(parameter)))
+    child = enlarge_masked_lm(parent, large)
+    old, new = parent.state_dict(), child.state_dict()
+    assert torch.equal(new["decoder.bias"], old["decoder.bias"])
+    assert torch.equal(new["transform.dense.weight"], tile(old["transform.dense.weight"], (32, 32)))
+    assert torch.equal(new["transform.norm.bias"], tile(old["transform.norm.bias"], (32,)))
+    assert torch.equal(new["encoder.embeddings.norm.bias"], tile(old["encoder.embeddings.norm.bias"], (32,)))
+    qkv = new["encoder.layers.2.attention.qkv.bias"].numpy()
+    np.testing.assert_array_equal(qkv, reference_parts(old["encoder.layers.1.attention.qkv.bias"].numpy(), (96,), 3))
+    if small.positions == "absolute":
+        positions = "encoder.embeddings.positions.weight"
+        assert torch.equal(new[positions], tile(old[positions], (len(old[positions]), 32)))
+
+
+def test_an_equal_size_is_a_copy_and_the_parent_is_left_alone() -> None:
+    config = modernbert(3, 16, 2, 24)
+    parent = MaskedLM(init_weights(Encoder(config), seed=1)).to(torch.bfloat16)
+    before = {name: tensor.clone() for name, tensor in parent.state_dict().items()}
+    child = enlarge_masked_lm(parent, config)
+    state = child.state_dict()
+    assert state.keys() == before.keys()
+    assert all(state[name].dtype == torch.bfloat16 and torch.equal(state[name], before[name]) for name in before)
+    with torch.no_grad():
+        child.encoder.embeddings.tokens.weight.zero_()
+    assert torch.equal(parent.encoder.embeddings.tokens.weight, before["encoder.embeddings.tokens.weight"])
+
+
+def test_what_is_more_than_a_size_is_refused() -> None:
+    small = modernbert(2, 16, 2, 24)
+    parent = Encoder(small)
+    for changes, told in (
+        ({"vocab_size": 32}, "vocab_size is 20 and would be 32"),
+        ({"qkv_bias": True}, "qkv_bias is False and would be True"),
+        ({"mlp": "plain", "norm_position": "post"}, "norm_position is 'pre' and would be 'post'"),
+    ):
+        with pytest.raises(InputError, match=told):
+            enlarge(parent, replace(modernbert(3, 32, 4, 48), **changes))
+    absolute = replace(small, family="quiver", positions="absolute")
+    with pytest.raises(InputError, match="max_positions is 64 and would be 128"):
+        enlarge(Encoder(absolute), replace(absolute, max_positions=128))
+    packed = Encoder(small).eval()
+    freeze(packed)
+    with pytest.raises(InputError, match="packed for inference"):
+        enlarge(packed, modernbert(3, 32, 4, 48))
+
+
+def masked(generator: torch.Generator, sequences: int) -> tuple[list[list[int]], Tensor]:
+    """Sequences that count upwards from anywhere, a third of their words hidden behind word 0, and what they were."""
+    starts = torch.randint(1, 13, (sequences,), generator=generator)
+    words = (starts[:, None] + torch.arange(12)) % 12 + 1  # (B, 12)
+    hidden = torch.rand(words.shape, generator=generator) < 0.34
+    hidden[:, 0] |= ~hidden.any(1)
+    labels = torch.where(hidden, words, -100)
+    return torch.where(hidden, 0, words).tolist(), labels.flatten()
+
+
+def loss_of(model: MaskedLM) -> float:
+    ids, labels = masked(torch.Generator().manual_seed(99), 64)
+    with torch.no_grad():
+        return float(model.eval()(pack_ids(ids), labels).loss)
+
+
+def test_a_tiled_model_starts_nearer_to_its_parent_than_random() -> None:
+    """A parent that has learnt to count: the larger model knows some of it before it is trained."""
+    small, large = modernbert(3, 48, 3, 72), modernbert(4, 64, 4, 164)
+    parent = MaskedLM(init_weights(Encoder(small), seed=1))
+    init_head(parent, seed=1)
+    optimizer = torch.optim.AdamW(parent.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(150):
+        ids, labels = masked(generator, 16)
+        optimizer.zero_grad()
+        parent(pack_ids(ids), labels).loss.backward()
+        optimizer.step()
+    random = MaskedLM(init_weights(Encoder(large), seed=2))
+    init_head(random, seed=2)
+    trained, tiled, untrained = loss_of(parent), loss_of(enlarge_masked_lm(parent, large)), loss_of(random)
+    assert trained < 1.0 < untrained
+    # At least half of the way from random to the parent; it is four fifths.
+    assert tiled - trained <= 0.5 * (untrained - trained)

@@ -1,0 +1,114 @@
+"""Predictions over windows, against a model whose logits are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from encoder import EncoderConfig, PackedBatch, SpanLogits, SpanQA, Tokenizer
+from encoder.model import Encoder
+from eval.nlu import answering
+from eval.nlu.answering import answer_questions
+from eval.nlu.qa_results import score_predictions
+from eval.nlu.questions import Answer, Question
+from eval.nlu.windows import WindowSettings, make_windows
+
+FILLER = "bird sea wing stone tree river cloud field road lamp "
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train([FILLER * 2 + "target other 0123456789"] * 3, vocab_size=420)
+
+
+class Pointing(SpanQA):
+    """Points at tokens by their id: a score for each, and for the first token of a sequence."""
+
+    def __init__(self, scores: dict[int, float], none: float) -> None:
+        config = EncoderConfig.modernbert(
+            vocab_size=420, hidden_size=8, num_heads=1, intermediate_size=8, layer_types=["global"], max_positions=64
+        )
+        super().__init__(Encoder(config))
+        self.scores, self.none = scores, none
+        self.seen: list[bool] = []
+
+    def forward(self, batch: PackedBatch) -> SpanLogits:
+        self.seen.append(self.training)
+        logits = torch.tensor([self.scores.get(int(token), 0.0) for token in batch.ids])
+        logits[batch.cu_seqlens[:-1].long()] = self.none
+        return SpanLogits(logits, logits.clone())
+
+
+def asked(context: str, *answers: str, key: str = "q") -> Question:
+    return Question(key, "where?", context, tuple(Answer(answer, context.index(answer)) for answer in answers))
+
+
+def token(tokenizer: Tokenizer, word: str) -> int:
+    [found] = tokenizer.pieces(word).ids
+    return found
+
+
+def test_the_best_window_wins(tokenizer: Tokenizer) -> None:
+    questions = [
+        asked(FILLER * 3 + "target " + FILLER * 3, "target"),
+        asked("lamp target", "target", key="short"),
+        asked(FILLER * 5 + "other " + FILLER, "other", key="weaker"),
+    ]
+    model = Pointing({token(tokenizer, " target"): 5.0, token(tokenizer, " other"): 2.0}, none=9.0)
+    settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)
+    model.train()
+    found = answer_questions(model, tokenizer, questions, settings)
+    assert [one.text for one in found] == ["target", "target", "other"]
+    assert [one.score for one in found] == [10.0, 10.0, 4.0]
+    assert sum(one.windows for one in found) == len(list(make_windows(questions, tokenizer, settings)))
+    assert found[0].windows > found[1].windows == 1
+    assert model.training
+    assert not any(model.seen)
+    results = score_predictions(questions, found, tokenizer, "squad_v1")
+    assert (results.scores.questions, results.scores.exact, results.scores.f1) == (3, 1.0, 1.0)
+    assert results.answerable is None
+    assert [part.scores.questions for part in results.by_length] == [3]
+    assert (results.by_length[0].above, results.by_length[0].up_to) == (0, 256)
+
+
+def test_the_question_and_special_tokens_are_never_the_answer(tokenizer: Tokenizer) -> None:
+    separator = tokenizer.special_id("sep")
+    assert separator is not None
+    model = Pointing({token(tokenizer, " target"): 50.0, separator: 90.0, token(tokenizer, " lamp"): 1.0}, none=99.0)
+    question = Question("q", " target target", "bird lamp", (Answer("lamp", 5),))
+    settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=4)
+    [found] = answer_questions(model, tokenizer, [question], settings)
+    assert found.text == "lamp"
+
+
+def test_no_answer_is_given_where_it_scores_higher(tokenizer: Tokenizer) -> None:
+    questions = [asked("bird target", "target"), Question("none", "where?", "bird sea", ())]
+    settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)
+    model = Pointing({token(tokenizer, " target"): 5.0}, none=2.0)
+    found = answer_questions(model, tokenizer, questions, settings, may_have_none=True)
+    assert [(one.text, one.score, one.no_answer) for one in found] == [("target", 10.0, 4.0), ("", 0.0, 4.0)]
+    assert [one.text for one in answer_questions(model, tokenizer, questions, settings)] != ["target", ""]
+    wary = answer_questions(model, tokenizer, questions, settings, may_have_none=True, no_answer_margin=-6.5)
+    assert [one.text for one in wary] == ["", ""]
+    bold = answer_questions(model, tokenizer, questions, settings, may_have_none=True, no_answer_margin=4.0)
+    assert bold[1].text != ""
+    results = score_predictions(questions, found, tokenizer, "squad_v2")
+    assert results.answerable is not None
+    assert results.unanswerable is not None
+    assert (results.answerable.exact, results.unanswerable.exact) == (1.0, 1.0)
+    assert results.unanswerable.questions == 1
+
+
+def test_windows_of_a_question_may_be_in_different_batches(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [asked(FILLER * repeats + "target " + FILLER * (7 - repeats), "target", key=str(repeats)) for repeats in range(7)]
+    settings = WindowSettings(max_length=24, overlap=6, max_question_length=6, max_answer_length=1)
+    torch.manual_seed(3)
+    model = SpanQA(Pointing({}, 0.0).encoder)
+    nn.init.normal_(model.out.weight)
+    whole = answer_questions(model, tokenizer, questions, settings)
+    monkeypatch.setattr(answering, "BATCH_TOKENS", 1)
+    for one, other in zip(whole, answer_questions(model, tokenizer, questions, settings), strict=True):
+        assert (one.text, one.windows) == (other.text, other.windows)
+        assert one.score == pytest.approx(other.score, abs=1e-5)
+        assert one.no_answer == pytest.approx(other.no_answer, abs=1e-5)

@@ -1,0 +1,86 @@
+"""``quiver enlarge``: encoders with a head and without, presets and config.json, mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from encoder import (
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    Tokenizer,
+    init_head,
+    init_weights,
+    load_encoder,
+    load_masked_lm,
+    save_encoder,
+    save_masked_lm,
+)
+from encoder.files import write_json
+from encoder.hf_config import config_to_hf
+from encoder.tiling import enlarge_masked_lm
+
+SMALL = EncoderConfig.modernbert(
+    vocab_size=304, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global", "local"], max_positions=32
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    head = MaskedLM(init_weights(Encoder(SMALL), seed=1))
+    init_head(head, seed=2)
+    save_masked_lm(head, tmp_path / "small")
+    Tokenizer.train(["a bird has wings"], vocab_size=300, max_length=32).save(tmp_path / "small")
+    return tmp_path / "small"
+
+
+def test_a_masked_lm_to_a_config(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    large = replace(SMALL, hidden_size=24, num_heads=3, intermediate_size=41, layer_types=("global", "local", "local"))
+    write_json(tmp_path / "large.json", config_to_hf(large))
+    out = tmp_path / "large"
+    done = quiver("enlarge", model, "--to", tmp_path / "large.json", "--out", out)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"model: {out} (2 layers of 16 with 2 heads, MLP 24 -> 3 layers of 24 with 3 heads, MLP 41)\n"
+    expected, found = enlarge_masked_lm(load_masked_lm(model), large).state_dict(), load_masked_lm(out).state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert Tokenizer.from_pretrained(out).to_json() == Tokenizer.from_pretrained(model).to_json()
+
+
+def test_an_encoder_to_a_presets_sizes(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    save_encoder(init_weights(Encoder(SMALL), seed=1), tmp_path / "small")
+    done = quiver("enlarge", tmp_path / "small", "--to", "ettin-17m", "--out", tmp_path / "large", "--json")
+    assert done.code == 0
+    told = json.loads(done.out)
+    assert told["head"] is False
+    assert told["to"] == {"layers": 7, "width": 256, "heads": 4, "intermediate": 384}
+    config = load_encoder(tmp_path / "large").config
+    # What is not a size is the smaller model's.
+    assert (config.vocab_size, config.max_positions, config.local_theta) == (304, 32, SMALL.local_theta)
+    assert config.num_layers == 7
+
+
+def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    write_json(tmp_path / "other.json", config_to_hf(replace(SMALL, vocab_size=512)))
+    write_json(tmp_path / "broken.json", {"model_type": "t5"})
+    out = tmp_path / "out"
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for to, complaint in (
+        ("modernbert-huge", "neither a config.json nor a preset"),
+        (tmp_path / "other.json", "vocab_size is 304 and would be 512"),
+        (tmp_path / "broken.json", "model_type must be one of"),
+        (tmp_path / "missing.json", "missing"),
+    ):
+        done = quiver("enlarge", model, "--to", to, "--out", out)
+        assert done.code == 2
+        assert complaint in done.err
+        assert done.err.count("\n") == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert quiver("enlarge", model, "--to", "ettin-17m", "--out", model).code == 2
