@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMPOSITION_ROOT = {
     Path(f"retrieval/cli/{name}.py")
-    for name in ("bench", "collections", "evaluation", "interchange", "mining", "reports", "sweep", "training")
+    for name in ("bench", "bench_index", "collections", "evaluation", "interchange", "mining", "reports", "sweep", "training")
 }
 PACKAGES = ("encoder", "retrieval", "eval")
 FORBIDDEN = {"encoder": {"retrieval", "eval"}, "retrieval": {"eval"}, "eval": set()}

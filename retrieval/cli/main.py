@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
-from retrieval.cli import bench, collections, doctor, evaluation, index, interchange, mining, reports, sweep, training
+from retrieval.cli import bench, collections, doctor, evaluation, index, interchange, mining, reports, search, sweep, training
 from retrieval.cli.output import help_alone, quiver_version, say_error
 
 # Typer exports one of Click's usage errors, whose parent is what all of them are: it is found here whether Click is a dependency of
@@ -34,7 +34,7 @@ app.command("sweep")(sweep.sweep)
 app.command("mine")(mining.mine)
 app.command("score")(mining.score)
 app.add_typer(index.app, name="index")
-app.command("search")(index.search)
+app.command("search")(search.search)
 app.command("evaluate")(evaluation.evaluate)
 app.add_typer(reports.app, name="report")
 app.add_typer(collections.app, name="collections")
