@@ -14,8 +14,10 @@ from encoder.init import init_weights
 from encoder.lora import add_lora, load_lora_state, lora_state, merge_lora, save_adapter
 from encoder.model import Encoder
 from encoder.packing import PackedBatch, pack, pack_ids, pack_padded
+from encoder.position_extension import extend_positions
 from encoder.presets import PRESETS, preset
 from encoder.spans import Span, best_spans
+from encoder.tiling import enlarge, enlarge_masked_lm
 from encoder.tokens import TokenizedTexts, Tokenizer
 
 __all__ = [
@@ -39,6 +41,9 @@ __all__ = [
     "add_lora",
     "best_spans",
     "compile_encoder",
+    "enlarge",
+    "enlarge_masked_lm",
+    "extend_positions",
     "freeze",
     "init_head",
     "init_weights",

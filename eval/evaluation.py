@@ -43,7 +43,7 @@ from eval.significance import bootstrap_interval
 from eval.worst import Explain, worst_queries
 from retrieval.colbert import ColBERT
 from retrieval.corpus import Collection
-from retrieval.indexes.build import check_kind
+from retrieval.indexes.in_memory import check_kind
 from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Run
@@ -262,7 +262,8 @@ def _explanation(model: object) -> Explain | None:
         return None
 
     def explain(colbert: ColBERT, query: str, document: str) -> list[TokenMatch]:
-        return [TokenMatch(*match) for match in token_matches(colbert, query, document)]
+        matches = token_matches(colbert, query, document)
+        return [TokenMatch(match.query.name, match.document.name, match.similarity) for match in matches]
 
     return partial(explain, model)
 

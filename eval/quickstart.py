@@ -29,7 +29,7 @@ from eval.results import Results
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.docstrings import mine, split_by_module, write_collection, write_pairs
-from retrieval.indexes import IndexFolder, build_index
+from retrieval.indexes import Index, build_index
 from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Query
@@ -226,7 +226,7 @@ def _remove(out: Path) -> None:
             (out / name).unlink(missing_ok=True)
 
 
-def _ask(index: IndexFolder, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
+def _ask(index: Index, model: DenseModel | TokenModel) -> dict[str, list[Answer]]:
     found = search(index, model, [Query(question, question) for question in QUESTIONS], ANSWERS).run
     return {question: [Answer(key, score, index.text_of(key)) for key, score in found[question].items()] for question in QUESTIONS}
 

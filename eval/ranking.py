@@ -15,10 +15,11 @@ import numpy as np
 
 from encoder.errors import InputError
 from eval.benchmark import Policy, cut, depth
-from eval.bm25 import PARAMETERS, bm25_run
+from eval.bm25 import bm25_run
 from eval.results import IndexUsed, Truncated
+from retrieval.bm25 import PARAMETERS
 from retrieval.corpus import Collection
-from retrieval.indexes.build import index_vectors
+from retrieval.indexes.in_memory import index_vectors
 from retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from retrieval.records import Hits, ModelCard
 from retrieval.vectors import StoredVectors, VectorStore
@@ -69,7 +70,7 @@ class ModelRanker:
     Attributes:
         model: Encodes texts.
         store: Where the vectors go.
-        index: ``exact``, or a FAISS factory string with its settings; see ``retrieval.indexes.build.index_vectors``.
+        index: ``exact``, or a FAISS factory string with its settings; see ``retrieval.indexes.in_memory.index_vectors``.
         progress: Show how far the encoding is.
     """
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -142,7 +143,7 @@ class ColBERT:
             progress: Show a bar on standard error.
 
         Returns:
-            B arrays of (n_i, d) float32, in input order.
+            B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
         """
         colbert = self.settings.colbert
         length = colbert.query_length if role == "query" else colbert.document_length
@@ -167,7 +168,10 @@ class ColBERT:
 
         description = "queries" if role == "query" else "documents"
         vectors = run_batches(ids, forward, key_lengths=key_lengths, device=self.encoder.device, description=description, progress=progress)
-        return TokenEncoding(vectors, described)
+        spoken = ids
+        if keep is not None:
+            spoken = [[token for token, kept in zip(*text, strict=True) if kept] for text in zip(ids, keep, strict=True)]
+        return TokenEncoding(vectors, described, [np.array(text, np.uint32) for text in spoken])
 
     def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> list[TokenVectors]:
         """Queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""

@@ -6,16 +6,17 @@ What is wrong with an entry is an ``InputError`` that begins with its place. Thi
 from __future__ import annotations
 
 import json
+import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from encoder.errors import InputError
-from retrieval.records import Document, Query
+from retrieval.records import Document, Metadata, Query
 
 # Nine digits fit every integer type that a scorer may keep grades in; a longer one is damage, not a judgement.
 _GRADE = re.compile(r"[+-]?[0-9]{1,9}")
@@ -83,6 +84,28 @@ def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR
     if title is not None and not isinstance(title, str):
         raise InputError(f"{place}: '{columns.title}' must be a string, got {_shown(title)}")
     return Document(key, _text(place, row, columns), title or "")
+
+
+def to_metadata(row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Metadata | None:
+    """What a row has beside the fields of a document: strings, finite numbers, truth values and lists of them; None if there is nothing.
+
+    The fields of BEIR's object ``metadata`` count as the row's own, which come first where both are there. Other objects, and lists
+    that hold anything else, are left out.
+
+    Example:
+        >>> to_metadata({"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"], "nested": {}}})
+        {'tags': ['b', 'c'], 'year': 2019}
+    """
+    inner = row.get("metadata")
+    fields = {**inner} if isinstance(inner, Mapping) else {}
+    own = {*columns.id, columns.text, columns.title, "metadata"}
+    fields |= {name: value for name, value in row.items() if name not in own}
+    found = {name: value for name, value in fields.items() if _is_value(value) or (isinstance(value, list) and all(map(_is_value, value)))}
+    return cast(Metadata, found) or None
+
+
+def _is_value(value: object) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def to_query(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Query:

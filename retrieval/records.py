@@ -28,16 +28,23 @@ DenseVectors: TypeAlias = NDArray[np.float32]
 TokenVectors: TypeAlias = NDArray[np.float32]
 """The vectors of one text's tokens, (n_i, d)."""
 
+Value: TypeAlias = str | int | float | bool
+"""A value of a document's metadata."""
+
+Metadata: TypeAlias = Mapping[str, Value | Sequence[Value]]
+"""What is known of a document beside its text: field -> value, or values."""
+
 Role: TypeAlias = Literal["query", "document"]
 """Which side of the search a text is on: prompts, lengths and expansion depend on it."""
 
 
 class Document(NamedTuple):
-    """A document as its collection gives it."""
+    """A document as its collection gives it; what it has beside its text may be filtered by, and is not encoded."""
 
     id: str
     text: str
     title: str = ""
+    metadata: Metadata | None = None
 
     def content(self, *, use_title: bool = True) -> str:
         """The text that is encoded: title and text joined by one space, as BEIR does it.
@@ -178,10 +185,17 @@ class DenseEncoding:
 
 @dataclass(frozen=True)
 class TokenEncoding:
-    """Token vectors, B arrays of (n_i, d), and what tokenising did to each text."""
+    """Token vectors, B arrays of (n_i, d), and what tokenising did to each text.
+
+    Attributes:
+        vectors: B arrays of (n_i, d).
+        tokens: What tokenising did.
+        token_ids: The vocabulary's number of each vector's token, B arrays of (n_i,) uint32; None where the model does not say.
+    """
 
     vectors: list[TokenVectors]
     tokens: TextTokens
+    token_ids: list[NDArray[np.uint32]] | None = None
 
     @property
     def counts(self) -> TokenCounts:

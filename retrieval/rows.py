@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.protocols import Rows
 from retrieval.records import DenseVectors
 
 
@@ -34,3 +35,34 @@ class MatrixRows:
         """The rows with these numbers, in the order given."""
         taken: DenseVectors = self.matrix[indices]
         return taken
+
+
+class PickedRows:
+    """Some of other rows as rows of their own; nothing is read before it is asked for.
+
+    Args:
+        rows: (n, d).
+        picked: Their numbers, (m,), in the order that they have here.
+    """
+
+    def __init__(self, rows: Rows, picked: NDArray[np.intp]) -> None:
+        self._rows = rows
+        self._picked = picked
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows m, and their width d."""
+        return len(self._picked), self._rows.shape[1]
+
+    def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
+        """All rows in order, ``size`` at a time, each block with the number of its first row."""
+        for start in range(0, len(self._picked), size):
+            yield start, self.span(start, start + size)
+
+    def span(self, start: int, stop: int) -> DenseVectors:
+        """Rows ``start`` to ``stop - 1``."""
+        return self._rows.take(self._picked[start:stop])
+
+    def take(self, indices: NDArray[np.intp]) -> DenseVectors:
+        """The rows with these numbers, in the order given."""
+        return self._rows.take(self._picked[indices])

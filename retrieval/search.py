@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from encoder.errors import InputError
-from retrieval.indexes.folder import IndexFolder
-from retrieval.indexes.ranking import check_k
+from retrieval.indexes.documents.filters import Filter
+from retrieval.indexes.engines import Preset, Setting
+from retrieval.indexes.exact.ranking import check_k
+from retrieval.indexes.index import Index
 from retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from retrieval.records import DenseEncoding, Query, TokenCounts
 from retrieval.similarity import comparable
@@ -29,24 +31,35 @@ class SearchResult:
 
 
 def search(
-    index: VectorIndex[Any] | IndexFolder, model: DenseModel | TokenModel, queries: Sequence[Query], k: int, *, progress: bool = False
+    index: VectorIndex[Any] | Index,
+    model: DenseModel | TokenModel,
+    queries: Sequence[Query],
+    k: int,
+    *,
+    where: Filter | None = None,
+    effort: Preset | Mapping[str, Setting] = "balanced",
+    progress: bool = False,
 ) -> SearchResult:
     """Search every query.
 
     Args:
-        index: An opened folder, whose model is checked against ``model``, or an index in memory, which knows of no model.
+        index: An opened index, whose model is checked against ``model``, or vectors in memory, which know of no model.
         model: Encodes the queries; it must be the one that encoded the documents.
         queries: At least one, each with an id of its own.
         k: Hits a query; capped at the number of documents.
+        where: Which documents may be found; only an opened index knows more of them than their vectors.
+        effort: How much of an opened index is looked at; see `retrieval.indexes.index.Index.search`.
         progress: Show the model's progress.
 
     Raises:
-        InputError: No queries, two queries with one id, or the folder was built with another model.
-        ValueError: k < 1, or the query vectors do not fit the index.
+        InputError: No queries, two queries with one id, the index was built with another model, or it cannot be filtered so.
+        ValueError: k < 1, the query vectors do not fit the index, or a filter for vectors in memory.
     """
     check_k(k)
-    if isinstance(index, IndexFolder):
+    if isinstance(index, Index):
         index.check_model(model.card)
+    elif where is not None:
+        raise ValueError("vectors in memory know no metadata to filter by; open an index")
     if not queries:
         raise InputError("there are no queries to search")
     query_ids = [query.id for query in queries]
@@ -55,4 +68,5 @@ def search(
         raise InputError(f"query id '{key}' is there {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
-    return SearchResult(index.search(vectors, k).to_run(query_ids), encoding.counts)
+    hits = index.search(vectors, k, where=where, effort=effort) if isinstance(index, Index) else index.search(vectors, k)
+    return SearchResult(hits.to_run(query_ids), encoding.counts)

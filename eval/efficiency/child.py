@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -35,6 +35,7 @@ from eval.efficiency.workloads import random_documents
 
 Run = Callable[[], None]
 Make = Callable[[dict[str, Any]], Run]
+Reply = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 WARM_UP = "a short text"
 STATUS = Path("/proc/self/status")
@@ -46,11 +47,26 @@ def main() -> None:
 
 
 def serve(load: Callable[[dict[str, Any]], tuple[Make, int | None]], *, on_cuda: bool | None = None) -> None:
-    """Answer requests until the input ends.
+    """Answer requests for the memory of runs until the input ends.
 
     Args:
         load: The first line, and what it gives: the function that makes a run of a further line, warm, and the bytes of the weights.
         on_cuda: The runs are on CUDA; None where the first line's ``settings`` name the device.
+    """
+
+    def open_runs(first: dict[str, Any]) -> tuple[Reply, int | None]:
+        make, weights = load(first)
+        cuda = first["settings"]["device"] == "cuda" if on_cuda is None else on_cuda
+        return lambda request: measure(make(request), on_cuda=cuda), weights
+
+    answer_requests(open_runs)
+
+
+def answer_requests(load: Callable[[dict[str, Any]], tuple[Reply, int | None]]) -> None:
+    """Answer requests until the input ends.
+
+    Args:
+        load: The first line, and what it gives: the function that answers a further line, and what is said of the weights.
     """
     requests, answers = sys.stdin, _private_stdout()
     _offer_to_be_killed()
@@ -58,12 +74,11 @@ def serve(load: Callable[[dict[str, Any]], tuple[Make, int | None]], *, on_cuda:
     first = json.loads(requests.readline())
     if threads := first["settings"]["threads"]:
         torch.set_num_threads(threads)
-    make, weights = load(first)
+    reply, weights = load(first)
     _answer(answers, {"weights": weights})
     for line in requests:
-        run = make(json.loads(line))
         try:
-            _answer(answers, measure(run, on_cuda=first["settings"]["device"] == "cuda" if on_cuda is None else on_cuda))
+            _answer(answers, reply(json.loads(line)))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -92,7 +107,7 @@ def _one_line_last(kind: type[BaseException], error: BaseException, trace: Trace
     sys.stderr.write(f"{kind.__name__}: {lines[0] if lines else 'no message'}\n")
 
 
-def _answer(answers: TextIO, content: dict[str, Any]) -> None:
+def _answer(answers: TextIO, content: Mapping[str, Any]) -> None:
     answers.write(json.dumps(content) + "\n")
     answers.flush()
 
@@ -150,13 +165,18 @@ def measure(run: Run, *, on_cuda: bool) -> dict[str, int | None]:
         before = torch.cuda.memory_allocated()
         run()
         return {"before": before, "above": torch.cuda.max_memory_allocated() - before, "reserved": torch.cuda.max_memory_reserved()}
-    _reset_high_water_mark()
-    before = _status("VmRSS")
+    reset_high_water_mark()
+    before = resident("VmRSS")
     run()
-    return {"before": before, "above": max(0, _status("VmHWM") - before), "reserved": None}
+    return {"before": before, "above": max(0, resident("VmHWM") - before), "reserved": None}
 
 
-def _reset_high_water_mark() -> None:
+def reset_high_water_mark() -> None:
+    """Let ``VmHWM`` begin again at what is resident now.
+
+    Raises:
+        InputError: This system does not tell a process its peak.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:
@@ -165,8 +185,8 @@ def _reset_high_water_mark() -> None:
         ) from error
 
 
-def _status(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
+def resident(name: str) -> int:
+    """A line of /proc/self/status, in bytes: ``VmRSS``, ``VmHWM``, ``RssAnon`` or ``RssFile``."""
     found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
     if found is None:
         raise RuntimeError(f"{STATUS} has no {name}")

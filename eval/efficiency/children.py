@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -75,12 +75,13 @@ class Child:
     Args:
         model: What it loads.
         module: What it runs; another one in tests.
+        environment: Variables beside those of this process.
 
     Raises:
         ChildError: It could not load the model.
     """
 
-    def __init__(self, model: Opening, *, module: str = MODULE) -> None:
+    def __init__(self, model: Opening, *, module: str = MODULE, environment: Mapping[str, str] = ENVIRONMENT) -> None:
         self._stderr: IO[str] = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the child
         # In the folder that holds our packages: "-m" looks in the working folder first, where a user may have an "eval" too.
         root = Path(__file__).resolve().parents[2]
@@ -90,7 +91,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             cwd=root,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **environment},
             text=True,
             encoding="utf-8",
         )

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from eval.ranking import query_vectors
-from retrieval.indexes.build import index_vectors
-from retrieval.indexes.exact_colbert import ExactColBERTIndex
-from retrieval.indexes.exact_dense import ExactDenseIndex
+from retrieval.indexes.exact.colbert import ExactColBERTIndex
+from retrieval.indexes.exact.dense import ExactDenseIndex
+from retrieval.indexes.in_memory import index_vectors
 from retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from retrieval.records import Query
 from retrieval.vectors import VectorStore
@@ -33,7 +33,7 @@ class VectorSearch:
         store: Where the vectors go.
         ids: P document ids.
         texts: Their texts, titles joined in; read once.
-        index: ``exact``, or a FAISS factory string with its settings; see ``retrieval.indexes.build.index_vectors``.
+        index: ``exact``, or a FAISS factory string with its settings; see ``retrieval.indexes.in_memory.index_vectors``.
         progress: Show how far the encoding is.
     """
 

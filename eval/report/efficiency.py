@@ -10,6 +10,7 @@ from pathlib import Path
 
 from encoder.files import write_text
 from eval.efficiency.results import EncoderBenchmark, LibraryTimes, SetTimes, Spread
+from eval.index_quality.results import IndexBenchmark
 from eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
 from eval.report.tables import escape, table
 from eval.training_speed.results import TrainingBenchmark
@@ -166,7 +167,7 @@ def _largest_explained(benchmark: EncoderBenchmark) -> str:
     return f"Documents of one batch that fit into {within}, weights included, by bisection in fresh processes."
 
 
-def where(benchmark: EncoderBenchmark | TrainingBenchmark) -> Iterator[str]:
+def where(benchmark: EncoderBenchmark | TrainingBenchmark | IndexBenchmark) -> Iterator[str]:
     """Machine, versions and command as Markdown."""
     provenance = benchmark.provenance
     facts = {

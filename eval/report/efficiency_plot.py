@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +62,28 @@ def check_plotting() -> None:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError as error:
         raise InputError("a plot needs matplotlib: pip install 'quiver-retrieval[eval]'") from error
+
+
+def check_out(out: Path, results: str, *, overwrite: bool) -> None:
+    """Refuse before an hour of work what cannot be written after it.
+
+    Args:
+        out: A folder for results, a report and a plot.
+        results: The file in it that says that they are there.
+        overwrite: They may be replaced.
+
+    Raises:
+        InputError: matplotlib is not installed, there is a result already, or the folder cannot be made.
+    """
+    check_plotting()
+    if (out / results).exists() and not overwrite:
+        raise InputError(f"{out / results}: there is a result already; give another --out, or --overwrite")
+    # Made only when there is something to put into it: a run that fails leaves no folder.
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"{out}: {there} is a file, not a folder; give another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{out}: cannot be made (no permission in the folder {there})")
 
 
 def draw(benchmark: EncoderBenchmark) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -32,7 +31,7 @@ from eval.efficiency.results import LibraryTimes, NotRun, PeakMemory, SetTimes, 
 from eval.efficiency.text_libraries import TEXT_LIBRARIES
 from eval.published import ENCODER_EFFICIENCY
 from eval.report.efficiency import MEBIBYTE, has_paper_sets, largest_table, paper_table, set_title, write_efficiency_report
-from eval.report.efficiency_plot import check_plotting, write_efficiency_plot
+from eval.report.efficiency_plot import check_out, write_efficiency_plot
 from eval.report.training_speed import workload_title, write_training_speed_plot, write_training_speed_report
 from eval.training_speed import (
     WORKLOADS,
@@ -44,6 +43,7 @@ from eval.training_speed import (
 )
 from eval.training_speed import to_json as training_json
 from eval.training_speed.results import SideTimes, WorkloadTimes
+from retrieval.cli.bench_index import index
 from retrieval.cli.output import (
     JsonOption,
     OverwriteOption,
@@ -60,6 +60,8 @@ from retrieval.models import default_device
 from retrieval.training.rules import LOSSES
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed and memory, against peers in the same run.")
+
+app.command("index")(index)
 
 RESULTS = "results.json"
 # The first library of each kind is our encoder as it is.
@@ -132,7 +134,7 @@ def encoder(
         memory_gib=memory_gib,
     )
     if out is not None:
-        _check_out(out, overwrite=overwrite)
+        check_out(out, RESULTS, overwrite=overwrite)
     chosen = [] if alone else peers
     if data is not None:
         if sets or lengths:
@@ -204,7 +206,7 @@ def train(
     if unknown := [name for name in names if name not in WORKLOADS]:
         raise InputError(f"unknown workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
     if out is not None:
-        _check_out(out, overwrite=overwrite)
+        check_out(out, RESULTS, overwrite=overwrite)
     result = bench_training(
         model,
         [WORKLOADS[name] for name in names],
@@ -273,19 +275,6 @@ def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None
         raise InputError("--docs is for the paper's sets and for --data; lengths name their documents themselves, as in 512x8")
     named = [paper_workload(name, documents=docs or default_documents(name, settings)) for name in sets]
     return [*named, *map(parse_lengths, lengths)]
-
-
-def _check_out(out: Path, *, overwrite: bool) -> None:
-    """Refuse before an hour of work what cannot be written after it."""
-    check_plotting()
-    if (out / RESULTS).exists() and not overwrite:
-        raise InputError(f"{out / RESULTS}: there is a result already; give another --out, or --overwrite")
-    # Made only when there is something to put into it: a run that fails leaves no folder.
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise InputError(f"{out}: {there} is a file, not a folder; give another --out")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"{out}: cannot be made (no permission in the folder {there})")
 
 
 def _write(result: EncoderBenchmark, out: Path) -> None:

@@ -1,16 +1,18 @@
-"""``quiver index build | info`` and ``quiver search``."""
+"""``quiver index build | add | delete | compact | calibrate | check | repair | info | export``."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from encoder import InputError
-from encoder.files import check_target
+from encoder.data_files import read_lines
 from retrieval.biencoder import BiEncoder
 from retrieval.cli.output import (
     Int8Option,
@@ -25,16 +27,40 @@ from retrieval.cli.output import (
 )
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_queries
-from retrieval.indexes import IndexFolder, build_index, open_index
+from retrieval.indexes import (
+    BuildOptions,
+    Index,
+    add_documents,
+    build_index,
+    calibrate_index,
+    check_index,
+    compact_index,
+    delete_documents,
+    open_index,
+    repair_index,
+)
+from retrieval.indexes.calibration import HITS, LEAST_HITS, QUERIES
+from retrieval.indexes.engines import Setting
+from retrieval.indexes.export import export_index
+from retrieval.indexes.recall_table import Rung
 from retrieval.models import load_model
-from retrieval.records import Query
-from retrieval.run import write_run
-from retrieval.search import search as run_search
 
-app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build and look at indexes.")
+app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and look at indexes.")
 
-# Characters of a found document that are shown.
-EXCERPT = 160
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+class VectorFormat(str, Enum):
+    """How exported vectors are written."""
+
+    NPY = "npy"
+    SAFETENSORS = "safetensors"
+
+
+FolderArgument = typer.Argument(help="An index.")
+MemoryOption = typer.Option("--memory", help="What it may hold beside the model, such as 2GB.")
+RestartOption = typer.Option("--restart", help="Throw away what an interrupted build of something else has left.")
 
 
 @app.command("build", epilog="Example: quiver index build data/scifact --model MODEL --out indexes/scifact")
@@ -42,23 +68,145 @@ def build(
     corpus: Annotated[Path, typer.Argument(help="A folder with corpus.jsonl[.gz], or such a file.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    engine: Annotated[str, typer.Option("--engine", help="How vectors are kept and searched; auto, exact, or an engine by name.")] = "auto",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the engine, name=value; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    memory: Annotated[str, MemoryOption] = "2GB",
     int8: Annotated[bool, Int8Option] = False,
     title: Annotated[bool, typer.Option("--title/--no-title", help="Put titles before the texts.")] = True,
     text: Annotated[bool, typer.Option("--text/--no-text", help="Keep the texts, so that search can show them.")] = True,
+    field: Annotated[list[str] | None, typer.Option("--field", help="A field to filter by; may be repeated. By default all.")] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency in the end.")] = True,
     overwrite: Annotated[bool, OverwriteOption] = False,
+    restart: Annotated[bool, RestartOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Encode a corpus and index it exactly."""
+    """Encode a corpus and index it; a build that was killed goes on when it is started again."""
+    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_size(memory), title, text, field, calibrate)
     loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)
-    built = build_index(corpus, loaded, out, use_title=title, store_text=text, overwrite=overwrite, progress=shown)
-    _describe(built, as_json)
+    _describe(build_index(corpus, loaded, out, options=options, overwrite=overwrite, restart=restart, progress=shown), as_json)
+
+
+@app.command("add", epilog="Example: quiver index add indexes/scifact more.jsonl")
+def add(
+    folder: Annotated[Path, FolderArgument],
+    corpus: Annotated[Path, typer.Argument(help="A folder with corpus.jsonl[.gz], or such a file.")],
+    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; by default the one that built the index.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Documents whose ids are in the index take the place of those.")] = False,
+    memory: Annotated[str, MemoryOption] = "2GB",
+    restart: Annotated[bool, RestartOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Add documents to an index; an addition that was killed goes on when it is started again."""
+    loaded = model_of(open_index(folder, verify=False), model)
+    index = add_documents(
+        folder,
+        corpus,
+        loaded,
+        replace_existing=replace,
+        memory=parse_size(memory),
+        restart=restart,
+        progress=show_progress(progress),
+    )
+    _describe(index, as_json)
+
+
+@app.command("delete", epilog="Example: quiver index delete indexes/scifact 4983 31715818")
+def delete(
+    folder: Annotated[Path, FolderArgument],
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of documents.")] = None,
+    file: Annotated[Path | None, typer.Option("--ids", help="A file with an id a line.")] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Delete documents; what they take is given back by compact."""
+    wanted = [*(ids or []), *([] if file is None else read_ids(file))]
+    if not wanted:
+        raise InputError("name the documents to delete, or give --ids FILE")
+    _describe(delete_documents(folder, wanted), as_json)
+
+
+@app.command("compact", epilog="Example: quiver index compact indexes/scifact")
+def compact(
+    folder: Annotated[Path, FolderArgument],
+    memory: Annotated[str, MemoryOption] = "2GB",
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Merge segments and drop deleted documents; nothing is encoded again."""
+    _describe(compact_index(folder, memory=parse_size(memory)), as_json)
+
+
+@app.command("calibrate", epilog="Example: quiver index calibrate indexes/scifact --queries queries.jsonl -k 10")
+def calibrate(
+    folder: Annotated[Path, FolderArgument],
+    queries: Annotated[
+        Path | None, typer.Option("--queries", help="Real queries from a .jsonl[.gz] or .tsv file; by default made of the documents.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Encodes them; by default the one that built the index.")] = None,
+    ks: Annotated[list[int] | None, typer.Option("-k", min=1, help="Hits a query; may be repeated. By default 10 and 100.")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Queries that are searched, at most.")] = QUERIES,
+    seed: Annotated[int, typer.Option(help="Of what is chosen at random.")] = 0,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Measure recall and latency at efforts from cheap to thorough, which search --target-recall then chooses from."""
+    wanted, texts, loaded = ks or HITS, None, None
+    if queries is not None:
+        texts = [query.text for query in read_queries(queries)]
+        loaded = model_of(open_index(folder, verify=False), model)
+    elif model is not None:
+        raise InputError("--model encodes the queries of --queries FILE; add it, or leave --model out")
+    elif min(wanted) < LEAST_HITS:
+        raise InputError(f"without --queries some hits are what a query was made of, and do not count: -k {LEAST_HITS} at least")
+    index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, progress=show_progress(progress))
+    if as_json:
+        print_json(index.manifest.calibration)
+    else:
+        _print_calibration(index)
+
+
+@app.command("check", epilog="Example: quiver index check indexes/scifact")
+def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, JsonOption] = False) -> None:
+    """Read every file and compare its checksum; exit status 1 if the index is damaged."""
+    report = check_index(folder)
+    if as_json:
+        generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
+        print_json({"folder": str(folder), "whole": not report.problems, "generations": generations, "leftovers": _names(report.leftovers)})
+    else:
+        for each in report.generations:
+            say(f"generation {each.generation}: {'whole' if not each.problems else 'damaged'}")
+            for problem in each.problems:
+                say(f"  {problem}")
+        for path in report.leftovers:
+            say(f"left by an interrupted build or commit: {path}")
+        if not report.generations:
+            say("nothing has been committed yet")
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@app.command("repair", epilog="Example: quiver index repair indexes/scifact")
+def repair(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, JsonOption] = False) -> None:
+    """Make the index what is whole of it, and say what is lost."""
+    report = repair_index(folder)
+    if as_json:
+        print_json({**dataclasses.asdict(report), "removed": _names(report.removed)})
+        return
+    for problem in report.problems:
+        say(problem)
+    if report.problems:
+        lost = "an unknown number of" if report.documents_before is None else f"{report.documents_before - report.documents:,}"
+        say(f"{folder}: generation {report.generation} has the content of {report.restored}; {lost} documents are lost")
+    else:
+        say(f"{folder}: whole, nothing to repair")
+    say(f"{report.documents:,} documents, {len(report.removed)} files and folders removed")
 
 
 @app.command("info", epilog="Example: quiver index info indexes/scifact --json")
 def info(
-    folder: Annotated[Path, typer.Argument(help="An index.")],
+    folder: Annotated[Path, FolderArgument],
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file and compare its checksum.")] = True,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -66,86 +214,168 @@ def info(
     _describe(open_index(folder, verify=verify), as_json)
 
 
-def _describe(index: IndexFolder, as_json: bool) -> None:
-    manifest = index.manifest
-    sizes = sum(entry.bytes for entry in manifest.files.values())
-    if as_json:
-        print_json({"folder": str(index.path), "documents": len(index), "bytes": sizes, **dataclasses.asdict(manifest)})
-        return
-    tokens = manifest.tokens
-    rows = [
-        ("kind", manifest.kind),
-        ("documents", f"{len(index):,}"),
-        ("tokens", f"{tokens.tokens:,}"),
-        ("truncated documents", f"{tokens.truncated:,}"),
-        ("empty documents", f"{tokens.empty:,}"),
-        ("size", f"{sizes / 1e6:,.1f} MB"),
-        ("model", manifest.model.source),
-        ("precision", manifest.model.precision),
-        ("fingerprint", manifest.model.fingerprint[:16]),
-        ("created", manifest.created),
-    ]
-    print_table(str(index.path), ("", "value"), rows)
-
-
-def search(
-    folder: Annotated[Path, typer.Argument(help="An index.")],
-    text: Annotated[str | None, typer.Argument(help="The query.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Documents a query; capped at the index's.")] = 10,
-    queries: Annotated[Path | None, typer.Option("--queries", help="Queries from a .jsonl[.gz] or .tsv file instead.")] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Write a TREC run there (with --queries).")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; by default the one that built the index.")] = None,
+@app.command("export", epilog="Example: quiver index export indexes/scifact --out exported --vectors safetensors")
+def export(
+    folder: Annotated[Path, FolderArgument],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; it must be new or empty.")],
+    vectors: Annotated[VectorFormat, typer.Option("--vectors", help="How the vectors are written.")] = VectorFormat.NPY,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file first and compare its checksum.")] = True,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Search an index by one text or by a file of queries.
-
-    Examples: quiver search indexes/scifact "vitamin D and bones" -k 5
-
-    quiver search indexes/scifact --queries queries.jsonl --run runs/scifact.trec -k 1000
-    """
-    if (text is None) == (queries is None):
-        raise InputError("give either a query text or --queries FILE")
-    if (queries is None) != (run is None):
-        raise InputError("--queries FILE and --run FILE go together")
-    asked = [Query("query", text)] if text is not None else list(read_queries(queries or Path()))
-    index = open_index(folder)
-    if run is not None:
-        _check_run(run, asked, index)
-    loaded = _model_of(index) if model is None else load_model(model, precision=index.manifest.model.precision)
-    found = run_search(index, loaded, asked, k, progress=show_progress(progress))
-    if run is not None:
-        write_run(found.run, run, tag="quiver")
-        say(f"{run}: {len(asked)} queries, {sum(map(len, found.run.values()))} documents")
-        return
-    hits = [_hit(index, rank, document, score) for rank, (document, score) in enumerate(found.run["query"].items(), start=1)]
+    """Write the documents as JSON lines (ids alone where no texts are kept) and their vectors as arrays, for other programs."""
+    described = export_index(open_index(folder, verify=verify), out, vectors=vectors.value, progress=show_progress(progress))
     if as_json:
-        print_json(hits)
+        print_json({"folder": str(out), **described})
         return
-    rows = [(hit["id"], f"{hit['score']:.4f}", hit.get("text", "")) for hit in hits]
-    print_table(f"{len(hits)} of {len(index):,} documents", ("document", "score", "text"), rows)
+    count = described["arrays"]["vectors"][0]
+    say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
 
 
-def _check_run(run: Path, asked: Sequence[Query], index: IndexFolder) -> None:
-    """Find out before the queries are encoded that their run could not be written."""
-    check_target(run)
-    for kind, ids in (("query", [query.id for query in asked]), ("document", index.ids)):
-        for key in ids:
-            if key.split() != [key]:
-                raise InputError(f"{run}: a run cannot hold the {kind} id {key!r}: ids must be without white space")
+def parse_size(text: str) -> int:
+    """Bytes from a number and a unit; the units are powers of 1,024.
+
+    Raises:
+        InputError: It is none.
+
+    Example:
+        >>> parse_size("1.5 GB")
+        1610612736
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"{text!r} is not a size; write one as 500MB or 2GB")
+    return int(float(match["number"]) * (1 << _UNITS[match["unit"].upper()]))
 
 
-def _model_of(index: IndexFolder) -> BiEncoder | ColBERT:
+def parse_settings(texts: list[str]) -> dict[str, Setting]:
+    """Settings from ``name=value``: numbers, true, false and none are what they say, all else is a string.
+
+    Raises:
+        InputError: One has no name or no value, or is there twice.
+
+    Example:
+        >>> parse_settings(["bits=4", "rotate=true", "factory=IVF64,Flat"])
+        {'bits': 4, 'rotate': True, 'factory': 'IVF64,Flat'}
+    """
+    settings: dict[str, Setting] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value or name in settings:
+            raise InputError(f"{text!r} is not a setting; write each once, as name=value")
+        settings[name] = _value(value)
+    return settings
+
+
+def read_ids(path: Path) -> list[str]:
+    """The ids of a file, one a line.
+
+    Raises:
+        InputError: It cannot be read, or is empty.
+    """
+    return [line.strip() for _, line in read_lines(path)]
+
+
+def model_of(index: Index, name: str | None) -> BiEncoder | ColBERT:
+    """The model to encode for an index: the one named, or the one that built it.
+
+    Raises:
+        InputError: It cannot be loaded.
+    """
     card = index.manifest.model
+    if name is not None:
+        return load_model(name, precision=card.precision)
     try:
         return load_model(card.source, precision=card.precision)
     except InputError as error:
         raise InputError(f"{error}; the index was built with that model: give --model if it has moved") from error
 
 
-def _hit(index: IndexFolder, rank: int, document: str, score: float) -> dict[str, Any]:
-    hit: dict[str, Any] = {"rank": rank, "id": document, "score": score}
-    if index.manifest.store_text:
-        flat = " ".join(index.text_of(document).split())
-        hit["text"] = flat if len(flat) <= EXCERPT else flat[: EXCERPT - 1] + "…"
-    return hit
+def _value(text: str) -> Setting:
+    words: dict[str, Setting] = {"true": True, "false": False, "none": None}
+    if text in words:
+        return words[text]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _names(paths: tuple[Path, ...]) -> list[str]:
+    return [str(path) for path in paths]
+
+
+def _describe(index: Index, as_json: bool) -> None:
+    manifest = index.manifest
+    if as_json:
+        content = {**dataclasses.asdict(manifest), "kind": manifest.kind, "tokens": dataclasses.asdict(manifest.tokens)}
+        content["presets"] = index.presets()
+        sizes = {"documents": len(index), "deleted": manifest.deleted, "vectors": manifest.vectors, "bytes": manifest.bytes}
+        print_json({"folder": str(index.path), **sizes, "fields": {name: [*types] for name, types in index.fields.items()}, **content})
+        return
+    tokens = manifest.tokens
+    rows = [
+        ("kind", manifest.kind),
+        *((name, str(value)) for name, value in index.parameters.items()),
+        ("documents", f"{len(index):,}"),
+        ("deleted documents", f"{manifest.deleted:,}"),
+        ("segments", f"{len(manifest.segments):,}"),
+        ("vectors", f"{manifest.vectors:,}"),
+        ("tokens", f"{tokens.tokens:,}"),
+        ("truncated documents", f"{tokens.truncated:,}"),
+        ("empty documents", f"{tokens.empty:,}"),
+        ("fields", ", ".join(index.fields) or "none"),
+        ("size", f"{manifest.bytes / 1e6:,.1f} MB"),
+        ("model", manifest.model.source),
+        ("precision of the model", manifest.model.precision),
+        ("fingerprint", manifest.model.fingerprint[:16]),
+        ("generation", f"{manifest.generation} ({manifest.operation})"),
+        ("created", manifest.created),
+    ]
+    print_table(str(index.path), ("", "value"), rows)
+    _print_presets(index)
+
+
+def _print_presets(index: Index) -> None:
+    """The presets with their knobs, and what was measured of them."""
+    ks = [10] if index.calibration is None else [table.k for table in index.calibration.tables]
+    k = 10 if 10 in ks else ks[0]
+    measured = _measured(index, k)
+    rows = []
+    for name, knobs in index.presets(k).items():
+        rung = measured.get(_knobs(knobs))
+        unknown = ("not measured" if knobs else "exact", "-")
+        rows.append((name, _knobs(knobs), *(unknown if rung is None else (_recall(rung), f"{rung.p50_ms:.2f}"))))
+    title = f"search for {k} hits"
+    if index.calibration is not None:
+        queries = next(table.queries for table in index.calibration.tables if table.k == k)
+        title += f", measured with {queries} queries on {index.calibration.documents:,} documents"
+    print_table(title, ("preset", "knobs", "recall", "p50 (ms)"), rows)
+
+
+def _print_calibration(index: Index) -> None:
+    """All that was measured."""
+    rows = []
+    for table in () if index.calibration is None else index.calibration.tables:
+        names = {_knobs(knobs): name for name, knobs in index.presets(table.k).items()}
+        for text, rung in _measured(index, table.k).items():
+            rows.append((str(table.k), names.get(text, ""), text, _recall(rung), f"{rung.p50_ms:.2f}", f"{rung.p95_ms:.2f}"))
+    print_table(str(index.path), ("hits", "preset", "knobs", "recall", "p50 (ms)", "p95 (ms)"), rows)
+
+
+def _measured(index: Index, k: int) -> dict[str, Rung]:
+    """Knobs -> what was measured of them for so many hits."""
+    tables = () if index.calibration is None else index.calibration.tables
+    return {_knobs(rung.knobs): rung for table in tables if table.k == k for rung in table.rungs}
+
+
+def _knobs(knobs: Mapping[str, Setting]) -> str:
+    if not knobs or knobs.get("exhaustive"):
+        return "everything"
+    return ", ".join(f"{name}={value:g}" for name, value in knobs.items() if isinstance(value, int | float) and value)
+
+
+def _recall(rung: Rung) -> str:
+    return f"{rung.recall:.3f} ({rung.low:.3f}-{rung.high:.3f})"

@@ -25,6 +25,7 @@ from retrieval.cli import (
     pretraining,
     qa,
     reports,
+    search,
     sweep,
     training,
 )
@@ -50,7 +51,7 @@ app.command("sweep")(sweep.sweep)
 app.command("mine")(mining.mine)
 app.command("score")(mining.score)
 app.add_typer(index.app, name="index")
-app.command("search")(index.search)
+app.command("search")(search.search)
 app.command("evaluate")(evaluation.evaluate)
 app.add_typer(qa.app, name="qa")
 app.add_typer(reports.app, name="report")

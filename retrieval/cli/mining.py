@@ -11,6 +11,7 @@ import typer
 from encoder import InputError
 from encoder.data_files import cache_folder
 from encoder.files import expand_home
+from retrieval import bm25
 from retrieval.cli.output import (
     Int8Option,
     JsonOption,
@@ -22,14 +23,13 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
-from retrieval.indexes import IndexFolder, open_index
+from retrieval.indexes import Index, open_index
 from retrieval.models import load_model
 from retrieval.training.mining.margins import MARGINS, NO_MARGIN, PERC_POS, Rules, parse_margins, parse_ranks
 from retrieval.training.mining.mined import ROWS, SUSPECTS
 from retrieval.training.mining.negatives import Output, System, mine_negatives
 from retrieval.training.mining.positives import BeirSource, PairSource
 from retrieval.training.mining.scoring import NORMALISERS, score_rows
-from retrieval.training.mining.searchers import BM25_NAME
 from retrieval.training.mining.teachers import load_teacher
 from retrieval.training.sections import DataSection
 
@@ -58,7 +58,7 @@ def mine(
     data: Annotated[list[str], typer.Argument(help="A BEIR folder; or files of pairs (.jsonl[.gz], .parquet), folders of them, hub://.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help=f"A bi-encoder, a ColBERT, or {BM25_NAME}; by default the index's own.")
+        str | None, typer.Option("--model", "-m", help=f"A bi-encoder, a ColBERT, or {bm25.NAME}; by default the index's own.")
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Search this index instead of encoding the corpus.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="With pairs: search these documents too, a corpus.jsonl[.gz] or its folder.")] = None,
@@ -197,11 +197,11 @@ def _source(
     return BeirSource(folder, split, use_title)
 
 
-def _system(model: str | None, index: IndexFolder | None, *, int8: bool, cache: Path | None) -> System:
-    if model == BM25_NAME:
+def _system(model: str | None, index: Index | None, *, int8: bool, cache: Path | None) -> System:
+    if model == bm25.NAME:
         return System(None, index, cache)
     if model is None and index is None:
-        raise InputError(f"give --model (a folder, a hub id or {BM25_NAME}) or --index")
+        raise InputError(f"give --model (a folder, a hub id or {bm25.NAME}) or --index")
     if index is None:
         return System(load_model(str(model), precision="int8" if int8 else "float"), None, cache)
     card = index.manifest.model

@@ -1,249 +1,286 @@
-"""From documents and a model to an index, in memory or on disk.
+"""From documents and a model to an index on the disk, and documents added to one: streamed, within a budget of memory, resumable.
 
-Texts are streamed: one chunk of them is held at a time, however large the corpus. The vectors are held until they are indexed, once:
-the peak is their size and that of one chunk.
+This is the order of things: the lock, one reading of all documents, the work that can be resumed (`retrieval.indexes.pieces`), the commit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from itertools import islice
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import faiss
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.corpus import read_documents
-from retrieval.indexes.exact_colbert import ExactColBERTIndex
-from retrieval.indexes.exact_dense import ExactDenseIndex
-from retrieval.indexes.faiss_dense import FaissDenseIndex, check_factory
-from retrieval.indexes.folder import ExactIndex, IndexFolder, open_index
-from retrieval.indexes.store import Description, commit, staging
-from retrieval.indexes.texts import TextWriter
-from retrieval.progress import progress_bar
-from retrieval.protocols import DenseModel, TokenModel, VectorIndex
-from retrieval.records import DenseEncoding, Document, ModelCard, TokenCounts, TokenEncoding
-from retrieval.rows import MatrixRows
-from retrieval.similarity import make_comparable
-from retrieval.vectors import StoredVectors, packed
+from retrieval.indexes.calibration import HITS, LEAST_HITS, allowed_seconds, calibrate, is_approximate
+from retrieval.indexes.disk import REAL, Disk
+from retrieval.indexes.encoded import Model
+from retrieval.indexes.engine_table import engine, engine_name
+from retrieval.indexes.engines import AnyCodec
+from retrieval.indexes.index import Index, check_model, open_index, open_manifest
+from retrieval.indexes.pieces import CODEC, DEFAULTS, BuildOptions, Pieces
+from retrieval.indexes.segments import Contents, OpenSegment, open_segment
+from retrieval.indexes.source import Source, survey
+from retrieval.indexes.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
+from retrieval.indexes.store.reading import NOTHING_COMMITTED
+from retrieval.indexes.store.writing import StoreWriter, writing
+from retrieval.indexes.work import WorkFolder
+from retrieval.records import Document, ModelCard
 from retrieval.versions import installed_version
 
 logger = logging.getLogger(__name__)
 
-Model: TypeAlias = DenseModel | TokenModel
-"""A model of either kind; ``model.card.kind`` says which."""
-
-# Documents encoded in one call: enough to fill a batch, few enough that the bar moves every few seconds on a CPU.
-# Batches are packed, not padded: a larger choice of like lengths was not measurably faster.
-_CHUNK = 512
-# Stored vectors up to this size are read into memory once, and searched there.
-_IN_MEMORY = 256 << 20
-
-
-@dataclass(frozen=True)
-class BuiltIndex:
-    """An index in memory and what tokenising did to its documents."""
-
-    index: ExactIndex
-    counts: TokenCounts
-
-
-def build_in_memory(model: Model, documents: Iterable[Document], *, use_title: bool = True, progress: bool = False) -> BuiltIndex:
-    """Encode documents and index them exactly.
-
-    Args:
-        model: Its kind decides which index it is.
-        documents: At least one; consumed in chunks.
-        use_title: Whether titles are put before the texts.
-        progress: Show a bar over all documents; where their number is not known, the model's own for every chunk.
-
-    Raises:
-        InputError: No documents, an id twice, or a document whose vector is not finite.
-    """
-    return _build(model, documents, total=_length(documents), texts=None, use_title=use_title, progress=progress)
+# What an index holds while it makes what it searches in memory, as a multiple of that: sorted copies of it.
+_MAKING = 3
 
 
 def build_index(
     corpus: str | Path | Iterable[Document],
     model: Model,
-    out: Path,
+    out: Path | str,
     *,
-    use_title: bool = True,
-    store_text: bool = True,
+    options: BuildOptions = DEFAULTS,
     overwrite: bool = False,
+    restart: bool = False,
     progress: bool = False,
-) -> IndexFolder:
-    """Encode a corpus into a new index folder and open it.
-
-    A corpus on disk is read once from end to end before anything is encoded, so that a bad line does not show up after hours.
+    disk: Disk = REAL,
+) -> Index:
+    """Encode a corpus into a new index and open it; a build of the same that was killed goes on where it was.
 
     Args:
-        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents.
-        model: Its kind decides which index it is.
-        out: The folder to write; it appears when the index is complete.
-        use_title: Whether titles are put before the texts.
-        store_text: Whether the texts are kept in the index, so that hits can be shown.
+        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents; it is read several times, and what can be gone
+            through only once is written to the index's folder first.
+        model: Encodes the documents.
+        out: The folder to write; until the index is complete it opens as what it was before, or not at all.
+        options: How it is built.
         overwrite: Replace an index that is at ``out``.
-        progress: Show a bar over all documents; where their number is not known, the model's own for every chunk.
+        restart: Throw away what an interrupted build of something else has left there.
+        progress: Show bars over the documents.
+        disk: Takes all changes.
 
     Raises:
-        InputError: A malformed corpus (file:line), no documents, an id twice, a vector that is not finite, or ``out`` is taken.
+        InputError: A malformed corpus (file:line), no documents, an id twice, a vector that is not finite, options that do not go with the
+            model, or ``out`` is taken.
     """
-    with staging(out, overwrite=overwrite) as place:
-        documents, total = _checked(Path(corpus)) if isinstance(corpus, str | Path) else (corpus, _length(corpus))
-        with TextWriter(place.data) if store_text else nullcontext() as texts:
-            built = _build(model, documents, total=total, texts=texts, use_title=use_title, progress=progress)
-        holds = built.index.save(place.data)
-        if texts is not None:
-            holds |= texts.holds
-        description = Description(
-            kind=built.index.kind,
-            count=len(built.index),
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            versions=_versions(),
-            model=_anchored(model.card),
-            use_title=use_title,
-            separator=" ",
-            store_text=store_text,
-            tokens=built.counts,
-        )
-        commit(place, description, holds)
+    out, begun = Path(out), time.monotonic()
+    engine(engine_name(options.engine, model.card, 0), model.card)
+    with writing(out, create=True, overwrite=overwrite, disk=disk) as writer, _surveyed(writer, corpus) as source:
+        name = engine_name(options.engine, model.card, source.count)
+        engine(name, model.card).check(options.settings, model.card)
+        plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
+        with _work(writer, source, model.card, {**plan, **_kept(options)}, restart=restart) as work:
+            build = Pieces(model, source, options, work, progress=progress)
+            codec, folder, holds = build.codec(name)
+            segments = build.segments(codec)
+            if not sum(contents.vectors for _, contents in segments):
+                raise InputError("none of the documents has a vector; there is nothing to index")
+            fields = None if options.fields is None else sorted(options.fields)
+            policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
+            draft = new_manifest("build", anchored(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments))
+            if options.calibrate and is_approximate(codec):
+                # Before the pieces are moved to where the commit wants them: a build that is killed here still goes on behind them.
+                index = Index(out, draft, codec, _opened(segments, codec, policy))
+                draft = replace(draft, calibration=measured(index, begun, memory=options.memory, seed=options.seed, progress=progress))
+            entry = writer.add_codec(folder, name, codec.parameters, holds)
+            writer.commit(replace(draft, codec=entry, segments=tuple(_added(writer, segments))))
+            work.remove()
+        writer.collect_garbage()
     return open_index(out, verify=False)  # every byte was hashed a moment ago
 
 
-def check_kind(kind: str, card: ModelCard) -> None:
-    """Say before anything is encoded that a model's vectors cannot be indexed in this way.
+def add_documents(
+    path: Path | str,
+    corpus: str | Path | Iterable[Document],
+    model: Model,
+    *,
+    replace_existing: bool = False,
+    memory: int = DEFAULTS.memory,
+    restart: bool = False,
+    progress: bool = False,
+    disk: Disk = REAL,
+) -> Index:
+    """Add documents to an index, with the codec that it has; an addition that was killed goes on where it was.
+
+    What was measured of the index stays where it still holds (`retrieval.indexes.recall_table.Calibration.holds_for`); otherwise the index
+    is measured again.
 
     Args:
-        kind: As `index_vectors` takes it.
-        card: The model.
+        path: The index.
+        corpus: As for `build_index`.
+        model: The one that built the index.
+        replace_existing: A document whose id is in the index takes the place of that one.
+        memory: Bytes that it may hold beside the model and one chunk of texts.
+        restart: Throw away what an interrupted build or addition of something else has left.
+        progress: Show a bar over the documents.
+        disk: Takes all changes.
+
+    Returns:
+        The index with the documents.
 
     Raises:
-        InputError: There is no such kind, or not for this model.
+        InputError: As for `build_index`; another model built the index, or a document is in it already.
     """
-    if kind == "exact":
-        return
-    if card.kind == "colbert":
-        raise InputError(f"index {kind!r}: a ColBERT is searched with 'exact', the only kind for one vector a token")
-    check_factory(kind, card.dim)
+    path, begun = Path(path), time.monotonic()
+    with writing(path, disk=disk) as writer:
+        before = committed(writer)
+        check_model(path, before, model.card)
+        index = open_manifest(writer.layout, before, verify=False)
+        replaced: list[str] = []
+        with _surveyed(writer, corpus, index=index, replaced=replaced) as source:
+            if replaced and not replace_existing:
+                raise InputError(
+                    f"{path}: document '{replaced[0]}' is in this index already; replace it with --replace, or give it another id"
+                )
+            policy = before.policy
+            options = BuildOptions(memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields)
+            with _work(writer, source, model.card, {"codec": before.codec.name, **_kept(options)}, restart=restart) as work:
+                segments = Pieces(model, source, options, work, progress=progress).segments(index.codec)
+                draft = replace(before, operation="add", versions=versions(), segments=(*before.segments, *_drafted(segments)))
+                draft = remeasured(
+                    draft, index, [*index.segments, *_opened(segments, index.codec, policy)], begun, memory=memory, progress=progress
+                )
+                writer.commit(replace(draft, segments=(*without(writer, index, replaced), *_added(writer, segments))))
+                work.remove()
+        writer.collect_garbage()
+    return open_index(path, verify=False)
 
 
-def index_vectors(ids: Sequence[str], stored: StoredVectors, card: ModelCard, *, kind: str = "exact") -> VectorIndex[Any]:
-    """Index vectors that a store holds; an exact index leaves them there if they are many.
+def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS) -> dict[str, Any] | None:
+    """What a manifest says of the recall and latency of an index; None where it cannot be searched within the memory.
 
     Args:
-        ids: P document ids, in the order of the texts that were encoded.
-        stored: Their vectors.
-        card: The model that they come from.
-        kind: ``exact``, or for a dense model a FAISS factory string with the settings of its search, such as ``IVF1024,Flat?nprobe=16``.
-
-    Raises:
-        InputError: The kind is not one of these, or FAISS cannot build it; no documents, an id twice, or none with a vector.
-        ValueError: Not as many ids as texts.
+        index: The index, which need not be committed yet.
+        begun: When the change of which this is the last part began, by the monotonic clock.
+        memory: Bytes that the change may hold.
+        seed: Of what is chosen at random.
+        progress: Show a bar.
+        ks: Numbers of hits.
     """
-    check_kind(kind, card)
-    rows = stored.rows
-    if kind != "exact":
-        return FaissDenseIndex.from_rows(ids, rows, kind)
-    if 4 * rows.shape[0] * rows.shape[1] <= _IN_MEMORY:
-        rows = MatrixRows(rows.span(0, rows.shape[0]))
-    if stored.lengths is None:
-        return ExactDenseIndex.from_rows(ids, rows)
-    return ExactColBERTIndex.from_rows(ids, rows, stored.lengths)
+    if _MAKING * sum(segment.vectors.size.resident for segment in index.segments) > memory:
+        logger.warning("%s: recall is not measured, which takes more memory than allowed; quiver index calibrate does it", index.path)
+        return None
+    return calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress).to_json()
 
 
-def _length(documents: Iterable[Document]) -> int | None:
-    return len(documents) if isinstance(documents, Sized) else None
+def remeasured(draft: Manifest, index: Index, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool) -> Manifest:
+    """A changed manifest with a calibration that holds for it, if the index has one: the one it has, or a new one.
+
+    Args:
+        draft: What is to be committed.
+        index: The index before.
+        segments: The segments of the draft.
+        begun: When the change began, by the monotonic clock.
+        memory: Bytes that the change may hold.
+        progress: Show a bar.
+    """
+    former = index.calibration
+    if former is None or former.holds_for(segment.documents for segment in draft.segments):
+        return draft
+    ks = sorted({max(LEAST_HITS, table.k) for table in former.tables})
+    changed = Index(index.path, draft, index.codec, segments)
+    return replace(draft, calibration=measured(changed, begun, memory=memory, seed=former.seed, progress=progress, ks=ks))
 
 
-def _checked(corpus: Path) -> tuple[Iterator[Document], int]:
-    """The documents of a file or folder, and how many there are; every line has been read once."""
-    count = sum(1 for _ in read_documents(corpus))
-    logger.info("%s: %d documents", corpus, count)
-    return read_documents(corpus), count
+def without(writer: StoreWriter, index: Index, ids: Sequence[str]) -> list[SegmentEntry]:
+    """The segments of an index with some documents deleted; ids that it does not have are passed over."""
+    entries = []
+    for segment, entry in zip(index.segments, index.manifest.segments, strict=True):
+        rows = segment.rows_of(ids)
+        rows = rows[rows >= 0]
+        if len(rows):
+            alive = segment.kept.copy()
+            alive[rows] = False
+            entry = writer.delete(entry, alive)
+        entries.append(entry)
+    return entries
 
 
-def _build(
-    model: Model, documents: Iterable[Document], *, total: int | None, texts: TextWriter | None, use_title: bool, progress: bool
-) -> BuiltIndex:
-    ids: list[str] = []
-    parts: list[_Part] = []
-    stream = iter(documents)
-    # Without a total there is no time to go; the model's own bars then show at least that something happens.
-    with progress_bar("documents", total or 0, enabled=progress) as advance:
-        while chunk := list(islice(stream, _CHUNK)):
-            contents = [document.content(use_title=use_title) for document in chunk]
-            parts.append(_part(model.encode(contents, "document", progress=progress and total is None), model.card))
-            for document in chunk:
-                ids.append(document.id)
-                if texts is not None:
-                    texts.add(document)
-            advance(len(chunk))
-    if not ids:
-        raise InputError("there are no documents to index")
-    logger.info("%d documents encoded", len(ids))
-    counts, lengths = _total([part.counts for part in parts]), [length for part in parts for length in part.lengths]
-    matrix = _stack(parts, model.card)
-    if model.card.kind == "dense":
-        return BuiltIndex(ExactDenseIndex.from_vectors(ids, matrix), counts)
-    return BuiltIndex(ExactColBERTIndex.from_packed(ids, matrix, lengths), counts)
+def new_manifest(operation: str, card: ModelCard, policy: Policy, codec: CodecEntry, segments: Sequence[SegmentEntry]) -> Manifest:
+    """A manifest that has not been committed."""
+    return Manifest(0, "", operation, versions(), card, policy, codec, tuple(segments))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The vectors of one chunk, (rows, d), how many of them each document has, and what tokenising did."""
-
-    vectors: NDArray[np.float32]
-    lengths: Sequence[int]
-    counts: TokenCounts
-
-
-def _part(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> _Part:
-    vectors, lengths = packed(encoding, card)
-    return _Part(vectors, lengths, encoding.counts)
-
-
-def _stack(parts: list[_Part], card: ModelCard) -> NDArray[np.float32]:
-    """All vectors in one matrix, (rows, d), as the index wants them; the parts are used up, so that no corpus is held twice."""
-    end = sum(len(part.vectors) for part in parts)
-    matrix = np.empty((end, card.dim), np.float32)
-    while parts:
-        # From the back: what was allocated last can be given back to the system first.
-        vectors = parts.pop().vectors
-        block = matrix[end - len(vectors) : end]
-        block[:] = vectors
-        make_comparable(block, card)
-        end -= len(vectors)
-    return matrix
-
-
-def _anchored(card: ModelCard) -> ModelCard:
+def anchored(card: ModelCard) -> ModelCard:
     """The card with a folder's path made absolute: an index is searched from anywhere."""
     source = Path(card.source)
     return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
 
 
-def _total(counts: Sequence[TokenCounts]) -> TokenCounts:
-    return TokenCounts(
-        texts=sum(part.texts for part in counts),
-        tokens=sum(part.tokens for part in counts),
-        truncated=sum(part.truncated for part in counts),
-        empty=sum(part.empty for part in counts),
-    )
-
-
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Package -> version, for the manifest."""
     return {
         "quiver": installed_version("quiver-retrieval") or "not installed",
         "torch": str(torch.__version__),
         "faiss": faiss.__version__,
         "numpy": np.__version__,
     }
+
+
+def committed(writer: StoreWriter) -> Manifest:
+    """The state that is to be changed.
+
+    Raises:
+        InputError: There is none yet.
+    """
+    if writer.manifest is None:
+        raise InputError(f"{writer.layout.root}: {NOTHING_COMMITTED}")
+    return writer.manifest
+
+
+def _kept(options: BuildOptions) -> dict[str, Any]:
+    return {"store_text": options.store_text, "fields": None if options.fields is None else sorted(options.fields)}
+
+
+@contextmanager
+def _surveyed(
+    writer: StoreWriter, corpus: str | Path | Iterable[Document], *, index: Index | None = None, replaced: list[str] | None = None
+) -> Iterator[Source]:
+    """The documents, read once; ids that the index has are collected on the way."""
+
+    def look(chunk: list[Document]) -> None:
+        if index is not None and replaced is not None:
+            ids = [document.id for document in chunk]
+            replaced.extend(key for key, place in zip(ids, index.locate(ids), strict=True) if place is not None)
+
+    spool = writer.layout.temporary / "corpus.jsonl"
+    try:
+        source = survey(corpus, spool, disk=writer.disk, look=look)
+        logger.info("%d documents to index", source.count)
+        yield source
+    finally:
+        if spool.exists():
+            writer.disk.unlink(spool)
+
+
+@contextmanager
+def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any], *, restart: bool) -> Iterator[WorkFolder]:
+    """The folder of the work; after an error it stays if anything in it is encoded."""
+    whole = {**plan, "documents": source.sha256, "model": card.fingerprint}
+    work = WorkFolder(writer.layout, whole, restart=restart, disk=writer.disk)
+    try:
+        yield work
+    finally:
+        if work.folder.is_dir() and not [name for name in work.names if name != CODEC]:
+            work.remove()
+
+
+def _drafted(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, ...]:
+    """Entries of segments that are not where readers look; their files come with the commit."""
+    return tuple(SegmentEntry(folder.name, each.documents, each.vectors, each.tokens, {}) for folder, each in segments)
+
+
+def _opened(segments: Sequence[tuple[Path, Contents]], codec: AnyCodec, policy: Policy) -> list[OpenSegment]:
+    return [open_segment(folder, codec, each.documents, texts=policy.store_text) for folder, each in segments]
+
+
+def _added(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:
+    entries = []
+    for folder, each in segments:
+        entries.append(writer.add_segment(folder, each.holds, documents=each.documents, vectors=each.vectors, tokens=each.tokens))
+    return entries

@@ -10,33 +10,23 @@ Source: https://github.com/facebookresearch/faiss/wiki/The-index-factory; FAISS,
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.arrays import block_rows, check_new_ids, first_bad_row
-from retrieval.indexes.exact_dense import check_queries
-from retrieval.indexes.ranking import check_k, in_order
-from retrieval.indexes.walk import MARGIN
+from retrieval.indexes.dense.factory import add_vectors, make_index, search_parameters, search_settings, train_index
+from retrieval.indexes.dense.faiss_files import index_bytes
+from retrieval.indexes.exact.arrays import block_rows, check_new_ids, first_bad_row
+from retrieval.indexes.exact.dense import check_queries
+from retrieval.indexes.exact.ranking import check_k, in_order
+from retrieval.indexes.exact.walk import MARGIN
 from retrieval.protocols import Rows
 from retrieval.records import DenseVectors, Hits
 
-logger = logging.getLogger(__name__)
-
-# FAISS's type stubs know nothing of what its Python layer adds.
-_faiss: Any = faiss
-
-# Vectors that a coarse quantizer learns from, a centroid: FAISS wants 39 at least and uses 256 at most.
-_TRAINING_A_CENTROID = 64
-# Vectors that anything else learns from, such as product quantizers and rotations: 256 centroids times 256 vectors.
-_TRAINING = 65_536
 _SEED = 0
 
 
@@ -88,7 +78,7 @@ def check_factory(kind: str, dim: int) -> None:
         InputError: FAISS does not know the factory string or cannot rank by inner product with it, or the index has no such setting.
     """
     parsed = FaissKind.parse(kind)
-    _settings(_make(parsed, dim), parsed)
+    _settings(make_index(parsed.factory, dim), parsed)
 
 
 class FaissDenseIndex:
@@ -123,15 +113,11 @@ class FaissDenseIndex:
         if (bad := first_bad_row(rows)) is not None:
             raise InputError(f"the vector of document '{ids[bad]}' is not finite; the model cannot be used on it")
         parsed = FaissKind.parse(kind)
-        index = _make(parsed, rows.shape[1])
+        index = make_index(parsed.factory, rows.shape[1])
         _settings(index, parsed)  # a setting the index does not have is found before hours of training
-        if not index.is_trained:
-            _train(index, rows, parsed)
+        train_index(index, rows, parsed.factory, seed=_SEED)
         for _, block in rows.blocks(block_rows(rows.shape[1])):
-            try:
-                index.add(np.ascontiguousarray(block))
-            except RuntimeError as error:
-                raise InputError(f"index {parsed.factory!r}: FAISS cannot add vectors to it ({_reason(error)}); choose another") from error
+            add_vectors(index, block, parsed.factory)
         return cls(ids, index, parsed)
 
     @property
@@ -147,15 +133,7 @@ class FaissDenseIndex:
     @property
     def nbytes(self) -> int:
         """Size of the index as FAISS writes it."""
-        written = 0
-
-        def count(data: bytes) -> int:
-            nonlocal written
-            written += len(data)
-            return len(data)
-
-        faiss.write_index(self._index, _faiss.PyCallbackIOWriter(count))
-        return written
+        return index_bytes(self._index)
 
     @property
     def parameters(self) -> Mapping[str, str | float]:
@@ -183,7 +161,7 @@ class FaissDenseIndex:
         # A few more than asked for: among equal scores FAISS keeps any, and the ids are to decide. Not from a graph, which would be
         # searched more widely than its efSearch says.
         fetched = min(len(self), k + (0 if "efSearch" in self._settings else MARGIN))
-        scores, rows = self._index.search(matrix, fetched, params=_search_parameters(self._index, self._settings))
+        scores, rows = self._index.search(matrix, fetched, params=search_parameters(self._index, self._settings))
         ids: list[Sequence[str]] = []
         values: list[NDArray[np.float32]] = []
         for row, score in zip(rows, scores, strict=True):
@@ -194,60 +172,13 @@ class FaissDenseIndex:
         return Hits(ids, values)
 
 
-def _make(kind: FaissKind, dim: int) -> Any:
-    try:
-        index = faiss.index_factory(dim, kind.factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise InputError(
-            f"index {kind.factory!r}: FAISS cannot make it for width {dim} ({_reason(error)}); see its index factory"
-        ) from error
-    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(f"index {kind.factory!r}: it cannot rank by inner product; choose another")
-    return index
-
-
-def _train(index: Any, rows: Rows, kind: FaissKind) -> None:
-    lists = max((part.nlist for part in _parts(index) if isinstance(part, faiss.IndexIVF)), default=0)
-    size = min(rows.shape[0], max(_TRAINING, _TRAINING_A_CENTROID * lists))
-    chosen = np.sort(np.random.default_rng(_SEED).choice(rows.shape[0], size, replace=False))
-    if any(getattr(part, "do_polysemous_training", False) for part in _parts(index)):
-        logger.warning("index %r trains polysemous codes, which takes minutes; with 'np' behind PQ it does not", kind.factory)
-    logger.info("index %r: training on %d of %d vectors", kind.factory, size, rows.shape[0])
-    try:
-        index.train(rows.take(chosen))
-    except RuntimeError as error:
-        raise InputError(
-            f"index {kind.factory!r}: FAISS cannot train it on {size} vectors ({_reason(error)}); choose one with fewer lists or codes"
-        ) from error
-
-
-def _parts(index: Any) -> list[Any]:
-    """An index and the one that it wraps, and so on, from the outside in."""
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexPreTransform):
-        return [index, *_parts(index.index)]
-    if isinstance(index, faiss.IndexRefine):
-        return [index, *_parts(index.base_index)]
-    return [index]
-
-
 def _settings(index: Any, kind: FaissKind) -> dict[str, float]:
     """Every setting of an index's search: as the kind has it, or FAISS's own value.
 
     Raises:
         InputError: The kind names a setting that the index does not have, or one is not a whole number that must be.
     """
-    settings: dict[str, float] = {}
-    for part in _parts(index):
-        if isinstance(part, faiss.IndexIVF):
-            settings["nprobe"] = part.nprobe
-            quantizer = faiss.downcast_index(part.quantizer)
-            if isinstance(quantizer, faiss.IndexHNSW):
-                settings["quantizer_efSearch"] = quantizer.hnsw.efSearch
-        elif isinstance(part, faiss.IndexHNSW):
-            settings["efSearch"] = part.hnsw.efSearch
-        elif isinstance(part, faiss.IndexRefine):
-            settings["k_factor"] = part.k_factor
+    settings = search_settings(index)
     for name, value in kind.settings.items():
         if name not in settings:
             takes = f"it takes {', '.join(settings)}" if settings else "it takes none"
@@ -256,25 +187,3 @@ def _settings(index: Any, kind: FaissKind) -> dict[str, float]:
             raise InputError(f"index {kind.factory!r}: {name} must be a whole number, got {value}")
         settings[name] = value if name == "k_factor" else int(value)
     return settings
-
-
-def _search_parameters(index: Any, settings: Mapping[str, float]) -> Any:
-    """The settings as FAISS takes them with a search, for each wrapped index inside those of its wrapper; None where there are none."""
-    parameters = None
-    for part in reversed(_parts(index)):
-        if isinstance(part, faiss.IndexIVF):
-            inner = settings.get("quantizer_efSearch")
-            quantizer = {} if inner is None else {"quantizer_params": _faiss.SearchParametersHNSW(efSearch=inner)}
-            parameters = _faiss.SearchParametersIVF(nprobe=settings["nprobe"], **quantizer)
-        elif isinstance(part, faiss.IndexHNSW):
-            parameters = _faiss.SearchParametersHNSW(efSearch=settings["efSearch"])
-        elif isinstance(part, faiss.IndexRefine):
-            parameters = _faiss.IndexRefineSearchParameters(k_factor=settings["k_factor"], base_index_params=parameters)
-        elif isinstance(part, faiss.IndexPreTransform) and parameters is not None:
-            parameters = _faiss.SearchParametersPreTransform(index_params=parameters)
-    return parameters
-
-
-def _reason(error: RuntimeError) -> str:
-    """What FAISS says, without the place in its source."""
-    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", " ".join(str(error).split()))

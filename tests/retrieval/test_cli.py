@@ -127,6 +127,11 @@ def test_doctor(quiver: Callable[..., Any]) -> None:
         ("train",),
         ("validate",),
         ("index", "build"),
+        ("index", "add"),
+        ("index", "delete"),
+        ("index", "compact"),
+        ("index", "check"),
+        ("index", "repair"),
         ("index", "info"),
         ("search",),
         ("evaluate",),
@@ -275,7 +280,7 @@ def test_mistakes_on_the_command_line(
         (("search", "INDEX", "x", "-k", "ten"), "'-k'"),
         (("index", "build"), "(see quiver index build --help)"),
         (("report", "results", "--out"), "--out"),
-        (("bench", "index"), "No such command 'index'"),
+        (("bench", "indx"), "No such command 'indx'"),
     ],
 )
 def test_a_command_line_that_cannot_be_parsed_is_one_line_too(quiver: Callable[..., Any], arguments: tuple[str, ...], message: str) -> None:
@@ -285,7 +290,7 @@ def test_a_command_line_that_cannot_be_parsed_is_one_line_too(quiver: Callable[.
     assert message in done.err
 
 
-@pytest.mark.parametrize(("family", "command"), [((), "quickstart"), (("index",), "build"), (("bench",), "encoder")])
+@pytest.mark.parametrize(("family", "command"), [((), "quickstart"), (("index",), "build"), (("bench",), "index")])
 def test_no_command_shows_the_help(quiver: Callable[..., Any], family: tuple[str, ...], command: str) -> None:
     alone, asked = quiver(*family), quiver(*family, "--help")
     assert (alone.code, asked.code, alone.err) == (2, 0, "")

@@ -44,7 +44,11 @@ def test_documents_of_all_forms(tmp_path: Path) -> None:
         "",
         '{"_id": "c", "id": "other", "text": "\\ud83d\\ude00 \u2028"}',
     )
-    assert list(read_documents(path)) == [Document("a", "x", "t"), Document("7", "", ""), Document("c", "\U0001f600 \u2028", "")]
+    assert list(read_documents(path)) == [
+        Document("a", "x", "t", {"year": 1}),
+        Document("7", "", ""),
+        Document("c", "\U0001f600 \u2028", ""),
+    ]
 
 
 def test_documents_are_streamed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from retrieval.indexes import ExactDenseIndex, FaissDenseIndex
+from retrieval.indexes.dense import factory
 from retrieval.indexes.faiss_dense import FaissKind, check_factory
 from retrieval.records import Hits
 from retrieval.rows import MatrixRows
@@ -109,9 +110,7 @@ def test_equal_scores_are_in_the_order_of_the_ids() -> None:
 
 
 def test_training_is_the_same_in_every_run_and_takes_a_sample(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from retrieval.indexes import faiss_dense
-
-    monkeypatch.setattr(faiss_dense, "_TRAINING", 1000)
+    monkeypatch.setattr(factory, "_TRAINING", 1000)
     with caplog.at_level(logging.INFO, logger="retrieval"):
         one, other = build("IVF8,PQ8np?nprobe=2"), build("IVF8,PQ8np?nprobe=2")
     assert [record.getMessage() for record in caplog.records] == ["index 'IVF8,PQ8np': training on 1000 of 3000 vectors"] * 2

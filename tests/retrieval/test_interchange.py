@@ -28,7 +28,7 @@ from retrieval.interchange.white_space import without_strip
 from retrieval.model_folder import ColBERTSettings, ModelFolder, read_model_folder
 from retrieval.models import load_model
 from retrieval.projection import Projection
-from retrieval.token_matches import token_texts
+from retrieval.token_matches import text_tokens
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
@@ -263,8 +263,8 @@ def test_prompts_of_several_tokens_and_queries_longer_than_their_expansion(multi
     assert model.card.fingerprint != plain.card.fingerprint
     queries = ["x", "a bird has wings and " * 9]
     assert [len(vectors) for vectors in model.encode_queries(queries)] == [12, 30]
-    assert [len(token_texts(model, query, "query")) for query in queries] == [12, 30]
-    assert token_texts(model, "x", "document")[1] == "a"
+    assert [len(text_tokens(model, query, "query")) for query in queries] == [12, 30]
+    assert text_tokens(model, "x", "document")[1].name == "a"
     exported = export_model(multi_vector, tmp_path / "out", layout="sentence-transformers")
     same_vectors(multi_vector, tmp_path / "out")
     assert load_model(tmp_path / "out").card.fingerprint == exported.fingerprint

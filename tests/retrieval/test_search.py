@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from encoder.errors import InputError
-from retrieval.indexes import build_in_memory, build_index
+from retrieval.indexes import Filter, build_in_memory, build_index
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Document, Query, TokenCounts
 from retrieval.run import ranked
@@ -53,4 +53,15 @@ def test_what_cannot_be_searched_is_refused_before_encoding(tmp_path: Path, word
         search(folder, other_word_sum, QUERIES, 2)
     assert len(word_sum.calls) == calls
     assert other_word_sum.calls == []
-    assert search(folder.index, other_word_sum, QUERIES, 2).run == search(folder, word_sum, QUERIES, 2).run
+    in_memory = build_in_memory(word_sum, DOCUMENTS).index
+    by_index = search(folder, word_sum, QUERIES, 2).run
+    assert search(in_memory, other_word_sum, QUERIES, 2).run == {query: pytest.approx(scores) for query, scores in by_index.items()}
+    with pytest.raises(ValueError, match="know no metadata to filter by"):
+        search(in_memory, word_sum, QUERIES, 2, where=Filter())
+
+
+def test_a_filter_is_applied_inside_the_search(tmp_path: Path, word_sum: DenseModel) -> None:
+    documents = [document._replace(metadata={"year": 2000 + row}) for row, document in enumerate(DOCUMENTS)]
+    index = build_index(documents, word_sum, tmp_path / "i")
+    found = search(index, word_sum, QUERIES, 3, where=Filter.parse(["year<2002"])).run
+    assert {query: sorted(scores) for query, scores in found.items()} == {"q2": ["a", "b"], "q1": ["a", "b"]}

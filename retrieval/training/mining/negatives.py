@@ -24,14 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.files import read_json
-from retrieval.indexes import IndexFolder, index_vectors
+from retrieval import bm25
+from retrieval.indexes import Index, index_vectors
 from retrieval.progress import progress_bar
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.training.data.blocks import blocks
 from retrieval.training.mining.margins import Rules, choose_negatives, rankable
 from retrieval.training.mining.mined import DOCUMENTS, QUERIES, MinedQuery, write_mined
 from retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
-from retrieval.training.mining.searchers import BM25_NAME, BM25_PARAMETERS, BM25Searcher, Found, Searcher, VectorSearcher
+from retrieval.training.mining.searchers import BM25Searcher, Found, Searcher, VectorSearcher
 from retrieval.training.mining.work_folder import open_work
 from retrieval.vectors import vector_store
 from retrieval.versions import installed_version
@@ -62,20 +63,20 @@ class System:
     """
 
     model: DenseModel | TokenModel | None
-    index: IndexFolder | None = None
+    index: Index | None = None
     cache: Path | None = None
 
     @property
     def description(self) -> dict[str, Any]:
         """What the record says of it."""
         if self.model is None:
-            return {"name": BM25_NAME, **BM25_PARAMETERS}
+            return {"name": bm25.NAME, **bm25.PARAMETERS}
         return asdict(self.model.card)
 
     @property
     def fingerprint(self) -> str:
         """Equal ones rank equally, wherever the model lies."""
-        return BM25_NAME if self.model is None else self.model.card.fingerprint
+        return bm25.NAME if self.model is None else self.model.card.fingerprint
 
 
 @dataclass(frozen=True)
@@ -271,4 +272,4 @@ def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -
         scored = np.unique(data.positives[: data.starts[count]])
         texts = (data.documents[number] for number in scored.tolist())
         documents = store.encode(model, texts, "document", total=len(scored), progress=progress, description="positives")
-        yield VectorSearcher(index.index, queries, scored, documents)
+        yield VectorSearcher(index, queries, scored, documents)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.exact_colbert import token_rows
+from retrieval.indexes.exact.colbert import token_rows
 from retrieval.maxsim import maxsim_packed
 from retrieval.protocols import Rows
 from retrieval.records import DenseVectors, TokenVectors

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from retrieval.corpus import Collection, load_collection, read_documents
-from retrieval.indexes import IndexFolder
+from retrieval.indexes import Index
 from retrieval.records import Document
 from retrieval.training.data.blocks import blocks
 from retrieval.training.data.examples import read_whole
@@ -121,7 +121,7 @@ class MiningData:
         return _grouped(owners, self.positives, len(self.queries))
 
 
-def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: IndexFolder | None = None) -> MiningData:
+def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: Index | None = None) -> MiningData:
     """Read all of it, streamed; texts go to a folder, numbers stay in memory.
 
     Args:
@@ -148,7 +148,7 @@ def read_mining_data(source: PairSource | BeirSource, folder: Path, *, index: In
     return data
 
 
-def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexFolder | None) -> MiningData:
+def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTableWriter, index: Index | None) -> MiningData:
     collection = load_collection(source.folder, source.split)
     relevant = {query: [key for key, grade in grades.items() if grade > 0] for query, grades in collection.qrels.items()}
     asked = [query for query in collection.queries if relevant[query.id]]
@@ -168,7 +168,7 @@ def _read_beir(source: BeirSource, queries: TextTableWriter, documents: TextTabl
     return MiningData(queries.table(), table, len(table), rows, starts, len(collection.queries) - len(asked))
 
 
-def _not_in_index(collection: Collection, index: IndexFolder | None, document: str, count: int) -> InputError:
+def _not_in_index(collection: Collection, index: Index | None, document: str, count: int) -> InputError:
     where = "" if index is None else str(index.path)
     return InputError(
         f"{where}: document '{document}', relevant in {collection.name}, is not in this index ({count} such judgements); "
@@ -176,7 +176,7 @@ def _not_in_index(collection: Collection, index: IndexFolder | None, document: s
     )
 
 
-def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter, index: IndexFolder | None) -> MiningData:
+def _read_pairs(source: PairSource, queries: TextTableWriter, documents: TextTableWriter, index: Index | None) -> MiningData:
     section = DataSection(train=source.sources, query_field=source.query_field, document_fields=(source.positive_field,))
     owners, positives = array("q"), array("q")
     with queries, documents:

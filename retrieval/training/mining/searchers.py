@@ -3,37 +3,25 @@
 Queries and documents are numbers here, places in their tables.
 
 Shapes: Q queries, P documents, n documents found for a query, B pairs.
-Source of BM25: Robertson and Zaragoza 2009, doi 10.1561/1500000019; k1 and b are Anserini's for BEIR, arXiv:2306.07471.
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.exact_colbert import token_rows
-from retrieval.indexes.ranking import in_order
+from retrieval.bm25.scoring import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
+from retrieval.indexes.exact.colbert import token_rows
+from retrieval.indexes.exact.ranking import in_order
 from retrieval.protocols import VectorIndex
 from retrieval.text_keys import KeyTable, text_keys
 from retrieval.training.mining.margins import Ranked
 from retrieval.training.mining.pair_scores import PairScores
 from retrieval.vectors import StoredVectors
-
-BM25_NAME = "bm25"
-BM25_PARAMETERS: Mapping[str, str | float | None] = {
-    "variant": "lucene",
-    "k1": 0.9,
-    "b": 0.4,
-    "stopwords": "english",
-    "stemmer": None,
-}
-"""Everything that decides a score: those of the BM25 that Quiver evaluates beside its models."""
 
 
 class Found(NamedTuple):
@@ -100,14 +88,11 @@ class VectorSearcher:
 
 
 class BM25Searcher:
-    """BM25 over words, by bm25s, with the whole index in memory.
-
-    Each different word of a document takes 8 bytes, and about 45 while the index is built (measured on 300,000 documents of 50 words):
-    9 million passages of 60 words need 4 GB, and 25 GB for a while.
+    """BM25 over words; where the queries' words stand is in memory, 8 bytes for each of them that a document has.
 
     Args:
         queries: Q texts.
-        documents: P texts, gone through once.
+        documents: P texts, gone through once, a block at a time.
         ids: P ids; of documents with equal scores the one with the greater id comes first.
         searchable: Documents that are searched, from the first; those after them are only scored.
 
@@ -116,16 +101,16 @@ class BM25Searcher:
     """
 
     def __init__(self, queries: Iterable[str], documents: Iterable[str], ids: Iterable[str], *, searchable: int) -> None:
-        bm25s = _bm25s()
-        options = {"stopwords": BM25_PARAMETERS["stopwords"], "stemmer": BM25_PARAMETERS["stemmer"], "show_progress": False}
-        words = bm25s.tokenize(documents, **options)
-        if not words.vocab:
+        words = split_words(queries)
+        self._queries = words.texts
+        counted = [count_words(split_words(block), words.vocabulary) for block in in_blocks(documents, str)]
+        statistics = total_statistics(((postings, None) for postings in counted), len(words.vocabulary))
+        if not statistics.length:
             raise InputError("BM25: no document holds a word of two letters or more; mine with a model")
-        self._index = bm25s.BM25(k1=BM25_PARAMETERS["k1"], b=BM25_PARAMETERS["b"], method=BM25_PARAMETERS["variant"])
-        self._index.index(words, show_progress=False)
-        asked = bm25s.tokenize(queries, **options)
-        known = np.fromiter((words.vocab.get(word, -1) for word in asked.vocab), np.int32, len(asked.vocab))
-        self._queries = [found[found >= 0] for found in (known[numbers] for numbers in map(_numbers, asked.ids))]
+        counted.reverse()  # used up from the first one on: the counts are gone when the scores are there
+        self._blocks: list[Scored] = []
+        while counted:
+            self._blocks.append(score_postings(counted.pop(), statistics))
         self._ids = np.array(list(ids), object)
         self._searchable = searchable
 
@@ -133,7 +118,8 @@ class BM25Searcher:
         """See `Searcher`; documents that share no word with the query are not found."""
         found = []
         for query, documents in zip(queries.tolist(), also, strict=True):
-            scores = self._scores(query)  # of the whole corpus: the best and those that are asked about come from it
+            # Of the whole corpus: the best and those that are asked about come from it.
+            scores = np.concatenate([block.totals(self._queries[query]) for block in self._blocks])
             found.append(Found(self._best(scores[: self._searchable], k), scores[documents]))
         return found
 
@@ -143,22 +129,3 @@ class BM25Searcher:
             cut = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
             rows = rows[scores[rows] >= cut]
         return Ranked(*in_order(rows, scores[rows], k, ids=self._ids)) if len(rows) else Ranked(rows, scores[rows])
-
-    def _scores(self, query: int) -> NDArray[np.float32]:
-        """(P,)."""
-        scores: NDArray[np.float32] = self._index.get_scores_from_ids(self._queries[query])
-        return scores
-
-
-def _numbers(words: Sequence[int]) -> NDArray[np.intp]:
-    return np.array(words, np.intp)  # of no words too an array of numbers, which a list is not
-
-
-def _bm25s() -> Any:
-    try:
-        library = importlib.import_module("bm25s")
-    except ModuleNotFoundError as error:
-        raise InputError("BM25 needs bm25s: pip install 'quiver-retrieval[train]'") from error
-    # Importing it sets its logger to DEBUG, and whoever has a handler at the root would read how an index is built.
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
-    return library

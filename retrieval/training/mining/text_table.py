@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes import IndexFolder
-from retrieval.indexes.texts import Texts
+from retrieval.indexes import Index
 from retrieval.records import Document
 from retrieval.text_keys import KEY, Keys, KeyTable, text_keys
 from retrieval.training.data.blocks import BLOCK, blocks
@@ -89,7 +88,7 @@ class TextTableWriter:
         InputError: The index was built without texts.
     """
 
-    def __init__(self, folder: Path, *, index: IndexFolder | None = None, by_content: bool = True) -> None:
+    def __init__(self, folder: Path, *, index: Index | None = None, by_content: bool = True) -> None:
         self._stem = folder / "texts"
         self._index_texts = None if index is None else IndexTexts(index)
         self._texts, self._ids = StringWriter(self._stem), StringWriter(_ids(self._stem))
@@ -159,18 +158,17 @@ class IndexTexts:
         InputError: It was built without texts.
     """
 
-    def __init__(self, index: IndexFolder) -> None:
-        if not index.manifest.store_text:
+    def __init__(self, index: Index) -> None:
+        if not index.manifest.policy.store_text:
             raise InputError(f"{index.path}: built without texts, which training needs; build it with them")
-        self._texts = Texts(index.path / index.manifest.generation, len(index))
-        self._count = len(index)
-        self._use_title = index.manifest.use_title
+        self._documents = index.documents
+        self._use_title = index.manifest.policy.use_title
 
     def __getitem__(self, number: int) -> str:
-        return self._texts[number].content(use_title=self._use_title)
+        return self._documents[number].content(use_title=self._use_title)
 
     def __iter__(self) -> Iterator[str]:
-        return (self[number] for number in range(self._count))
+        return (document.content(use_title=self._use_title) for document in self._documents)
 
 
 def identity_keys(texts: Sequence[str]) -> Keys:

@@ -1,0 +1,28 @@
+"""How good and how fast indexes are on the same vectors: Quiver's engines beside the libraries that others would use.
+
+Recall is counted against exact search over the vectors as they were stored, by the documents themselves and not by a library's word.
+"""
+
+from eval.index_quality.benchmark import bench_index
+from eval.index_quality.results import IndexBenchmark, IndexSettings, read_index_benchmark, to_json, write_index_benchmark
+from eval.index_quality.sources import encode_collection, threads_up_to
+from eval.index_quality.systems import PEERS, default_peers, own_points, own_system, peer_systems
+from eval.index_quality.vectors import VectorFolder, write_vectors
+
+__all__ = [
+    "PEERS",
+    "IndexBenchmark",
+    "IndexSettings",
+    "VectorFolder",
+    "bench_index",
+    "default_peers",
+    "encode_collection",
+    "own_points",
+    "own_system",
+    "peer_systems",
+    "read_index_benchmark",
+    "threads_up_to",
+    "to_json",
+    "write_index_benchmark",
+    "write_vectors",
+]

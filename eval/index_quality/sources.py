@@ -1,0 +1,61 @@
+"""The vectors of a collection under a model, encoded once, as a folder that every system can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from encoder.errors import InputError
+from eval.index_quality.vectors import VectorFolder, write_vectors
+from retrieval.corpus import load_collection
+from retrieval.models import load_model
+from retrieval.vectors import vector_store
+
+
+def encode_collection(
+    data: Path, model: str, split: str, out: Path, *, cache: Path | None = None, limit_docs: int | None = None, progress: bool = False
+) -> VectorFolder:
+    """Encode documents and judged queries of a collection.
+
+    Args:
+        data: A BEIR folder.
+        model: Folder or hub id of a bi-encoder or a ColBERT.
+        split: Which judgements.
+        out: The folder to write.
+        cache: A store of vectors, which are not encoded again; None encodes all of them now.
+        limit_docs: The first so many documents, with the queries that have a relevant one among them.
+        progress: Show bars on standard error.
+
+    Raises:
+        InputError: Data or model cannot be read, or no query is left.
+    """
+    collection = load_collection(data, split)
+    documents = [document for _, document in zip(range(limit_docs or len(collection.documents)), collection.documents, strict=False)]
+    known = {document.id for document in documents}
+    qrels = {query: {key: grade for key, grade in grades.items() if key in known} for query, grades in collection.qrels.items()}
+    queries = [query for query in collection.queries if any(grade > 0 for grade in qrels.get(query.id, {}).values())]
+    if not queries:
+        raise InputError(f"{data}: no query of split {split!r} has a relevant document among the {len(documents):,} that are indexed")
+    loaded = load_model(model)
+    with vector_store(cache) as store:
+        texts = (document.content() for document in documents)
+        encoded = store.encode(loaded, texts, "document", total=len(documents), progress=progress)
+        asked = store.encode(loaded, [query.text for query in queries], "query", total=len(queries), progress=progress)
+        return write_vectors(
+            out,
+            (encoded.rows, encoded.lengths),
+            (asked.rows, asked.lengths),
+            ids=[document.id for document in documents],
+            query_ids=[query.id for query in queries],
+            qrels={query.id: qrels[query.id] for query in queries},
+        )
+
+
+def threads_up_to(most: int) -> tuple[int, ...]:
+    """Powers of two, and the largest.
+
+    Example:
+        >>> threads_up_to(1), threads_up_to(6)
+        ((1,), (1, 2, 4, 6))
+    """
+    powers = [2**power for power in range(most.bit_length()) if 2**power < most]
+    return (*powers, most)

@@ -1,0 +1,348 @@
+"""The table of sizes, what a user may set of a compressed dense index, and how hard a search looks.
+
+Shapes: n documents, d width, k hits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
+
+from encoder.errors import InputError
+from retrieval.indexes.dense.scalar import Bits
+from retrieval.indexes.engines import Preset, Setting
+
+EXACT, SCAN, LISTS, FACTORY = "exact-dense", "pq-dense", "ivf-dense", "faiss-dense"
+"""Names of the engines for one vector a document."""
+
+_SAMPLE = 65_536
+_SAMPLE_A_LIST = 32
+_MOST_LISTS = 16_384
+_MOST_PROBES = 256
+_DSUB = (2, 4)
+# Documents, and centroids, that the search of a graph of FAISS's keeps in sight.
+_GRAPH, _QUANTIZER = 128, 48
+# Candidates of a search for few hits, and for each hit of many.
+_CANDIDATES = {"balanced": (150.0, 5.0), "fast": (60.0, 3.0)}
+
+
+class Sizes(NamedTuple):
+    """What suits an index of so many documents.
+
+    Attributes:
+        engine: The engine, where the user names none.
+        lists: Lists K of an inverted file, whether or not ``engine`` has one.
+        nprobe: Lists that a search looks at.
+        sample: Vectors that a codec is trained on.
+    """
+
+    engine: str
+    lists: int
+    nprobe: int
+    sample: int
+
+
+def sizes(documents: int) -> Sizes:
+    """The table of sizes.
+
+    Up to 50,000 documents exact search takes about a millisecond (1.2 ms for 100,000 of width 128 on one thread of a Zen 4), and nothing
+    is lost. Up to 500,000 a scan of all product codes takes less than that (0.2 ms for 100,000); beyond, lists are probed.
+
+    K is a power of two near 2 sqrt(n), a quarter of what is usual for FAISS: here a coordinate of a centroid costs the time of sixteen
+    coordinates of a code, k-means takes K^2, and lists are probed a few hundred at a time. An eighth of them, 256 at most, is probed.
+    A centroid learns from 32 vectors, a codebook from 4,096.
+
+    Source: the limits are those measured with FAISS 1.15 for this project (100,000 vectors of width 128, one thread); the usual K and the
+    vectors a centroid, FAISS's guidelines to choose an index, https://github.com/facebookresearch/faiss/wiki/Guidelines-to-choose-an-index.
+
+    Example:
+        >>> sizes(100_000)
+        Sizes(engine='pq-dense', lists=512, nprobe=64, sample=65536)
+        >>> sizes(5_000_000)
+        Sizes(engine='ivf-dense', lists=4096, nprobe=256, sample=131072)
+    """
+    engine = EXACT if documents <= 50_000 else SCAN if documents <= 500_000 else LISTS
+    lists = min(_MOST_LISTS, 2 ** round(math.log2(2 * max(documents, 1) ** 0.5)))
+    return Sizes(engine, lists, probes(lists), max(_SAMPLE, _SAMPLE_A_LIST * lists))
+
+
+def probes(lists: int, preset: Preset = "balanced") -> int:
+    """Lists that a search looks at, of so many; all for ``exact``, a quarter of the usual ones for ``fast``.
+
+    Example:
+        >>> [probes(4096, preset) for preset in ("exact", "balanced", "fast")]
+        [4096, 256, 64]
+    """
+    usual = min(lists, max(8, min(_MOST_PROBES, lists // 8)))
+    return {"exact": lists, "balanced": usual, "fast": -(-usual // 4)}[preset]
+
+
+def sample_size(documents: int) -> int:
+    """Vectors that the codec of an index of so many documents is trained on."""
+    return min(documents, sizes(documents).sample)
+
+
+@dataclass(frozen=True)
+class ScanSettings:
+    """The settings of ``pq-dense``.
+
+    Attributes:
+        dsub: Coordinates that one 4-bit code stands for: 4 halves the memory and the time of a scan, and wants a larger k_factor.
+        bits: Bits a coordinate of the final scores, 8 or 16: 16 doubles the bytes on the disk and leaves hardly an error.
+    """
+
+    dsub: int = 2
+    bits: Bits = 8
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Setting]) -> ScanSettings:
+        """Settings from their names and values.
+
+        Raises:
+            InputError: There is no such setting, or the value is none that it takes.
+        """
+        _check_names(SCAN, settings, [field.name for field in fields(cls)])
+        return cls(_dsub(settings), bits_of(settings))
+
+
+@dataclass(frozen=True)
+class ListSettings:
+    """The settings of ``ivf-dense``.
+
+    Attributes:
+        dsub: As of `ScanSettings`.
+        bits: As of `ScanSettings`.
+        nlist: Lists K; None chooses by size.
+    """
+
+    dsub: int = 2
+    bits: Bits = 8
+    nlist: int | None = None
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Setting]) -> ListSettings:
+        """Settings from their names and values.
+
+        Raises:
+            InputError: There is no such setting, or the value is none that it takes.
+        """
+        _check_names(LISTS, settings, [field.name for field in fields(cls)])
+        nlist = settings.get("nlist")
+        return cls(_dsub(settings), bits_of(settings), None if nlist is None else _whole("nlist", nlist))
+
+
+@dataclass(frozen=True)
+class FactorySettings:
+    """The settings of ``faiss-dense``.
+
+    Attributes:
+        factory: FAISS's factory string.
+        bits: As of `ScanSettings`.
+    """
+
+    factory: str
+    bits: Bits = 8
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Setting]) -> FactorySettings:
+        """Settings from their names and values.
+
+        Raises:
+            InputError: There is no factory string or no such setting, or the value is none that it takes.
+        """
+        _check_names(FACTORY, settings, [field.name for field in fields(cls)])
+        factory = settings.get("factory")
+        if not isinstance(factory, str) or not factory:
+            raise InputError(f"{FACTORY} wants the setting factory, FAISS's factory string, such as factory=HNSW32,Flat")
+        return cls(factory, bits_of(settings))
+
+
+@dataclass(frozen=True)
+class ScanEffort:
+    """How hard a search of ``pq-dense`` looks; all codes are scanned.
+
+    Attributes:
+        k_factor: Candidates whose final scores are computed, for each hit wanted.
+        exhaustive: Compute the final scores of all documents; the other knobs mean nothing then.
+    """
+
+    k_factor: float
+    exhaustive: bool = False
+
+    @property
+    def nprobe(self) -> int:
+        """Lists that are searched: there is one."""
+        return 1
+
+
+@dataclass(frozen=True)
+class ListEffort:
+    """How hard a search of ``ivf-dense`` looks.
+
+    Attributes:
+        nprobe: Lists that are searched.
+        k_factor: As of `ScanEffort`.
+        exhaustive: As of `ScanEffort`.
+    """
+
+    nprobe: int
+    k_factor: float
+    exhaustive: bool = False
+
+
+@dataclass(frozen=True)
+class FactoryEffort:
+    """How hard a search of ``faiss-dense`` looks; the knobs have FAISS's names, and are 0 where its index has none.
+
+    Attributes:
+        nprobe: Lists that are searched.
+        efSearch: Documents that the search of a graph keeps in sight.
+        quantizer_efSearch: Centroids that the search of a graph of centroids keeps in sight.
+        k_factor: As of `ScanEffort`.
+        exhaustive: As of `ScanEffort`.
+    """
+
+    nprobe: int
+    efSearch: int  # noqa: N815
+    quantizer_efSearch: int  # noqa: N815
+    k_factor: float
+    exhaustive: bool = False
+
+
+def factory_effort(preset: Preset, k: int, has: Collection[str], *, lists: int) -> FactoryEffort:
+    """The knobs of ``faiss-dense`` for k hits.
+
+    Args:
+        preset: The preset.
+        k: Hits wanted.
+        has: Names of the settings that the search of the index has.
+        lists: Its lists; 0 where it has none.
+    """
+    nprobe = probes(lists, preset) if "nprobe" in has else 0
+    graph = _GRAPH // 2 if preset == "fast" else _GRAPH
+    return FactoryEffort(
+        nprobe,
+        efSearch=graph if "efSearch" in has else 0,
+        quantizer_efSearch=max(_QUANTIZER, 2 * nprobe) if "quantizer_efSearch" in has else 0,
+        k_factor=k_factor(preset, k),
+        exhaustive=preset == "exact",
+    )
+
+
+Effort = TypeVar("Effort", bound=ScanEffort | ListEffort | FactoryEffort)
+
+
+def k_factor(preset: Preset, k: int) -> float:
+    """Candidates for each of k hits: few hits want more of them, many share theirs.
+
+    Example:
+        >>> [k_factor("balanced", k) for k in (1, 10, 100)]
+        [150.0, 15.0, 5.0]
+    """
+    few, each = _CANDIDATES["fast" if preset == "fast" else "balanced"]
+    return max(each, few / k)
+
+
+def efforts_between(fast: Effort, balanced: Effort, exact: Effort, *, lists: int) -> list[Effort]:
+    """The presets, and between and beside them efforts with all knobs turned down or up together, from cheap to thorough, each once.
+
+    Args:
+        fast: The preset; a quarter and a half of it are tried too.
+        balanced: The preset; twice and four times of it are tried too.
+        exact: The preset.
+        lists: Lists of the index: no more are probed.
+
+    Example:
+        >>> [effort.k_factor for effort in efforts_between(ScanEffort(6), ScanEffort(15), ScanEffort(15, exhaustive=True), lists=1)]
+        [1.5, 3.0, 6, 15, 30.0, 60.0, 15]
+    """
+    cheap = [_scaled(fast, factor, lists) for factor in (0.25, 0.5)]
+    thorough = [_scaled(balanced, factor, lists) for factor in (2.0, 4.0)]
+    return list(dict.fromkeys([*cheap, fast, balanced, *thorough, exact]))
+
+
+def _scaled(effort: Effort, factor: float, lists: int) -> Effort:
+    knobs: dict[str, Any] = {"k_factor": max(1.0, factor * effort.k_factor)}
+    for name in ("nprobe", "efSearch", "quantizer_efSearch"):
+        if value := asdict(effort).get(name):
+            knobs[name] = max(1, round(factor * value))
+    if "nprobe" in knobs:
+        knobs["nprobe"] = min(knobs["nprobe"], lists)
+    return replace(effort, **knobs)
+
+
+def resized(knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+    """The knobs whose candidates for k hits are as many as those for ``measured`` hits were.
+
+    Example:
+        >>> resized({"nprobe": 16, "k_factor": 5.0}, measured=100, k=20)
+        {'nprobe': 16, 'k_factor': 25.0}
+    """
+    factor = knobs["k_factor"]
+    return {**knobs, "k_factor": max(1.0, float(factor or 1) * measured / k)}
+
+
+def turned(effort: Effort, knobs: Mapping[str, Setting], *, engine: str) -> Effort:
+    """An effort with some knobs turned.
+
+    Args:
+        effort: Says which knobs there are; one that is 0 takes nothing else.
+        knobs: Names and values.
+        engine: Is named in errors.
+
+    Raises:
+        InputError: There is no such knob, or the value is none that it takes.
+    """
+    known = {name: value for name, value in asdict(effort).items() if value != 0 or isinstance(value, bool)}
+    changed: dict[str, Any] = {}
+    for name, value in knobs.items():
+        if name not in known and not (hasattr(effort, name) and value == 0):
+            raise InputError(f"the search of this {engine} index has no knob {name!r}; it has {', '.join(known)}")
+        if isinstance(known.get(name), bool):
+            if not isinstance(value, bool):
+                raise InputError(f"{name} must be true or false, got {value!r}")
+            changed[name] = value
+        elif name == "k_factor":
+            changed[name] = _factor(value)
+        elif name in known:
+            changed[name] = _whole(name, value)
+    return replace(effort, **changed)
+
+
+def _check_names(engine: str, settings: Mapping[str, Setting], known: list[str]) -> None:
+    for name in settings:
+        if name not in known:
+            raise InputError(f"{engine} has no setting {name!r}; it has {', '.join(known)}")
+
+
+def bits_of(settings: Mapping[str, Setting]) -> Bits:
+    """The setting ``bits``; 8 where it is not named.
+
+    Raises:
+        InputError: It is neither 8 nor 16.
+    """
+    value = settings.get("bits", 8)
+    if isinstance(value, bool) or value not in (8, 16):
+        raise InputError(f"bits must be 8 or 16, got {value!r}")
+    return 8 if value == 8 else 16
+
+
+def _dsub(settings: Mapping[str, Setting]) -> int:
+    value = settings.get("dsub", _DSUB[0])
+    if isinstance(value, bool) or value not in _DSUB:
+        raise InputError(f"dsub must be {' or '.join(map(str, _DSUB))}, got {value!r}")
+    return int(value)
+
+
+def _factor(value: Setting) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
+        raise InputError(f"k_factor must be a number >= 1, got {value!r}")
+    return float(value)
+
+
+def _whole(name: str, value: Setting) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
+        raise InputError(f"{name} must be a whole number >= 1, got {value!r}")
+    return int(value)

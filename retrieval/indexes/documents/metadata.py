@@ -1,0 +1,263 @@
+"""Metadata of a segment: for every field the values in ascending order, and for every value the rows that have it.
+
+A comparison with a value is then a run of values, and its rows lie side by side in the file: what a filter reads is what it finds. A
+field whose documents have values of several types has a column for each; a list has an entry for each of its values. The files hold
+the same bytes however the documents came together, one by one or from other segments.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.indexes.disk import Disk, write_array, write_file
+from retrieval.indexes.documents.strings import PackedStrings
+from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import map_array
+from retrieval.records import Metadata, Value
+
+logger = logging.getLogger(__name__)
+
+Type: TypeAlias = Literal["boolean", "integer", "number", "string"]
+Values: TypeAlias = PackedStrings | NDArray[Any]
+
+_LIST = "metadata.json"
+_DTYPES: dict[str, type[np.generic]] = {"boolean": np.bool_, "integer": np.int64, "number": np.float64}
+# Longer strings are texts, which nobody compares with a value.
+_LONGEST = 512
+_INT64 = 1 << 63
+
+
+@dataclass(frozen=True)
+class Column:
+    """The values of one field that have one type.
+
+    Attributes:
+        field: Name of the field.
+        type: Type of the values.
+        values: The n distinct values in ascending order.
+        ends: Where the rows of each value end, (n,) int64.
+        rows: Rows in the order of the values, ascending for each, uint32.
+    """
+
+    field: str
+    type: Type
+    values: Values
+    ends: NDArray[np.int64]
+    rows: NDArray[np.uint32]
+
+    def rows_between(self, first: int, last: int) -> NDArray[np.uint32]:
+        """Rows that have one of the values ``first`` to ``last - 1``; a row may be there twice."""
+        if first >= last:
+            return self.rows[:0]
+        return self.rows[(self.ends[first - 1] if first else 0) : self.ends[last - 1]]
+
+
+class MetadataTable:
+    """The columns of one segment.
+
+    Args:
+        columns: In any order.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
+
+    @classmethod
+    def open(cls, folder: Path) -> MetadataTable:
+        """Map what a writer wrote.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: The files do not fit each other.
+        """
+        path = folder / _LIST
+        try:
+            listed = json.loads(path.read_bytes())
+            return cls([_open_column(folder, number, **fields) for number, fields in enumerate(listed)])
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, DamagedIndexError):
+                raise
+            raise DamagedIndexError(f"{path}: not the list of the metadata ({error}); quiver index repair") from error
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields, each once, in order."""
+        return tuple(dict.fromkeys(column.field for column in self.columns))
+
+
+class MetadataWriter:
+    """Collects the metadata of documents, in the order of their rows.
+
+    Args:
+        fields: The fields to keep; None for all.
+    """
+
+    def __init__(self, fields: Sequence[str] | None = None) -> None:
+        self._fields = None if fields is None else frozenset(fields)
+        self._columns: dict[tuple[str, Type], _Collected] = {}
+        self._row = 0
+        self._left_out = 0
+
+    def add(self, metadata: Metadata | None) -> None:
+        """Append the metadata of the next document."""
+        for field, value in (metadata or {}).items():
+            if self._fields is None or field in self._fields:
+                for each in [value] if isinstance(value, str | int | float) else value:
+                    self._add(field, each)
+        self._row += 1
+
+    def _add(self, field: str, value: Value) -> None:
+        if isinstance(value, str) and len(value) > _LONGEST:
+            self._left_out += 1
+            return
+        kind, stored = typed(value)
+        collected = self._columns.setdefault((field, kind), _Collected({}, array("I"), array("I")))
+        collected.codes.append(collected.numbers.setdefault(stored, len(collected.numbers)))
+        collected.rows.append(self._row)
+
+    def save(self, folder: Path, disk: Disk) -> dict[str, str]:
+        """Write the columns; file name -> what it holds."""
+        if self._left_out:
+            logger.warning("%d metadata values of more than %d characters cannot be filtered by", self._left_out, _LONGEST)
+        columns = []
+        for (field, kind), collected in self._columns.items():
+            values: Values
+            if kind == "string":
+                values = PackedStrings.pack(str(value) for value in collected.numbers)
+            else:
+                values = np.array(list(collected.numbers), _DTYPES[kind])
+            codes, rows = np.array(collected.codes, np.int64), np.array(collected.rows, np.uint32)
+            columns.append(_to_column(field, kind, values, codes, rows))
+        return write_columns(folder, columns, disk)
+
+
+@dataclass(frozen=True)
+class _Collected:
+    numbers: dict[Value, int]
+    codes: array[int]
+    rows: array[int]
+
+
+def typed(value: Value) -> tuple[Type, Value]:
+    """The type of a value and the value as its column holds it; an integer that 64 bits cannot hold is a number."""
+    if isinstance(value, bool):
+        return "boolean", value
+    if isinstance(value, int):
+        return ("integer", value) if -_INT64 <= value < _INT64 else ("number", float(value))
+    return ("number", value + 0.0) if isinstance(value, float) else ("string", value)
+
+
+def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[str, str]:
+    """Write columns; file name -> what it holds."""
+    holds = {_LIST: "the fields of the metadata, their types and sizes"}
+    listed = []
+    for number, column in enumerate(sorted(columns, key=lambda each: (each.field, each.type))):
+        stem, what = f"metadata-{number:04d}", f"of the metadata's field {column.field!r} ({column.type})"
+        if isinstance(column.values, PackedStrings):
+            holds |= column.values.save(folder / f"{stem}.values", disk, f"distinct values {what}")
+        else:
+            write_array(folder / f"{stem}.values", column.values, disk)
+            holds[f"{stem}.values"] = f"distinct values {what}, ascending"
+        write_array(folder / f"{stem}.ends", column.ends, disk)
+        write_array(folder / f"{stem}.rows", column.rows, disk)
+        holds[f"{stem}.ends"] = f"where the rows of each value end, {what}, int64"
+        holds[f"{stem}.rows"] = f"rows in the order of the values {what}, uint32"
+        listed.append({"field": column.field, "type": column.type, "values": len(column.values), "entries": len(column.rows)})
+    write_file(folder / _LIST, json.dumps(listed, ensure_ascii=False, indent=1).encode(), disk)
+    return holds
+
+
+def merge_columns(parts: Sequence[tuple[MetadataTable, NDArray[np.bool_]]]) -> list[Column]:
+    """The columns of several segments as those of one, whose rows are those that are kept, in order."""
+    gathered: dict[tuple[str, Type], list[tuple[Column, NDArray[np.int64]]]] = {}
+    first = 0
+    for table, keep in parts:
+        renumbered = np.where(keep, first + np.cumsum(keep) - 1, -1)
+        first += int(np.count_nonzero(keep))
+        for column in table.columns:
+            gathered.setdefault((column.field, column.type), []).append((column, renumbered))
+    merged = []
+    for (field, kind), columns in gathered.items():
+        codes, rows, begin = [], [], 0
+        for column, renumbered in columns:
+            code = np.repeat(np.arange(len(column.values)), np.diff(column.ends, prepend=0))
+            row = renumbered[column.rows]
+            codes.append(begin + code[row >= 0])
+            rows.append(row[row >= 0].astype(np.uint32))
+            begin += len(column.values)
+        values = _concatenated([column.values for column, _ in columns])
+        column = _to_column(field, kind, values, np.concatenate(codes), np.concatenate(rows))
+        if len(column.rows):
+            merged.append(column)
+    return merged
+
+
+def _concatenated(values: Sequence[Values]) -> Values:
+    packed = [part for part in values if isinstance(part, PackedStrings)]
+    if not packed:
+        return np.concatenate([np.asarray(part) for part in values])
+    offsets = np.cumsum([0, *(len(part.blob) for part in packed)])
+    ends = [part.ends + offset for part, offset in zip(packed, offsets, strict=False)]
+    return PackedStrings(np.concatenate([part.blob for part in packed]), np.concatenate(ends))
+
+
+def _to_column(field: str, kind: Type, values: Values, codes: NDArray[np.int64], rows: NDArray[np.uint32]) -> Column:
+    """A column from entries, each a value's number and a row, in any order; values that no entry has vanish.
+
+    Args:
+        field: Name of the field.
+        kind: Type of the values.
+        values: Values, which may be there twice.
+        codes: The number of each entry's value, (m,).
+        rows: The row of each entry, (m,).
+    """
+    distinct, place = _distinct(values)
+    codes = place[codes]
+    # One number an entry, so that they can be sorted and those that are there twice dropped at once.
+    entries = np.unique(codes * (1 << 32) + rows)
+    used, counts = np.unique(entries >> 32, return_counts=True)
+    kept: Values = distinct.select(used) if isinstance(distinct, PackedStrings) else distinct[used]
+    return Column(field, kind, kept, np.cumsum(counts), (entries & 0xFFFFFFFF).astype(np.uint32))
+
+
+def _distinct(values: Values) -> tuple[Values, NDArray[np.int64]]:
+    """The distinct values in ascending order, and the place of each value among them."""
+    if not isinstance(values, PackedStrings):
+        distinct, inverse = np.unique(values, return_inverse=True)
+        return distinct, inverse.astype(np.int64)
+    order = values.order()
+    new = np.ones(len(order), bool)
+    new[1:] = [values.bytes_of(int(a)) != values.bytes_of(int(b)) for a, b in pairwise(order)]
+    place = np.empty(len(order), np.int64)
+    place[order] = np.cumsum(new) - 1
+    return values.select(order[new]), place
+
+
+def _open_column(folder: Path, number: int, *, field: str, type: Type, values: int, entries: int) -> Column:  # noqa: A002
+    stem = folder / f"metadata-{number:04d}"
+    opened: Values
+    if type == "string":
+        opened = PackedStrings.open(folder / f"{stem.name}.values", values)
+    else:
+        opened = map_array(folder / f"{stem.name}.values", _DTYPES[type], (values,))
+    ends = map_array(folder / f"{stem.name}.ends", np.int64, (values,))
+    return Column(field, type, opened, ends, map_array(folder / f"{stem.name}.rows", np.uint32, (entries,)))
+
+
+def describe(tables: Sequence[MetadataTable]) -> Mapping[str, tuple[str, ...]]:
+    """Field -> the types of its values, over several segments, in order."""
+    found: dict[str, set[str]] = {}
+    for table in tables:
+        for column in table.columns:
+            found.setdefault(column.field, set()).add(column.type)
+    return {field: tuple(sorted(types)) for field, types in sorted(found.items())}

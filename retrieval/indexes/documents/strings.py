@@ -1,0 +1,190 @@
+"""Many strings without a Python object each: their UTF-8 bytes one after the other, and the place where each ends.
+
+The order of UTF-8 bytes is that of code points, and thus Python's own and ``strcmp``'s, which trec_eval sorts ids by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.indexes.disk import Disk, write_array
+from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import map_array
+
+LOOK = "the index is damaged: quiver index check names the file"
+"""What to do where a file that is mapped turns out not to be what was written."""
+
+
+class PackedStrings(Sequence[str]):
+    """Strings in two arrays, in memory or mapped.
+
+    Args:
+        blob: The bytes of all strings.
+        ends: Where each string ends, (n,) int64, ascending.
+    """
+
+    def __init__(self, blob: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self.blob = blob
+        self.ends = ends
+
+    @classmethod
+    def pack(cls, strings: Iterable[str]) -> PackedStrings:
+        """Pack strings that are in memory."""
+        encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(lengths))
+
+    @classmethod
+    def open(cls, stem: Path, count: int) -> PackedStrings:
+        """Map what ``save`` wrote.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: The files do not fit each other.
+        """
+        ends = map_array(stem.with_name(f"{stem.name}.ends"), np.int64, (count,))
+        size = int(ends[-1]) if count else 0
+        if size < 0:
+            raise DamagedIndexError(f"{stem}.ends: the last string ends at {size}; quiver index repair")
+        return cls(map_array(stem.with_name(f"{stem.name}.utf8"), np.uint8, (size,)), ends)
+
+    def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
+        """Write two files beside each other; file name -> what it holds."""
+        write_array(stem.with_name(f"{stem.name}.utf8"), self.blob, disk)
+        write_array(stem.with_name(f"{stem.name}.ends"), self.ends, disk)
+        return {f"{stem.name}.utf8": f"{what}, UTF-8", f"{stem.name}.ends": f"the end of each of the {what}, int64"}
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"string {index} of {len(self)}")
+        return _decoded([self.bytes_of(index % len(self))])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 65_536):
+            yield from self.take(np.arange(start, min(start + 65_536, len(self))))
+
+    def bytes_of(self, index: int) -> bytes:
+        """The UTF-8 bytes of one string, 0 <= index < n."""
+        return self.blob[(self.ends[index - 1] if index else 0) : self.ends[index]].tobytes()
+
+    def take(self, indices: NDArray[np.intp]) -> list[str]:
+        """The strings with these numbers, in the order given.
+
+        Raises:
+            DamagedIndexError: They are not what was written.
+        """
+        begins = self.begins(indices).tolist()
+        return _decoded([self.blob[begin:end].tobytes() for begin, end in zip(begins, self.ends[indices].tolist(), strict=True)])
+
+    def begins(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Where the strings with these numbers begin."""
+        begins: NDArray[np.int64] = np.where(indices > 0, self.ends[indices - 1], 0)
+        return begins
+
+    def select(self, indices: NDArray[np.intp]) -> PackedStrings:
+        """The strings with these numbers, in the order given, as packed strings in memory."""
+        begins = self.begins(indices)
+        lengths = self.ends[indices] - begins
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        places = np.repeat(begins - (ends - lengths), lengths) + np.arange(total)
+        return PackedStrings(np.asarray(self.blob[places]), ends)
+
+    def equal(self, indices: NDArray[np.intp], others: PackedStrings, theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Whether strings are those of another pack, pair by pair, (len(indices),).
+
+        Args:
+            indices: Numbers of strings.
+            others: Another pack.
+            theirs: Numbers of strings there, as many.
+        """
+        lengths = self.ends[indices] - self.begins(indices)
+        same: NDArray[np.bool_] = lengths == others.ends[theirs] - others.begins(theirs)
+        alike = np.flatnonzero(same & (lengths > 0))
+        if len(alike):
+            mine = self.select(indices[alike])
+            equal = mine.blob == others.select(theirs[alike]).blob
+            same[alike] = np.logical_and.reduceat(equal, mine.ends - lengths[alike])
+        return same
+
+    def order(self) -> NDArray[np.int64]:
+        """Numbers of the strings in ascending order, (n,); equal strings stay in the order they have.
+
+        Eight bytes are compared at a time, and only among those strings that are equal so far: what is held is some numbers a string.
+        """
+        lengths = np.diff(self.ends, prepend=0)
+        order = np.argsort(self._words(np.arange(len(self)), 0, lengths), kind="stable")
+        group = _starts(self._words(order, 0, lengths))
+        offset = 8
+        while True:
+            tied = _tied(group)
+            # Padding with zeros makes a string equal to a longer one that ends in zeros: their lengths decide, when nothing else is left.
+            places = np.flatnonzero(tied)
+            if not len(places):
+                return order
+            rows = order[places]
+            if int(lengths[rows].max()) <= offset:
+                order[places] = rows[np.lexsort((rows, lengths[rows], group[places]))]
+                return order
+            words = self._words(rows, offset, lengths)
+            inner = np.lexsort((words, group[places]))
+            order[places] = rows[inner]
+            group = _refined(group, places, words[inner])
+            offset += 8
+
+    def _words(self, rows: NDArray[np.intp], offset: int, lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Eight bytes of each string from ``offset`` on as a number that sorts like them, filled up with zeros."""
+        words = np.zeros((len(rows), 8), np.uint8)
+        begins = self.begins(rows) + offset
+        left = lengths[rows] - offset
+        for place in range(8):
+            has = np.flatnonzero(left > place)
+            words[has, place] = self.blob[begins[has] + place]
+        numbers: NDArray[np.uint64] = words.view(">u8")[:, 0].astype(np.uint64)
+        return numbers
+
+
+def _decoded(strings: Sequence[bytes]) -> list[str]:
+    try:
+        return [string.decode("utf-8") for string in strings]
+    except UnicodeDecodeError as error:
+        raise DamagedIndexError(f"a string in the index is not UTF-8 ({error.reason}); {LOOK}") from error
+
+
+def _starts(ordered: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """For each place of an ordered array the first place with the same value."""
+    new = np.ones(len(ordered), bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    starts: NDArray[np.int64] = np.maximum.accumulate(np.where(new, np.arange(len(ordered)), 0))
+    return starts
+
+
+def _tied(group: NDArray[np.int64]) -> NDArray[np.bool_]:
+    same = group[1:] == group[:-1]
+    tied: NDArray[np.bool_] = np.zeros(len(group), bool)
+    tied[1:] = same
+    tied[:-1] |= same
+    return tied
+
+
+def _refined(group: NDArray[np.int64], places: NDArray[np.intp], words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The groups, split where the words at these places differ; a group is the first place that is in it."""
+    new = np.ones(len(places), bool)
+    new[1:] = (words[1:] != words[:-1]) | (group[places][1:] != group[places][:-1])
+    refined: NDArray[np.int64] = group.copy()
+    refined[places] = places[np.maximum.accumulate(np.where(new, np.arange(len(places)), 0))]
+    return refined

@@ -1,0 +1,147 @@
+"""The documents of one segment by row: ids, and where they are kept texts and metadata.
+
+Shapes: P documents of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.indexes.disk import Disk, write_array
+from retrieval.indexes.documents.filters import Condition, matching_rows
+from retrieval.indexes.documents.ids import IdTable, write_ids
+from retrieval.indexes.documents.metadata import MetadataTable, MetadataWriter, merge_columns, write_columns
+from retrieval.indexes.documents.strings import PackedStrings
+from retrieval.indexes.documents.texts import Texts, TextWriter
+from retrieval.indexes.mapped import map_array
+from retrieval.records import Document, TextTokens, TokenCounts
+
+DOCUMENT_BYTES = 256
+"""What writing or merging holds of a document, about, beside its metadata: id, hash, rank and places, and copies of them."""
+
+_TOKENS = "documents.tokens"
+
+
+class DocumentTable:
+    """The documents of a segment, opened.
+
+    Args:
+        folder: Where their files are.
+        count: Number of documents P.
+        texts: Whether their texts are there.
+
+    Attributes:
+        ids: The ids.
+        metadata: The columns of their metadata.
+        texts: The texts; None where they are not kept.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        DamagedIndexError: A file does not fit the others.
+    """
+
+    def __init__(self, folder: Path, count: int, *, texts: bool) -> None:
+        self.ids = IdTable.open(folder, count)
+        self.metadata = MetadataTable.open(folder)
+        self.tokens: NDArray[np.uint32] = map_array(folder / _TOKENS, np.uint32, (count,))
+        self.texts = Texts(folder, count) if texts else None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def matching(self, condition: Condition) -> NDArray[np.bool_]:
+        """The rows of which a condition is true, (P,)."""
+        return matching_rows(condition, self.metadata, len(self))
+
+    def token_counts(self, rows: NDArray[np.bool_]) -> TokenCounts:
+        """What tokenising did to some documents.
+
+        Args:
+            rows: Which of them, (P,).
+        """
+        packed = np.asarray(self.tokens[rows])
+        tokens = int((packed >> 2).sum(dtype=np.int64))
+        return TokenCounts(len(packed), tokens, int(np.count_nonzero(packed & 2)), int(np.count_nonzero(packed & 1)))
+
+    def having(self, ids: Collection[str]) -> NDArray[np.bool_]:
+        """The rows whose ids are among some, (P,)."""
+        found = np.zeros(len(self), bool)
+        rows = self.ids.rows_of(list(ids))
+        found[rows[rows >= 0]] = True
+        return found
+
+
+class DocumentTableWriter:
+    """Writes the documents of a segment; what is held of each is its id, and of its metadata the values that differ.
+
+    Args:
+        folder: Takes the files.
+        disk: Writes them.
+        texts: Whether texts are kept.
+        fields: The fields of the metadata that are kept; None for all.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._texts = TextWriter(folder, disk) if texts else None
+        self._metadata = MetadataWriter(fields)
+        self._ids = bytearray()
+        self._ends: list[int] = []
+        self._tokens: list[NDArray[np.uint32]] = []
+
+    def add(self, documents: Sequence[Document], tokens: TextTokens) -> None:
+        """Append documents, whose ids no other ones of the segment have, and what tokenising did to them."""
+        for document in documents:
+            self._ids += document.id.encode("utf-8")
+            self._ends.append(len(self._ids))
+            self._metadata.add(document.metadata)
+            if self._texts is not None:
+                self._texts.add(document)
+        packed = tokens.tokens.astype(np.uint32) << 2 | tokens.truncated.astype(np.uint32) << 1 | tokens.empty.astype(np.uint32)
+        self._tokens.append(packed.astype(np.uint32))
+
+    def close(self) -> dict[str, str]:
+        """Finish the files; file name -> what it holds."""
+        strings = PackedStrings(np.frombuffer(self._ids, np.uint8), np.array(self._ends, np.int64))
+        holds = write_ids(self._folder, strings, self._disk) | self._metadata.save(self._folder, self._disk)
+        holds |= _write_tokens(self._folder, np.concatenate([np.zeros(0, np.uint32), *self._tokens]), self._disk)
+        return holds | (self._texts.close() if self._texts is not None else {})
+
+
+def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], folder: Path, disk: Disk) -> dict[str, str]:
+    """Write one segment's documents from those of others that are kept, in order; the bytes are those a writer would have written.
+
+    Args:
+        parts: Documents of segments, each with the rows to keep; all with texts, or all without.
+        folder: Takes the files.
+        disk: Writes them.
+
+    Returns:
+        File name -> what it holds.
+    """
+    holds: dict[str, str] = {}
+    if parts[0][0].texts is not None:
+        writer = TextWriter(folder, disk)
+        for table, keep in parts:
+            if table.texts is None:
+                raise ValueError("a segment with texts cannot be merged with one without")
+            for row in np.flatnonzero(keep).tolist():
+                writer.add_line(table.texts.line(row))
+        holds |= writer.close()
+    kept = [table.ids.strings.select(np.flatnonzero(keep)) for table, keep in parts]
+    offsets = np.cumsum([0, *(len(strings.blob) for strings in kept[:-1])])
+    ends = np.concatenate([strings.ends + offset for strings, offset in zip(kept, offsets, strict=True)])
+    strings = PackedStrings(np.concatenate([part.blob for part in kept]), ends)
+    holds |= write_ids(folder, strings, disk)
+    holds |= _write_tokens(folder, np.concatenate([table.tokens[keep] for table, keep in parts]), disk)
+    return holds | write_columns(folder, merge_columns([(table.metadata, keep) for table, keep in parts]), disk)
+
+
+def _write_tokens(folder: Path, tokens: NDArray[np.uint32], disk: Disk) -> dict[str, str]:
+    write_array(folder / _TOKENS, tokens, disk)
+    return {_TOKENS: "what tokenising did to each document: 4 times its tokens, + 2 if it was truncated, + 1 if it was empty, (P,) uint32"}

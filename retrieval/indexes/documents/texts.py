@@ -1,0 +1,91 @@
+"""The documents of a segment as text, so that a hit can be shown: JSON lines and the byte at which each ends.
+
+Reading one document touches that line alone, whatever the size of the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.indexes.disk import Disk, write_array
+from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import map_array
+from retrieval.records import Document
+
+_LINES = "documents.jsonl"
+_ENDS = "documents.ends"
+
+
+class TextWriter:
+    """Writes documents one after the other.
+
+    Args:
+        folder: Takes the files.
+        disk: Writes them.
+    """
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._ends: list[int] = []
+        self._end = 0
+        self._file = disk.create(folder / _LINES)
+
+    def add(self, document: Document) -> None:
+        """Append one document."""
+        fields: dict[str, object] = {"_id": document.id, "title": document.title, "text": document.text}
+        if document.metadata:
+            fields["metadata"] = dict(document.metadata)
+        self.add_line(json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n")
+
+    def add_line(self, line: bytes) -> None:
+        """Append a document as another segment has it."""
+        self._file.write(line)
+        self._end += len(line)
+        self._ends.append(self._end)
+
+    def close(self) -> dict[str, str]:
+        """Finish the files; file name -> what it holds."""
+        self._file.close()
+        write_array(self._folder / _ENDS, np.array(self._ends, np.int64), self._disk)
+        return {
+            _LINES: "the documents as JSON lines, in the order of the rows",
+            _ENDS: "the byte at which each line ends, (P,) int64",
+        }
+
+
+class Texts:
+    """The stored documents by row; both files stay on the disk."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        """Map what `TextWriter` wrote.
+
+        Args:
+            folder: Where the two files are.
+            count: Number of documents P.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file does not fit the number of documents.
+        """
+        self._path = folder / _LINES
+        self._ends: NDArray[np.int64] = map_array(folder / _ENDS, np.int64, (count,))
+        size = int(self._ends[-1]) if count else 0
+        if size < 0:
+            raise DamagedIndexError(f"{folder / _ENDS}: the last line ends at {size}; quiver index repair")
+        self._bytes: NDArray[np.uint8] = map_array(self._path, np.uint8, (size,))
+
+    def line(self, row: int) -> bytes:
+        """The line of a document, with its end."""
+        return self._bytes[(self._ends[row - 1] if row else 0) : self._ends[row]].tobytes()
+
+    def __getitem__(self, row: int) -> Document:
+        try:
+            fields = json.loads(self.line(row))
+            return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); quiver index repair") from error

@@ -1,0 +1,298 @@
+"""The exact engines: float32 vectors as they came, in one mapped file a segment; nothing is trained.
+
+Shapes: Q queries, P documents, T vectors of all documents, d width.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from encoder.errors import InputError
+from encoder.files import read_json
+from retrieval.indexes.disk import Disk, little_endian, write_array, write_file
+from retrieval.indexes.engines import Bitmap, Found, Preset, Sample, Setting, Size
+from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.exact.arrays import ROWS, largest_norm
+from retrieval.indexes.exact.colbert import document_blocks, exact_maxsim, search_tokens, token_rows
+from retrieval.indexes.exact.dense import exact_products, search_dense
+from retrieval.indexes.mapped import map_array
+from retrieval.records import DenseVectors, ModelCard, TokenVectors
+from retrieval.rows import MatrixRows
+
+_CODEC = "codec.json"
+_VECTORS = "vectors.f32"
+_OFFSETS = "offsets.i64"
+_FACTS = "vectors.json"
+# What a writer holds beside the places where documents begin: the buffers of its files.
+_BUFFERS = 4 << 20
+
+
+@dataclass(frozen=True)
+class ExactEffort:
+    """Exact search has no knobs."""
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a segment says of its vectors: how many there are, and the length of the longest."""
+
+    vectors: int
+    largest_norm: float
+
+
+class ExactDenseSegment:
+    """One vector a document; see `retrieval.indexes.engines.Segment`."""
+
+    def __init__(self, matrix: DenseVectors, facts: _Facts) -> None:
+        self.matrix = matrix
+        self._facts = facts
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+    @property
+    def size(self) -> Size:
+        """See `retrieval.indexes.engines.Segment`."""
+        return Size(0, self.matrix.nbytes)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See `retrieval.indexes.engines.Segment`."""
+        return np.ones(len(self.matrix), np.int64)
+
+    def search(
+        self, queries: DenseVectors, k: int, *, effort: ExactEffort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+    ) -> list[Found]:
+        """See `retrieval.indexes.engines.Segment`."""
+        del effort
+        rows = MatrixRows(self.matrix)
+        found = search_dense(rows, queries, k, largest_norm=self._facts.largest_norm, ids=ranks, allowed=allowed, all_exact=True)
+        return [Found(rows, scores) for rows, scores in found]
+
+    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `retrieval.indexes.engines.Segment`."""
+        return exact_products(self.matrix, query, rows).astype(np.float32)
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[DenseVectors, NDArray[np.int64]]:
+        """See `retrieval.indexes.engines.Segment`."""
+        return np.asarray(self.matrix[rows]), np.ones(len(rows), np.int64)
+
+    def kept(self, keep: Bitmap) -> Iterator[tuple[DenseVectors, None]]:
+        """The rows to keep, a block at a time."""
+        for start in range(0, len(self.matrix), ROWS):
+            yield self.matrix[start : start + ROWS][keep[start : start + ROWS]], None
+
+
+class ExactTokenSegment:
+    """One vector a token; see `retrieval.indexes.engines.Segment`."""
+
+    def __init__(self, tokens: TokenVectors, offsets: NDArray[np.int64], facts: _Facts) -> None:
+        self.tokens = tokens
+        self.offsets = offsets
+        self._facts = facts
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def size(self) -> Size:
+        """See `retrieval.indexes.engines.Segment`."""
+        return Size(0, self.tokens.nbytes + self.offsets.nbytes)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See `retrieval.indexes.engines.Segment`."""
+        return np.diff(self.offsets)
+
+    def search(
+        self, queries: Sequence[TokenVectors], k: int, *, effort: ExactEffort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+    ) -> list[Found]:
+        """See `retrieval.indexes.engines.Segment`."""
+        del effort
+        rows, norm = MatrixRows(self.tokens), self._facts.largest_norm
+        found = search_tokens(rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=True)
+        return [Found(rows, scores) for rows, scores in found]
+
+    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `retrieval.indexes.engines.Segment`."""
+        scores = np.full(len(rows), -np.inf, np.float32)
+        filled = np.flatnonzero(self.offsets[rows + 1] > self.offsets[rows])
+        scores[filled] = exact_maxsim(MatrixRows(self.tokens), self.offsets, query, rows[filled])
+        return scores
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[TokenVectors, NDArray[np.int64]]:
+        """See `retrieval.indexes.engines.Segment`."""
+        return np.asarray(self.tokens[token_rows(self.offsets, rows)]), self.offsets[rows + 1] - self.offsets[rows]
+
+    def kept(self, keep: Bitmap) -> Iterator[tuple[TokenVectors, NDArray[np.int64]]]:
+        """The documents to keep, a block at a time."""
+        lengths = self.lengths
+        for first, last in document_blocks(self.offsets, ROWS):
+            block, chosen = self.tokens[self.offsets[first] : self.offsets[last]], keep[first:last]
+            yield block[np.repeat(chosen, lengths[first:last])], lengths[first:last][chosen]
+
+
+ExactSegment = TypeVar("ExactSegment", ExactDenseSegment, ExactTokenSegment)
+
+
+class _Writer:
+    """Writes the vectors of a segment, and for one vector a token the places where documents begin."""
+
+    def __init__(self, folder: Path, disk: Disk, *, tokens: bool) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._file = disk.create(folder / _VECTORS)
+        self._offsets = array("q", [0]) if tokens else None
+        self._vectors = 0
+        self._norm = 0.0
+
+    def add(
+        self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
+    ) -> None:
+        """See `retrieval.indexes.engines.SegmentWriter`."""
+        del token_ids
+        if self._offsets is not None and lengths is not None:
+            self._offsets.extend((self._vectors + np.cumsum(lengths)).tolist())
+        if len(vectors):
+            self._file.write(little_endian(np.asarray(vectors, np.float32)).data)
+            self._norm = max(self._norm, largest_norm(MatrixRows(vectors)))
+            self._vectors += len(vectors)
+
+    def close(self) -> dict[str, str]:
+        """See `retrieval.indexes.engines.SegmentWriter`."""
+        self._file.close()
+        holds = {_VECTORS: "vectors, (T, d) float32", _FACTS: "number of vectors T and the length of the longest"}
+        if self._offsets is not None:
+            write_array(self._folder / _OFFSETS, np.array(self._offsets, np.int64), self._disk)
+            holds[_OFFSETS] = "first vector of each document, and T, (P + 1,) int64"
+        facts = {"vectors": self._vectors, "largest_norm": self._norm}
+        write_file(self._folder / _FACTS, json.dumps(facts).encode(), self._disk)
+        return holds
+
+
+@dataclass(frozen=True)
+class ExactCodec(Generic[ExactSegment]):
+    """What the segments of an exact index share: the width, and how a segment is opened; see `retrieval.indexes.engines.Codec`.
+
+    Attributes:
+        name: ``exact-dense`` or ``exact-tokens``.
+        dim: Vector width d.
+        opened: Opens a segment's folder, given the width and the number of rows.
+    """
+
+    name: str
+    dim: int
+    opened: Callable[[Path, int, int], ExactSegment]
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """See `retrieval.indexes.engines.Codec`."""
+        return {"precision": "float32"}
+
+    def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
+        """See `retrieval.indexes.engines.Codec`."""
+        write_file(folder / _CODEC, json.dumps({"dim": self.dim}).encode(), disk)
+        return {_CODEC: "the width of the vectors"}
+
+    def memory(self, rows: int, vectors: int) -> int:
+        """See `retrieval.indexes.engines.Codec`."""
+        del vectors
+        return _BUFFERS + 16 * rows
+
+    def writer(self, folder: Path, disk: Disk) -> _Writer:
+        """See `retrieval.indexes.engines.Codec`."""
+        return _Writer(folder, disk, tokens=self.name == TOKENS)
+
+    def open(self, folder: Path, rows: int) -> ExactSegment:
+        """See `retrieval.indexes.engines.Codec`."""
+        return self.opened(folder, self.dim, rows)
+
+    def merge(self, parts: Sequence[tuple[ExactSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+        """See `retrieval.indexes.engines.Codec`."""
+        writer = self.writer(folder, disk)
+        for segment, keep in parts:
+            for vectors, lengths in segment.kept(keep):
+                writer.add(vectors, lengths)
+        return writer.close()
+
+    def effort(self, preset: Preset, *, k: int) -> ExactEffort:
+        """See `retrieval.indexes.engines.Codec`."""
+        del preset, k
+        return ExactEffort()
+
+    def ladder(self, k: int) -> Sequence[ExactEffort]:
+        """See `retrieval.indexes.engines.Codec`."""
+        return [self.effort("exact", k=k)]
+
+    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """See `retrieval.indexes.engines.Codec`."""
+        del measured, k
+        return knobs
+
+    def effort_from(self, knobs: Mapping[str, Setting]) -> ExactEffort:
+        """See `retrieval.indexes.engines.Codec`."""
+        if knobs:
+            raise InputError(f"exact search has no knobs, got {', '.join(knobs)}")
+        return ExactEffort()
+
+
+DENSE = "exact-dense"
+TOKENS = "exact-tokens"
+
+
+def train_dense(
+    sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> ExactCodec[ExactDenseSegment]:
+    """The exact codec for one vector a document; see `retrieval.indexes.engine_table.train_codec`."""
+    del sample, documents, vectors, seed
+    _check_settings(settings)
+    return ExactCodec(DENSE, card.dim, _open_dense)
+
+
+def train_tokens(
+    sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> ExactCodec[ExactTokenSegment]:
+    """The exact codec for one vector a token; see `retrieval.indexes.engine_table.train_codec`."""
+    del sample, documents, vectors, seed
+    _check_settings(settings)
+    return ExactCodec(TOKENS, card.dim, _open_tokens)
+
+
+def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
+    """Open what ``save`` wrote."""
+    return ExactCodec(DENSE, int(read_json(folder / _CODEC)["dim"]), _open_dense)
+
+
+def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
+    """Open what ``save`` wrote."""
+    return ExactCodec(TOKENS, int(read_json(folder / _CODEC)["dim"]), _open_tokens)
+
+
+def _check_settings(settings: Mapping[str, Setting]) -> None:
+    if settings:
+        raise InputError(f"an exact index has no settings, got {', '.join(settings)}")
+
+
+def _open_dense(folder: Path, dim: int, rows: int) -> ExactDenseSegment:
+    return ExactDenseSegment(map_array(folder / _VECTORS, np.float32, (rows, dim)), _facts(folder))
+
+
+def _open_tokens(folder: Path, dim: int, rows: int) -> ExactTokenSegment:
+    facts = _facts(folder)
+    offsets = map_array(folder / _OFFSETS, np.int64, (rows + 1,))
+    if offsets[0] != 0 or offsets[-1] != facts.vectors or (offsets[1:] < offsets[:-1]).any():
+        raise DamagedIndexError(f"{folder / _OFFSETS}: does not fit {facts.vectors} vectors; quiver index repair")
+    return ExactTokenSegment(map_array(folder / _VECTORS, np.float32, (facts.vectors, dim)), offsets, facts)
+
+
+def _facts(folder: Path) -> _Facts:
+    fields = read_json(folder / _FACTS)
+    return _Facts(int(fields["vectors"]), float(fields["largest_norm"]))

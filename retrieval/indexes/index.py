@@ -1,0 +1,335 @@
+"""An index, opened: the segments of one committed state, searched as one.
+
+What was opened does not change, whatever is added, deleted or compacted meanwhile: open it again to see that.
+
+Shapes: Q queries, k hits a query, n_i token vectors of text i, d vector width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from encoder.errors import InputError
+from retrieval.indexes.documents.filters import Filter
+from retrieval.indexes.documents.metadata import describe
+from retrieval.indexes.engine_table import open_codec
+from retrieval.indexes.engines import AnyCodec, Bitmap, Found, Preset, Setting
+from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.exact.ranking import check_k, in_order
+from retrieval.indexes.live import LiveDocuments, LiveIds, Place
+from retrieval.indexes.recall_table import Calibration, check_target
+from retrieval.indexes.segments import OpenSegment, open_segment
+from retrieval.indexes.store.layout import Layout
+from retrieval.indexes.store.manifest import Manifest, SegmentEntry
+from retrieval.indexes.store.reading import open_newest, read_alive, verify_files
+from retrieval.records import Document, Hits, ModelCard
+
+# Filters whose documents are remembered, so that a stream of queries under one filter works it out once.
+_FILTERS = 4
+
+
+class Index:
+    """What `open_index` gives.
+
+    Attributes:
+        path: The folder.
+        manifest: What the index is and holds.
+        codec: What its segments share.
+        segments: Its segments, in the order in which documents were added.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, codec: AnyCodec, segments: Sequence[OpenSegment]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.codec = codec
+        self.segments = tuple(segments)
+        self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = lru_cache(maxsize=_FILTERS)(self._work_out)
+
+    @property
+    def kind(self) -> str:
+        """Name of the engine, such as ``exact-dense``."""
+        return self.manifest.kind
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Document ids in the order they were added."""
+        return LiveIds(self.segments)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what is searched, documents left out."""
+        return sum(sum(segment.vectors.size) for segment in self.segments)
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """What a report says beside the kind."""
+        return self.codec.parameters
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What was measured of it; None where nothing was.
+
+        Raises:
+            InputError: Another Quiver measured it, in a way that this one does not know.
+        """
+        content = self.manifest.calibration
+        return None if content is None else Calibration.from_json(content)
+
+    @property
+    def fields(self) -> Mapping[str, tuple[str, ...]]:
+        """The fields that can be filtered by, each with the types of its values."""
+        return describe([segment.documents.metadata for segment in self.segments])
+
+    def __len__(self) -> int:
+        return self.manifest.documents
+
+    def search(
+        self,
+        queries: Any,
+        k: int,
+        *,
+        where: Filter | None = None,
+        effort: Preset | Mapping[str, Setting] | None = None,
+        target_recall: float | None = None,
+    ) -> Hits:
+        """The k best documents of each query; ties go to the greater id.
+
+        Args:
+            queries: (Q, d) float32 for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product.
+            k: Hits a query; capped at the number of documents that have a vector and may be found.
+            where: Which documents may be found; it is applied inside the search, so that k are found if there are k.
+            effort: How much of the index is looked at: a preset, or the engine's knobs by name; None for ``balanced``.
+            target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
+                ``effort_for``. It was measured without a filter; under one a search looks more widely.
+
+        Raises:
+            InputError: The filter names a field that no document has, the engine has no such knob, or its recall was not measured.
+            ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
+        """
+        check_k(k)
+        self._check_queries(queries)
+        if target_recall is not None:
+            if effort is not None:
+                raise ValueError("give either an effort or a target_recall")
+            effort = self.effort_for(target_recall, k)
+        if effort is None:
+            effort = "balanced"
+        knobs = self.codec.effort(effort, k=k) if isinstance(effort, str) else self.codec.effort_from(effort)
+        bitmaps = [segment.alive for segment in self.segments] if where is None else self.matching(where)
+        found = []
+        for segment, allowed in zip(self.segments, bitmaps, strict=True):
+            if allowed is None or allowed.any():
+                ranks = segment.documents.ids.ranks
+                found.append((segment, segment.vectors.search(queries, k, effort=knobs, ranks=ranks, allowed=allowed)))
+        merged = [_merged([(segment, results[query]) for segment, results in found], k) for query in range(len(queries))]
+        return Hits([ids for ids, _ in merged], [scores for _, scores in merged])
+
+    def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
+        """The knobs of the fastest effort that was measured to reach a recall, by the lower end of its 95% interval.
+
+        Args:
+            target_recall: Above 0 and at most 1: the share of the k documents with the best scores that a search finds, on average, by the
+                vectors that the index keeps.
+            k: Hits a query. Where so many were not measured, the next greater number is looked up, and as many candidates are taken.
+
+        Returns:
+            The engine's knobs by name: those of the effort that looks at everything where no other reaches the target; none for an exact
+            engine.
+
+        Raises:
+            InputError: Nothing was measured, or not so many hits.
+            ValueError: The target is not in (0, 1].
+        """
+        check_target(target_recall)
+        check_k(k)
+        ladder = self.codec.ladder(k)
+        if len(ladder) == 1:
+            return asdict(ladder[0])
+        if self.calibration is None:
+            raise InputError(f"{self.path}: recall was not measured; measure it with quiver index calibrate")
+        wanted = max(1, min(k, len(self)))
+        measured, rung = self.calibration.choose(target_recall, wanted)
+        return self.codec.resized(rung.knobs, measured=measured, k=k)
+
+    def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
+        """The knobs of the presets for k hits."""
+        check_k(k)
+        names: tuple[Preset, ...] = ("exact", "balanced", "fast")
+        return {name: asdict(self.codec.effort(name, k=k)) for name in names}
+
+    def locate(self, ids: Sequence[str]) -> list[Place | None]:
+        """Where documents are; None where there is no such document."""
+        places: list[Place | None] = [None] * len(ids)
+        for number, segment in enumerate(self.segments):
+            rows = segment.rows_of(ids)
+            for which in np.flatnonzero(rows >= 0).tolist():
+                places[which] = Place(number, int(rows[which]))
+        return places
+
+    def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
+        """Scores of some documents by the best vectors that the index keeps, (len(ids),).
+
+        Args:
+            query: One query, (d,), or for one vector a token (n, d).
+            ids: Document ids.
+
+        Raises:
+            InputError: There is no such document.
+        """
+        scores = np.empty(len(ids), np.float32)
+        places = [self._place(key, place) for key, place in zip(ids, self.locate(ids), strict=True)]
+        for number, segment in enumerate(self.segments):
+            mine = [which for which, place in enumerate(places) if place.segment == number]
+            if mine:
+                scores[mine] = segment.vectors.exact_scores(query, np.array([places[which].row for which in mine], np.int64))
+        return scores
+
+    def document(self, key: str) -> Document:
+        """A document as it was added.
+
+        Raises:
+            InputError: No such document, or the index was built without texts.
+        """
+        documents = self.documents
+        place = self._place(key, self.locate([key])[0])
+        return documents.at(place)
+
+    def text_of(self, key: str) -> str:
+        """The text of a document as it was encoded, with its title if titles were used.
+
+        Raises:
+            InputError: No such document, or the index was built without texts.
+        """
+        return self.document(key).content(use_title=self.manifest.policy.use_title)
+
+    @property
+    def documents(self) -> LiveDocuments:
+        """All documents in the order they were added, read as they are asked for.
+
+        Raises:
+            InputError: The index was built without texts.
+        """
+        if not self.manifest.policy.store_text:
+            raise InputError(f"{self.path}: built without texts; build it with them to show documents")
+        return LiveDocuments(self.segments)
+
+    def check_model(self, card: ModelCard) -> None:
+        """Refuse a model that would put queries elsewhere than the documents are.
+
+        Raises:
+            InputError: The fingerprint is not that of the model which built the index; names both.
+        """
+        check_model(self.path, self.manifest, card)
+
+    def _place(self, key: str, place: Place | None) -> Place:
+        if place is None:
+            raise InputError(f"{self.path}: no document '{key}' in this index")
+        return place
+
+    def _check_queries(self, queries: Any) -> None:
+        dim = self.manifest.model.dim
+        if self.manifest.model.kind == "dense":
+            if queries.ndim != 2 or queries.shape[1] != dim:
+                raise ValueError(f"queries must have the shape (Q, {dim}), got {queries.shape}")
+            _check_finite(queries)
+            return
+        for row, query in enumerate(queries):
+            if query.ndim != 2 or not len(query) or query.shape[1] != dim:
+                raise ValueError(f"query {row} must have the shape (>= 1, {dim}), got {query.shape}")
+            if not np.isfinite(query).all():
+                raise ValueError(f"a vector of query {row} is not finite")
+
+    def _work_out(self, where: Filter) -> tuple[Bitmap | None, ...]:
+        """Which rows of each segment may be found under a filter."""
+        known = self.fields
+        for condition in where.conditions:
+            if condition.field not in known and self.segments:
+                there = f"there are {', '.join(known)}" if known else "they have none"
+                raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
+        bitmaps: list[Bitmap | None] = []
+        for segment in self.segments:
+            allowed = segment.kept
+            for condition in where.conditions:
+                allowed = allowed & segment.documents.matching(condition)
+            if where.ids is not None:
+                allowed = allowed & segment.documents.having(where.ids)
+            bitmaps.append(None if allowed.all() else allowed)
+        return tuple(bitmaps)
+
+
+def open_index(path: Path | str, *, verify: bool = True) -> Index:
+    """Open an index for searching, at its newest committed state; its vectors and texts stay in their files.
+
+    Args:
+        path: The folder that ``build_index`` wrote.
+        verify: Compare every file with its sha256 first, which reads them once; otherwise only what is parsed, and all sizes.
+
+    Raises:
+        DamagedIndexError: A file is missing, cut short or changed (names it).
+        InputError: Not an index, another format version, nothing committed yet, or an unknown engine.
+    """
+    layout = Layout(Path(path).resolve())
+    return open_newest(layout, lambda manifest: open_manifest(layout, manifest, verify=verify))
+
+
+def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool) -> Index:
+    """Open a committed state whose manifest has been read; see `open_index`."""
+    folder = layout.codecs / manifest.codec.name
+    verify_files(folder, manifest.codec.files, full=True)
+    codec = open_codec(manifest.kind, folder)
+    segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
+    return Index(layout.root, manifest, codec, segments)
+
+
+def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
+    """Refuse a model whose vectors are not those of an index.
+
+    Raises:
+        InputError: The fingerprint is not that of the model which built the index; names both.
+    """
+    built = manifest.model
+    if card.fingerprint != built.fingerprint:
+        raise InputError(
+            f"{path}: built with {built.source} ({built.fingerprint[:12]}), but the model given is {card.source} "
+            f"({card.fingerprint[:12]}); search with the model that built it, or build it again"
+        )
+
+
+def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:
+    folder = layout.segments / entry.name
+    verify_files(folder, entry.files, full=verify)
+    segment = open_segment(folder, codec, entry.documents, texts=manifest.policy.store_text, alive=read_alive(layout, entry))
+    if len(segment.vectors) != entry.documents:
+        raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; quiver index repair")
+    return segment
+
+
+def _merged(found: Sequence[tuple[OpenSegment, Found]], k: int) -> tuple[list[str], NDArray[np.float32]]:
+    """The k best of several segments, by score and then by id, both descending."""
+    if len(found) == 1:
+        segment, best = found[0]
+        return segment.documents.ids.strings.take(best.rows), best.scores
+    scores = np.concatenate([np.zeros(0, np.float32), *(best.scores for _, best in found)])
+    if not len(scores):
+        return [], scores
+    lowest = np.partition(scores, len(scores) - k)[len(scores) - k] if len(scores) > k else -np.inf
+    names: list[str] = []
+    for segment, best in found:
+        names += segment.documents.ids.strings.take(best.rows[best.scores >= lowest])
+    kept = scores[scores >= lowest]
+    ids = np.array(names, object)
+    rows, ordered = in_order(np.arange(len(kept)), kept, k, ids=ids)
+    return ids[rows].tolist(), ordered
+
+
+def _check_finite(queries: NDArray[np.float32]) -> None:
+    finite = np.isfinite(queries).all(axis=1)
+    if not finite.all():
+        raise ValueError(f"the vector of query {int(finite.argmin())} is not finite")

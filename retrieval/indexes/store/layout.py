@@ -1,0 +1,125 @@
+"""Where the files of an index lie.
+
+    DIR/FORMAT                              what the folder is, and the version of its format
+    DIR/LOCK                                held by the one process that writes
+    DIR/manifests/m-<generation>.json       one committed state each, never changed
+    DIR/codec/c-<sha256>/                   what all segments share, never changed
+    DIR/segments/s-<generation>-<number>/   documents and their vectors, never changed
+    DIR/tombstones/t-<segment>-<generation> which rows of a segment are deleted, one bit each
+    DIR/tmp/                                what is being written; only the holder of the lock touches it
+
+Generations are numbers that are never used twice, whatever happens to the files.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMAT = "quiver-index"
+VERSION = 2
+
+# Not \d, which other digits than these are too.
+_MANIFEST = re.compile(r"m-([0-9]{12})\.json")
+_SEGMENT = re.compile(r"s-[0-9]{12}-[0-9]{4}")
+_CODEC = re.compile(r"c-[0-9a-f]{24}")
+_TOMBSTONES = re.compile(r"t-s-[0-9]{12}-[0-9]{4}-[0-9]{12}")
+_FILE = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places in the folder of an index.
+
+    Attributes:
+        root: The folder.
+    """
+
+    root: Path
+
+    @property
+    def format(self) -> Path:
+        """Says what the folder is."""
+        return self.root / "FORMAT"
+
+    @property
+    def lock(self) -> Path:
+        """The writers' lock."""
+        return self.root / "LOCK"
+
+    @property
+    def manifests(self) -> Path:
+        """Folder of the manifests."""
+        return self.root / "manifests"
+
+    @property
+    def codecs(self) -> Path:
+        """Folder of the codecs."""
+        return self.root / "codec"
+
+    @property
+    def segments(self) -> Path:
+        """Folder of the segments."""
+        return self.root / "segments"
+
+    @property
+    def tombstones(self) -> Path:
+        """Folder of the tombstones."""
+        return self.root / "tombstones"
+
+    @property
+    def temporary(self) -> Path:
+        """Folder of what is not committed."""
+        return self.root / "tmp"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All folders in it."""
+        return self.manifests, self.codecs, self.segments, self.tombstones, self.temporary
+
+    def manifest(self, generation: int) -> Path:
+        """The manifest of a generation."""
+        return self.manifests / f"m-{generation:012d}.json"
+
+    def generations(self) -> list[int]:
+        """The generations whose manifests are there, oldest first; none where there is no such folder."""
+        if not self.manifests.is_dir():
+            return []
+        matches = (_MANIFEST.fullmatch(entry.name) for entry in self.manifests.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder, in the order of the names; nothing where there is none."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def segment_name(generation: int, number: int) -> str:
+    """Name of the segment with this number among those that a generation adds."""
+    return f"s-{generation:012d}-{number:04d}"
+
+
+def tombstones_name(segment: str, generation: int) -> str:
+    """Name of the tombstones that a generation gives a segment."""
+    return f"t-{segment}-{generation:012d}"
+
+
+def is_segment(name: str) -> bool:
+    """Whether this can be the name of a segment."""
+    return bool(_SEGMENT.fullmatch(name))
+
+
+def is_codec(name: str) -> bool:
+    """Whether this can be the name of a codec."""
+    return bool(_CODEC.fullmatch(name))
+
+
+def is_tombstones(name: str) -> bool:
+    """Whether this can be the name of tombstones."""
+    return bool(_TOMBSTONES.fullmatch(name))
+
+
+def is_file(name: str) -> bool:
+    """Whether this can be the name of a file in the folder of a segment or codec; it leads nowhere else."""
+    return bool(_FILE.fullmatch(name))

@@ -1,0 +1,384 @@
+"""Changing an index: one writer at a time, a commit that is one link, and what is no longer needed removed.
+
+A commit is: the new files, each synced, in folders that are synced; the folders renamed to where readers look; then the manifest,
+written and synced under another name, is linked to the name of its generation. Before that link the index is the old one, after it
+the new one, and there is no state between. What a killed writer leaves behind nobody reads; the next writer removes it.
+
+Source of the order of calls: the commits of Lucene, https://blog.mikemccandless.com/2014/04/testing-lucenes-index-durability-after.html.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from encoder.data_files import file_sha256
+from encoder.errors import InputError
+from retrieval.indexes.disk import REAL, Disk, make_folders, put_file, remove_tree, write_file
+from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.store.layout import VERSION, Layout, entries, segment_name, tombstones_name
+from retrieval.indexes.store.manifest import CodecEntry, FileEntry, Manifest, SegmentEntry, TombstonesEntry, manifest_bytes, read_manifest
+from retrieval.indexes.store.reading import check_format, format_line, format_version, newest_manifest, tombstones_bytes, verify_files
+from retrieval.records import TokenCounts
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Generations that stay on the disk: the newest, and the one before it for readers that are just opening it, and for repair."""
+
+# Names in the temporary folder: a manifest that is being committed, and what is being removed.
+_MANIFEST = "manifest.json"
+_DOOMED = "removed-"
+# What a file system without hard links says.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class StoreWriter:
+    """Changes one index; made by `writing`, which holds the lock for as long as it is used.
+
+    Attributes:
+        layout: The index.
+        disk: Takes all changes.
+        manifest: The newest committed state, None before the first commit.
+    """
+
+    def __init__(self, layout: Layout, disk: Disk, manifest: Manifest | None) -> None:
+        self.layout = layout
+        self.disk = disk
+        self.manifest = manifest
+        generations = layout.generations()
+        self.generation = generations[-1] + 1 if generations else 1
+        self._segments = 0
+        # Where the states before are not known, they are damaged: nobody can go back to them.
+        self._kept = 1 if manifest is None else KEPT
+
+    def scratch(self, name: str) -> Path:
+        """A new, empty folder in the temporary one; what a killed writer has left under that name is removed."""
+        folder = self.layout.temporary / name
+        if folder.exists():
+            remove_tree(folder, self.disk)
+        self.disk.mkdir(folder)
+        return folder
+
+    def add_codec(
+        self, folder: Path, engine: str, parameters: Mapping[str, str | int | float | bool | None], holds: Mapping[str, str]
+    ) -> CodecEntry:
+        """Put a codec that lies in a scratch folder where readers look; equal ones are kept once."""
+        self._check_alone()
+        files = seal(folder, holds, self.disk)
+        name = f"c-{_digest({file: entry.sha256 for file, entry in files.items()} | {'engine': engine})}"
+        if self._has_codec(self.layout.codecs / name, files):
+            remove_tree(folder, self.disk)
+        else:
+            self._adopt(folder, self.layout.codecs / name)
+        return CodecEntry(engine, name, dict(parameters), files)
+
+    def _has_codec(self, folder: Path, files: Mapping[str, FileEntry]) -> bool:
+        """Whether a codec is there and whole; a damaged one is taken away, so that a new one heals the states that name it."""
+        if not folder.exists():
+            return False
+        try:
+            verify_files(folder, files, full=True)
+        except DamagedIndexError as error:
+            logger.warning("%s; it is replaced", error)
+            self._remove(folder)
+            return False
+        return True
+
+    def add_segment(self, folder: Path, holds: Mapping[str, str], *, documents: int, vectors: int, tokens: TokenCounts) -> SegmentEntry:
+        """Put a segment that lies in a scratch folder where readers look; nobody reads it before the commit.
+
+        Raises:
+            InputError: Another process has committed in the meantime: the file system does not keep the lock.
+        """
+        self._check_alone()
+        name = segment_name(self.generation, self._segments)
+        self._segments += 1
+        files = seal(folder, holds, self.disk)
+        self._adopt(folder, self.layout.segments / name)
+        return SegmentEntry(name, documents, vectors, tokens, files)
+
+    def delete(self, segment: SegmentEntry, alive: NDArray[np.bool_]) -> SegmentEntry:
+        """The segment with other tombstones.
+
+        Args:
+            segment: As the manifest has it.
+            alive: Which rows are not deleted, (documents,).
+        """
+        self._check_alone()
+        content = tombstones_bytes(alive)
+        name = tombstones_name(segment.name, self.generation)
+        path = self.layout.tombstones / name
+        if path.exists():  # as in _adopt
+            self.disk.unlink(path)
+        write_file(path, content, self.disk)
+        self.disk.sync_folder(self.layout.tombstones)
+        deleted = segment.documents - int(np.count_nonzero(alive))
+        entry = TombstonesEntry(name, deleted, len(content), hashlib.sha256(content).hexdigest())
+        return replace(segment, deleted=entry)
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Make a new state the one that readers open, and remove what is older than the one before.
+
+        Args:
+            manifest: Its generation and time are set here.
+
+        Returns:
+            The manifest as it was written.
+
+        Raises:
+            InputError: As `add_segment`.
+        """
+        self._check_alone()
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        manifest = replace(manifest, generation=self.generation, created=created)
+        temporary = self.layout.temporary / _MANIFEST
+        write_file(temporary, manifest_bytes(manifest), self.disk)
+        target = self.layout.manifest(self.generation)
+        try:
+            self.disk.link(temporary, target)
+            self.disk.unlink(temporary)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # The lock makes sure that nobody else takes the name in between.
+            self.disk.rename(temporary, target)
+        self.disk.sync_folder(self.layout.manifests)
+        logger.info("%s: generation %d, %d documents", self.layout.root, self.generation, manifest.documents)
+        self.manifest = manifest
+        self.generation += 1
+        self._segments = 0
+        return manifest
+
+    def collect_garbage(self, *, keep: int | None = None) -> list[Path]:
+        """Remove what neither the newest generations nor an interrupted build need.
+
+        Args:
+            keep: Generations that stay, at least 1; by default ``KEPT``.
+
+        Returns:
+            What was removed.
+        """
+        generations = self.layout.generations()
+        keep = self._kept if keep is None else keep
+        removed = [self.layout.manifest(generation) for generation in generations[:-keep]]
+        # Oldest first, and manifests before files: whatever manifest is there after a kill still has all its files.
+        for path in removed:
+            self.disk.unlink(path)
+        if removed:
+            self.disk.sync_folder(self.layout.manifests)
+        for path in [*unreferenced(self.layout, generations[-keep:]), *_of_version_1(self.layout.root)]:
+            self._remove(path)
+            removed.append(path)
+        return removed
+
+    def _check_alone(self) -> None:
+        """Refuse to go on where the lock has not kept another process out, before a file of its is taken for a leftover."""
+        generations = self.layout.generations()
+        if generations and generations[-1] >= self.generation:
+            raise InputError(
+                f"{self.layout.root}: another process has changed this index at the same time, its file system does not keep locks; "
+                "nothing of this change was kept, make it again"
+            )
+
+    def _adopt(self, folder: Path, target: Path) -> None:
+        if target.exists():  # its name has the coming generation in it: a killed commit has left it
+            remove_tree(target, self.disk)
+        self.disk.rename(folder, target)
+        self.disk.sync_folder(target.parent)
+
+    def _remove(self, path: Path) -> None:
+        if not path.is_dir():
+            self.disk.unlink(path)
+            return
+        # Renamed first, so that a folder under a name that readers know is always whole.
+        doomed = self.layout.temporary / f"{_DOOMED}{path.name}"
+        self.disk.rename(path, doomed)
+        remove_tree(doomed, self.disk)
+
+
+@contextmanager
+def writing(
+    root: Path, *, create: bool = False, overwrite: bool = False, damaged: bool = False, disk: Disk = REAL
+) -> Iterator[StoreWriter]:
+    """Hold the lock of an index and change it.
+
+    Args:
+        root: Folder of the index.
+        create: Make one; the folder must be missing, empty, or hold a build that was never finished.
+        overwrite: With ``create``: an index may be there, damaged or not, which stays what it is until the commit.
+        damaged: A manifest may be damaged; the writer then knows of no state.
+        disk: Takes all changes.
+
+    Raises:
+        InputError: It is no index (or is one, with ``create`` alone), cannot be written, or another process is writing to it.
+        DamagedIndexError: A manifest is damaged.
+    """
+    layout = Layout(root.resolve())
+    made = not layout.root.exists()
+    if create:
+        check_place(layout.root, overwrite=overwrite)
+        try:
+            make_folders(layout.root, disk)
+        except OSError as error:
+            raise InputError(f"{layout.root}: cannot be written ({error.strerror})") from error
+    elif not damaged or not layout.generations():
+        check_format(layout)
+    with _locked(layout):
+        try:
+            if create:
+                check_place(layout.root, overwrite=overwrite)  # once more: nobody else writes now
+            _prepare(layout, disk)
+            yield StoreWriter(layout, disk, _swept(layout, disk, damaged=damaged or overwrite))
+        finally:
+            if create:
+                _remove_unused(layout, remove_root=made)
+
+
+def check_place(root: Path, *, overwrite: bool) -> None:
+    """Refuse to build an index where something else is.
+
+    Raises:
+        InputError: There is an index already and it is not to be replaced, or the folder holds anything else.
+    """
+    version, committed = format_version(root), bool(Layout(root).generations())
+    if version is not None and version > VERSION:
+        raise InputError(f"{root}: an index of format version {version}, which a newer Quiver wrote; choose another folder")
+    if (committed or version == 1) and not overwrite:
+        raise InputError(f"{root}: there is an index already; choose another folder or ask for it to be overwritten")
+    if committed or version is not None:
+        return
+    if root.is_file() or (root.is_dir() and any(entry.name not in ("LOCK", "FORMAT.tmp") for entry in root.iterdir())):
+        raise InputError(f"{root}: not empty and not an index; choose another folder")
+
+
+def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEntry]:
+    """Make the files of a folder durable and take their checksums.
+
+    Args:
+        folder: Holds exactly these files.
+        holds: File name -> what it holds.
+        disk: Syncs.
+    """
+    files = {}
+    for name in sorted(holds):
+        path = folder / name
+        disk.sync_file(path)
+        files[name] = FileEntry(holds[name], path.stat().st_size, file_sha256(path))
+    disk.sync_folder(folder)
+    return files
+
+
+@contextmanager
+def _locked(layout: Layout) -> Iterator[None]:
+    lock = FileLock(layout.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise InputError(f"{layout.root}: {_owner(layout.lock)} is writing to this index; wait until it is done") from error
+    except (OSError, NotImplementedError) as error:
+        raise InputError(f"{layout.root}: cannot be written, its lock cannot be taken ({error})") from error
+    try:
+        with suppress(OSError):  # no more than a note for whoever has to wait; there may be no room for it
+            layout.lock.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _prepare(layout: Layout, disk: Disk) -> None:
+    """Make what a new index lacks; the file that says what the folder is comes first."""
+    if format_version(layout.root) != VERSION:
+        put_file(layout.format, format_line(VERSION), disk)
+    missing = [folder for folder in layout.folders if not folder.is_dir()]
+    for folder in missing:
+        disk.mkdir(folder)
+    # Before the first commit also where nothing is missing: whoever made these names may have been killed before they were durable.
+    if missing or not layout.generations():
+        disk.sync_folder(layout.root)
+
+
+def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
+    """The newest state, once what a killed commit or collection has left is gone; None where it is damaged and may be."""
+    for path in sorted(layout.temporary.iterdir()):
+        if path.name == _MANIFEST:
+            disk.unlink(path)
+        elif path.name.startswith(_DOOMED):
+            remove_tree(path, disk)
+    generations = layout.generations()
+    try:
+        leftovers = unreferenced(layout, generations)
+        manifest = newest_manifest(layout) if generations else None
+    except DamagedIndexError:
+        if not damaged:
+            raise
+        return None
+    for path in leftovers:
+        logger.info("%s: left by an interrupted commit; removed", path)
+        if path.is_dir():
+            remove_tree(path, disk)
+        else:
+            disk.unlink(path)
+    return manifest
+
+
+def unreferenced(layout: Layout, generations: Sequence[int]) -> list[Path]:
+    """Segments, codecs and tombstones that none of these generations names.
+
+    Raises:
+        DamagedIndexError: A manifest is damaged.
+    """
+    needed: set[str] = set()
+    for generation in generations:
+        manifest = read_manifest(layout.manifest(generation))
+        needed |= {manifest.codec.name, *(segment.name for segment in manifest.segments)}
+        needed |= {segment.deleted.name for segment in manifest.segments if segment.deleted}
+    folders = (layout.segments, layout.codecs, layout.tombstones)
+    return [path for folder in folders for path in entries(folder) if path.name not in needed]
+
+
+def _of_version_1(root: Path) -> list[Path]:
+    """The files of an index of format version 1 in whose place this one was built."""
+    manifest = root / "manifest.json"
+    return [manifest, *sorted(root.glob("g-" + "[0-9a-f]" * 12))] if manifest.is_file() else []
+
+
+def _remove_unused(layout: Layout, *, remove_root: bool) -> None:
+    """Remove the folder of an index that was begun and holds nothing: no state, and no work that could be resumed.
+
+    This is tidying after an error, which it must not hide: what cannot be removed stays.
+    """
+    if layout.generations() or entries(layout.temporary):
+        return
+    with suppress(OSError):
+        for folder in layout.folders:
+            if folder.is_dir():
+                folder.rmdir()
+        layout.format.unlink(missing_ok=True)
+        layout.lock.unlink(missing_ok=True)
+        if remove_root:
+            layout.root.rmdir()
+
+
+def _digest(fields: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]

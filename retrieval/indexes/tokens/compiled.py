@@ -1,0 +1,333 @@
+"""The loops that a search and an encoding spend their time in, compiled by numba. Import it through `retrieval.indexes.tokens.kernels`.
+
+Every function does what the one of the same name in `retrieval.indexes.tokens.reference` does, where its contract is written. Sums go over
+the same terms in the same order whatever stands beside a vector: codes, assignments and scores of a document do not depend on the
+documents it is processed with. Compiled code is cached beside this file, or in the user's cache folder where that is not writable.
+
+``_products`` is written in LLVM's vector types because the compiler does not keep an array of sums in registers: twelve vectors of eight
+sums are what a processor with AVX2 can hold beside its operands, and they run twice as fast as a matrix product of OpenBLAS on these
+narrow shapes.
+
+Shapes: n vectors, T tokens, K centroids, d width, L lanes of 16 query tokens or centroids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# numba's own types know nothing of its helpers for code.
+_cgutils: Any = cgutils
+
+LANES = 16
+_ROWS = 6
+_FAST = frozenset({"contract", "nsz"})
+
+
+def _compiled(function: Function) -> Function:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    try:
+        made = numba.njit(cache=True, **options)(function)
+    except RuntimeError as error:  # numba finds no folder that it may write to
+        logger.info("%s is compiled again in every process (%s)", function.__name__, error)
+        made = numba.njit(**options)(function)
+    return cast(Function, made)
+
+
+def _emit_products(_context: Any, rows: Any, lanes: Any, sums: Any, width: Any) -> Any:
+    """``sums = rows @ lanes``: (6, d) by (d, 16), all float32 and contiguous; each sum runs over d in order."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointers = [
+            context.make_array(kind)(context, builder, value).data for kind, value in zip(signature.args[:3], arguments[:3], strict=True)
+        ]
+        left, right, out = pointers
+        size, zero = arguments[3], ir.Constant(ir.IntType(32), 0)
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        spread = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        unset = ir.Constant(vector, ir.Undefined)
+        totals = [_cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(_ROWS)]
+
+        def vector_at(base: Any, place: Any) -> Any:
+            return builder.bitcast(builder.gep(base, [place]), vector.as_pointer())
+
+        with _cgutils.for_range(builder, size) as loop:
+            lane = builder.load(vector_at(right, builder.mul(loop.index, ir.Constant(size.type, LANES))), align=4)
+            for row, total in enumerate(totals):
+                place = builder.add(builder.mul(size, ir.Constant(size.type, row)), loop.index)
+                value = builder.load(builder.gep(left, [place]))
+                value = builder.shuffle_vector(builder.insert_element(unset, value, zero), unset, spread)
+                product = builder.fmul(value, lane, flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+        for row, total in enumerate(totals):
+            builder.store(builder.load(total), vector_at(out, ir.Constant(size.type, row * LANES)), align=4)
+        return context.get_dummy_value()
+
+    return numba.types.void(rows, lanes, sums, width), generate
+
+
+_products: Any = intrinsic(_emit_products)
+
+
+@_compiled
+def quantise(
+    residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Codes and scales of residuals; see ``reference``."""
+    n, d = residuals.shape
+    codes = np.empty((n, d), np.uint8)
+    scales = np.empty(n, np.float32)
+    for i in range(n):
+        row, code = residuals[i], codes[i]
+        square = 0.0
+        for j in range(d):
+            square += np.float64(row[j]) * np.float64(row[j])
+        scale = np.float32(np.sqrt(square / d))
+        for _ in range(rounds):
+            dot, norm = 0.0, 0.0
+            for j in range(d):
+                value = row[j] / scale if scale > 0 else np.float32(0)
+                count = 0
+                for threshold in thresholds:
+                    count += threshold < value
+                code[j] = count
+                dot += np.float64(row[j]) * np.float64(levels[count])
+                norm += np.float64(levels[count]) * np.float64(levels[count])
+            scale = np.float32(dot / norm)
+        scales[i] = scale
+    return codes, scales
+
+
+@_compiled
+def nearest(
+    vectors: NDArray[np.float32],
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    lanes: NDArray[np.float32],
+    half_squares: NDArray[np.float32],
+) -> NDArray[np.int64]:
+    """The nearest centroid of each vector; see ``reference``."""
+    n, d = vectors.shape
+    found = np.empty(n, np.int64)
+    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    best = np.empty(_ROWS, np.float32)
+    begin = 0
+    while begin < n:
+        end = begin + 1
+        while end < n and end - begin < _ROWS and first[end] == first[begin] and last[end] == last[begin]:
+            end += 1
+        block[: end - begin] = vectors[begin:end]
+        best[:] = -np.inf
+        for group in range(first[begin] // LANES, (last[begin] - 1) // LANES + 1):
+            _products(block, lanes[group], sums, d)
+            lowest, highest = max(first[begin], group * LANES), min(last[begin], (group + 1) * LANES)
+            for row in range(end - begin):
+                for centroid in range(lowest, highest):
+                    value = sums[row, centroid - group * LANES] - half_squares[centroid]
+                    if value > best[row]:
+                        best[row] = value
+                        found[begin + row] = centroid
+        begin = end
+    return found
+
+
+@_compiled
+def probe(
+    query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The centroids with the greatest inner products; see ``reference``."""
+    n, d = query.shape
+    found = np.zeros((n, count), np.int64)
+    products = np.full((n, count), -np.inf, np.float32)  # ascending in each row while it is filled
+    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    for begin in range(0, n, _ROWS):
+        rows = min(_ROWS, n - begin)
+        block[:rows] = query[begin : begin + rows]
+        for group in range(len(lanes)):
+            _products(block, lanes[group], sums, d)
+            for row in range(rows):
+                best, numbers = products[begin + row], found[begin + row]
+                for lane in range(min(LANES, centroids - group * LANES)):
+                    value = sums[row, lane]
+                    if value > best[0]:
+                        place = 1
+                        while place < count and best[place] < value:
+                            best[place - 1], numbers[place - 1] = best[place], numbers[place]
+                            place += 1
+                        best[place - 1], numbers[place - 1] = value, group * LANES + lane
+    return found, products
+
+
+@_compiled
+def _decode(code: NDArray[np.uint8], bits: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """The levels of one token, two to a number of 64 bits."""
+    if bits == 4:
+        for place in range(len(out)):
+            out[place] = pairs[code[place]]
+    elif bits == 3:
+        for group in range(len(out) // 4):
+            word = (
+                np.uint32(code[3 * group])
+                | np.uint32(code[3 * group + 1]) << np.uint32(8)
+                | np.uint32(code[3 * group + 2]) << np.uint32(16)
+            )
+            for part in range(4):
+                out[4 * group + part] = pairs[(word >> np.uint32(6 * part)) & np.uint32(63)]
+    else:
+        for place in range(len(out) // 2):
+            out[2 * place] = pairs[code[place] & np.uint8(15)]
+            out[2 * place + 1] = pairs[code[place] >> np.uint8(4)]
+
+
+@_compiled
+def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
+    """A number of half precision, not negative, from its bits; numba has no such type."""
+    exponent, fraction = bits >> 10, bits & 1023
+    value: float = np.float32(fraction if exponent == 0 else fraction + 1024) * powers[max(exponent, 1)]
+    return value
+
+
+@_compiled
+def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """The vector of one product code, two coordinates to a number of 64 bits."""
+    for place in range(len(out) // 4):
+        low, high = code[place] & np.uint8(15), code[place] >> np.uint8(4)
+        out[4 * place] = codewords[2 * place, low, 0]
+        out[4 * place + 1] = codewords[2 * place, low, 1]
+        out[4 * place + 2] = codewords[2 * place + 1, high, 0]
+        out[4 * place + 3] = codewords[2 * place + 1, high, 1]
+
+
+@_compiled
+def _raise(best: NDArray[np.float32], similarities: NDArray[np.float32], count: int) -> None:
+    """Raise what is best by the similarities of so many tokens."""
+    for row in range(count):
+        for lane in range(LANES):
+            best[lane] = similarities[row, lane] if similarities[row, lane] > best[lane] else best[lane]
+
+
+@_compiled
+def score(
+    coarse: NDArray[np.uint8],
+    fine: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    centroids: NDArray[np.float32],
+    products: NDArray[np.float32],
+    pairs: NDArray[np.float32],
+    query: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """MaxSim of a query with documents; see ``reference``."""
+    groups, d, _ = query.shape
+    bits = 2 if len(pairs) == 16 else 3 if len(pairs) == 64 else 4
+    codes, numbers = d * bits // 8, d // 8
+    table, codewords = pairs.view(np.uint64).ravel(), products.view(np.uint64)
+    powers = np.array([np.float32(2.0 ** (exponent - 25)) for exponent in range(32)], np.float32)
+    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    words, best = block.view(np.uint64), np.empty((groups, LANES), np.float32)
+    product = np.empty(d, np.float32)
+    product_words = product.view(np.uint64)
+    scores = np.empty(len(begins), np.float32)
+    for document in range(len(begins)):
+        best[:] = -np.inf
+        known = True
+        for begin in range(begins[document], ends[document], _ROWS):
+            count = min(_ROWS, ends[document] - begin)
+            for row in range(count):
+                first, second, vector = coarse[begin + row], fine[begin + row], block[row]
+                _decode(second, bits, table, words[row])
+                _product(first, codewords, product_words)
+                scale = _half_precision(np.int64(second[codes]) | np.int64(second[codes + 1]) << 8, powers)
+                number = 0
+                for place in range(coarse.shape[1] - numbers):
+                    number |= np.int64(first[numbers + place]) << (8 * place)
+                if number >= len(centroids):  # only in a file that is damaged; what lies behind them is not to be read
+                    number, known = 0, False
+                centroid = centroids[number]
+                for j in range(d):
+                    vector[j] = (centroid[j] + product[j]) + scale * vector[j]
+            for group in range(groups):
+                _products(block, query[group], sums, d)
+                _raise(best[group], sums, count)
+        scores[document] = best.sum() if known else np.float32(np.nan)
+    return scores
+
+
+@_compiled
+def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Documents met by the tokens of a query, with estimates of their scores; see ``reference``."""
+    n, k = rows.shape
+    capacity = 64
+    while capacity < 2 * n * k:
+        capacity *= 2
+    slots = np.full(capacity, -1, np.int64)  # an open hash table: slot -> place of the document among those found
+    found, seen = np.empty(n * k, np.int64), np.empty(n * k, np.int64)
+    totals = np.empty(n * k, np.float64)
+    count, missing = 0, 0.0
+    for token in range(n):
+        valid = 0
+        while valid < k and rows[token, valid] >= 0:
+            valid += 1
+        if not valid:
+            continue
+        least = np.float64(similarities[token, valid - 1])
+        floor = least - below * (np.float64(similarities[token, 0]) - least)
+        missing += floor
+        for place in range(valid):
+            row = rows[token, place]
+            slot = ((row * 0x9E3779B1) >> 7) & (capacity - 1)
+            while slots[slot] >= 0 and found[slots[slot]] != row:
+                slot = (slot + 1) & (capacity - 1)
+            if slots[slot] < 0:
+                slots[slot], found[count], seen[count], totals[count] = count, row, -1, 0.0
+                count += 1
+            document = slots[slot]
+            if seen[document] != token:  # the first is the best: they come in descending order
+                seen[document] = token
+                totals[document] += np.float64(similarities[token, place]) - floor
+    return found[:count].copy(), (totals[:count] + missing).astype(np.float32)
+
+
+@_compiled
+def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
+    """Merge points until so many clusters are left; see ``reference``."""
+    n = len(distances)
+    sizes, labels, alive = np.ones(n), np.arange(n), np.ones(n, np.bool_)
+    nearest_to = np.zeros(n, np.int64)
+    for i in range(n):
+        distances[i, i] = np.inf
+        nearest_to[i] = np.argmin(distances[i])
+    for _ in range(n - clusters):
+        a = -1
+        for i in range(n):
+            if alive[i] and (a < 0 or distances[i, nearest_to[i]] < distances[a, nearest_to[a]]):
+                a = i
+        b = nearest_to[a]
+        a, b = min(a, b), max(a, b)
+        between = distances[a, b]
+        for i in range(n):
+            if alive[i] and i != a and i != b:
+                merged = (sizes[a] + sizes[i]) * distances[a, i] + (sizes[b] + sizes[i]) * distances[b, i] - sizes[i] * between
+                distances[a, i] = distances[i, a] = merged / (sizes[a] + sizes[b] + sizes[i])
+        sizes[a] += sizes[b]
+        alive[b] = False
+        distances[b, :] = np.inf
+        distances[:, b] = np.inf
+        for i in range(n):
+            if labels[i] == b:
+                labels[i] = a
+            if alive[i] and (i == a or nearest_to[i] == a or nearest_to[i] == b):
+                nearest_to[i] = np.argmin(distances[i])
+    return labels

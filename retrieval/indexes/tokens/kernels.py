@@ -1,0 +1,71 @@
+"""The choice between compiled loops and NumPy, made once in a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+
+class Kernels(Protocol):
+    """The functions that both modules have; contracts in `retrieval.indexes.tokens.reference`."""
+
+    def quantise(
+        self, residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Codes and scales of residuals."""
+
+    def nearest(
+        self,
+        vectors: NDArray[np.float32],
+        first: NDArray[np.int64],
+        last: NDArray[np.int64],
+        lanes: NDArray[np.float32],
+        half_squares: NDArray[np.float32],
+    ) -> NDArray[np.int64]:
+        """The nearest centroid of each vector in its range."""
+
+    def probe(
+        self, query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The centroids with the greatest inner products."""
+
+    def score(
+        self,
+        coarse: NDArray[np.uint8],
+        fine: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        centroids: NDArray[np.float32],
+        products: NDArray[np.float32],
+        pairs: NDArray[np.float32],
+        query: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """MaxSim of a query with documents."""
+
+    def aggregate(
+        self, similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Documents that a query's tokens have met."""
+
+    def ward(self, distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
+        """Clusters of points."""
+
+
+@cache
+def kernels() -> Kernels:
+    """The compiled loops, or their NumPy reference where numba is not installed, which is several times slower."""
+    if importlib.util.find_spec("numba") is None:
+        from retrieval.indexes.tokens import reference
+
+        logger.warning("numba is not installed: an index of token vectors is searched several times more slowly")
+        return reference
+    from retrieval.indexes.tokens import compiled  # takes half a second, so not before it is needed
+
+    return compiled

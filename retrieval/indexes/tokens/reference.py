@@ -1,0 +1,235 @@
+"""What the compiled loops do, in NumPy: their contract, what tests compare them with, and what runs where numba is not installed.
+
+Codes, scales, clusters and decoded vectors are the same to the last bit. Similarities are sums that NumPy takes in another order, so
+scores differ in the last bits, and an assignment may differ where two centroids are equally near.
+
+Shapes: n vectors, T tokens, K centroids, m documents, d width, L lanes of 16 query tokens or centroids, k hits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.indexes.tokens.packing import bits_of, unpack
+
+# Products of vectors and centroids that are held at a time.
+_PRODUCTS = 1 << 22
+
+
+def quantise(
+    residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Codes and scales that reproduce residuals as scale times level.
+
+    The first codes are those of the residual over its root mean square; the scale is then the one of least squared error for the
+    codes. Each further round takes the codes of the residual over that scale.
+
+    Args:
+        residuals: (n, d) float32.
+        levels: Ascending, (2^b,).
+        thresholds: Between the levels, (2^b - 1,).
+        rounds: At least 1.
+
+    Returns:
+        Codes, (n, d), and scales >= 0, (n,) float32; the scale of a residual of zeros is zero.
+    """
+    d = residuals.shape[1]
+    columns = [residuals[:, j].astype(np.float64) for j in range(d)]
+    square = np.zeros(len(residuals))
+    for column in columns:  # in order, as the compiled loop adds
+        square += column * column
+    scales = np.sqrt(square / d).astype(np.float32)
+    codes = np.zeros(residuals.shape, np.uint8)
+    for _ in range(rounds):
+        values = np.divide(residuals, scales[:, None], out=np.zeros_like(residuals), where=scales[:, None] > 0)
+        codes = np.searchsorted(thresholds, values, side="left").astype(np.uint8)
+        dot, norm = np.zeros(len(residuals)), np.zeros(len(residuals))
+        for j, column in enumerate(columns):
+            level = levels[codes[:, j]].astype(np.float64)
+            dot += column * level
+            norm += level * level
+        scales = (dot / norm).astype(np.float32)
+    return codes, scales
+
+
+def nearest(
+    vectors: NDArray[np.float32],
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    lanes: NDArray[np.float32],
+    half_squares: NDArray[np.float32],
+) -> NDArray[np.int64]:
+    """The nearest of a range of centroids, for each vector a range of its own.
+
+    Args:
+        vectors: (n, d) float32; fast where neighbours have the same range.
+        first: First centroid that may be chosen, (n,).
+        last: One past the last, (n,), greater than ``first``.
+        lanes: The centroids, (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges them.
+        half_squares: Half the squared length of each centroid, (K,).
+
+    Returns:
+        Numbers of centroids, (n,); of several equally near the first.
+    """
+    found = np.empty(len(vectors), np.int64)
+    if not len(vectors):
+        return found
+    centroids = lanes.transpose(0, 2, 1).reshape(-1, vectors.shape[1])
+    heads = np.flatnonzero(np.append(True, (first[1:] != first[:-1]) | (last[1:] != last[:-1])))
+    for head, end in zip(heads.tolist(), [*heads[1:].tolist(), len(vectors)], strict=True):
+        low, high = int(first[head]), int(last[head])
+        step = max(1, _PRODUCTS // (high - low))
+        for begin in range(head, end, step):
+            products = vectors[begin : min(begin + step, end)] @ centroids[low:high].T
+            found[begin : begin + len(products)] = low + (products - half_squares[low:high]).argmax(axis=1)
+    return found
+
+
+def probe(
+    query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The centroids with the greatest inner products.
+
+    Args:
+        query: (n, d) float32.
+        lanes: The centroids, (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges them.
+        centroids: Their number K; what lies behind is padding.
+        count: Centroids for each vector, 1 to K.
+
+    Returns:
+        Numbers, (n, count), in no order, and inner products, (n, count).
+    """
+    products = query @ lanes.transpose(1, 0, 2).reshape(query.shape[1], -1)[:, :centroids]
+    found = np.argpartition(-products, count - 1, axis=1)[:, :count].astype(np.int64)
+    return found, np.take_along_axis(products, found, axis=1)
+
+
+def score(
+    coarse: NDArray[np.uint8],
+    fine: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    centroids: NDArray[np.float32],
+    products: NDArray[np.float32],
+    pairs: NDArray[np.float32],
+    query: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """MaxSim of a query with documents, whose tokens are decoded on the way.
+
+    Args:
+        coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
+        fine: Code and scale of each token, (T, d * bits / 8 + 2).
+        begins: First token of each document, (m,).
+        ends: One past its last, (m,).
+        centroids: (K, d) float32.
+        products: Codebooks of the product codes, (d / 4, 16, 4).
+        pairs: Levels of two neighbouring codes together, (4^bits, 2).
+        query: (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges it; lanes of zeros add nothing.
+
+    Returns:
+        (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.
+    """
+    d = centroids.shape[1]
+    columns = query.transpose(1, 0, 2).reshape(d, -1)  # (d, 16 L)
+    scores = np.full(len(begins), -np.inf, np.float32)
+    for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        if begin < end:
+            scores[document] = np.nan
+            if _numbers(coarse[begin:end], d).max() < len(centroids):
+                vectors = decode(coarse[begin:end], fine[begin:end], centroids, products, pairs)
+                scores[document] = (vectors @ columns).max(axis=0).sum()
+    return scores
+
+
+def decode(
+    coarse: NDArray[np.uint8],
+    fine: NDArray[np.uint8],
+    centroids: NDArray[np.float32],
+    products: NDArray[np.float32],
+    pairs: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """The vectors that tokens stand for, (T, d): centroid plus product plus scale times level; arguments as for `score`."""
+    d, bits = centroids.shape[1], bits_of(pairs)
+    scales = np.ascontiguousarray(fine[:, d * bits // 8 :]).view("<f2").astype(np.float32)  # (T, 1)
+    levels = pairs[: 1 << bits, 0]  # the first code of a pair is in its low bits
+    vectors: NDArray[np.float32] = centroids[_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
+    vectors += scales * levels[unpack(fine[:, : d * bits // 8], bits)]
+    return vectors
+
+
+def _numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
+    """The centroid of each token, (T,)."""
+    numbers = np.zeros(len(coarse), np.int64)
+    for place, column in enumerate(coarse[:, d // 8 :].T.astype(np.int64)):
+        numbers |= column << (8 * place)
+    return numbers
+
+
+def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The vectors that product codes stand for, (T, d)."""
+    digits = np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), len(products))  # (T, d / 4)
+    return products[np.arange(len(products)), digits].reshape(len(codes), 8 * codes.shape[1])
+
+
+def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Documents that some tokens of a query have met, with estimates of their scores.
+
+    What a document's best similarity with a query token is, is known where that token met the document. Where it did not, it is at most
+    the least similarity that the token met; what stands in for it is somewhat below that.
+
+    Args:
+        similarities: Of the tokens met, (n, k) float32, descending in each row.
+        rows: The documents they are of, (n, k) int64; -1, at the end of a row, where fewer than k were met.
+        below: How far below, as a part of the range of the similarities that the token met.
+
+    Returns:
+        Documents, (m,), each once, in the order in which they were met, and their scores, (m,).
+
+    Source:
+        XTR, arXiv:2304.01982, section 3.2 (missing similarity imputation).
+    """
+    valid = (rows >= 0).sum(axis=1)
+    tokens = np.flatnonzero(valid)
+    if not len(tokens):
+        return np.empty(0, np.int64), np.empty(0, np.float32)
+    floors = similarities[tokens, valid[tokens] - 1].astype(np.float64)
+    floors -= below * (similarities[tokens, 0].astype(np.float64) - floors)
+    _, first, same = np.unique(rows[tokens], return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    documents = np.argsort(order)[same].reshape(len(tokens), -1)
+    found = rows[tokens].ravel()[first[order]]
+    totals = np.zeros(len(found))
+    for place, token in enumerate(tokens):
+        met, best = np.unique(documents[place, : valid[token]], return_index=True)
+        totals[met] += similarities[token, best].astype(np.float64) - floors[place]
+    kept = found >= 0
+    return found[kept], (totals[kept] + floors.sum()).astype(np.float32)
+
+
+def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
+    """Merge points until so many clusters are left, each time the two whose union has the least variance.
+
+    Args:
+        distances: Squared distances of all pairs, (n, n); used up.
+        clusters: 1 to n.
+
+    Returns:
+        For each point the first point of its cluster, (n,).
+
+    Source:
+        J. H. Ward, Hierarchical grouping to optimize an objective function, 1963, in the recurrence of Lance and Williams.
+    """
+    n = len(distances)
+    sizes, labels = np.ones(n), np.arange(n)
+    np.fill_diagonal(distances, np.inf)
+    for _ in range(n - clusters):
+        a, b = divmod(int(distances.argmin()), n)
+        others = np.isfinite(distances[a]) & np.isfinite(distances[b])
+        size = sizes[others]
+        merged = (sizes[a] + size) * distances[a, others] + (sizes[b] + size) * distances[b, others] - size * distances[a, b]
+        distances[a, others] = distances[others, a] = merged / (sizes[a] + sizes[b] + size)
+        sizes[a] += sizes[b]
+        distances[b, :] = distances[:, b] = np.inf
+        labels[labels == b] = a
+    return labels

@@ -1,0 +1,187 @@
+"""Searching one segment of token vectors.
+
+Candidates come from the inverted lists; their tokens are decoded from the mapped files and scored by MaxSim. What is scored is what the
+files hold: a search that looks at everything gives the MaxSim of the coded vectors, and every other gives the same scores.
+
+Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of a query, d width, k hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.indexes.engines import Bitmap, Found, Size
+from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import map_array
+from retrieval.indexes.tokens.candidates import CandidateLists
+from retrieval.indexes.tokens.coding import Coding
+from retrieval.indexes.tokens.kernels import kernels
+from retrieval.indexes.tokens.packing import lanes
+from retrieval.indexes.tokens.settings import TokenEffort
+from retrieval.records import TokenVectors
+
+LENGTHS = "lengths.u32"
+COARSE = "coarse.u8"
+FINE = "fine.u8"
+
+# Where a filter leaves so few documents, as a multiple of the candidates, all of them are scored.
+_FEW = 4
+# A filter that allows one document in f makes the search look at f times as many lists, up to so many times.
+_WIDER = 8
+# Candidates that are scored before the first look at what is left, and between two looks.
+_FIRST = 48
+_NEXT = 32
+
+
+class TokenSegment:
+    """The documents of one segment; see `retrieval.indexes.engines.Segment`.
+
+    Args:
+        coding: Of the codec.
+        folder: What a writer wrote.
+        rows: Documents it must have.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        DamagedIndexError: A file has another size than the others ask for.
+    """
+
+    def __init__(self, coding: Coding, folder: Path, rows: int) -> None:
+        self._coding = coding
+        lengths = map_array(folder / LENGTHS, np.uint32, (rows,))
+        self.offsets: NDArray[np.int64] = np.append(0, np.cumsum(lengths, dtype=np.int64))
+        """First vector of each document, and T, (P + 1,)."""
+        total = int(self.offsets[-1])
+        self.coarse: NDArray[np.uint8] = np.asarray(map_array(folder / COARSE, np.uint8, (total, coding.coarse_width)))
+        """Coarse parts, (T, bytes), mapped."""
+        self.fine: NDArray[np.uint8] = np.asarray(map_array(folder / FINE, np.uint8, (total, coding.fine_width)))
+        """Fine parts, (T, bytes), mapped."""
+        self._filled: Bitmap = self.offsets[1:] > self.offsets[:-1]
+        self._folder = folder
+
+    def __len__(self) -> int:
+        return len(self._filled)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many vectors each document has, after pooling, (P,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def size(self) -> Size:
+        """What it takes in memory, the lists included, which are made at the first search, and on the disk."""
+        lists = CandidateLists.size(int(self.offsets[-1]), self._coding.dim, len(self._coding.clustering.centroids))
+        return Size(
+            resident=lists + self.offsets.nbytes + self._filled.nbytes, mapped=self.coarse.nbytes + self.fine.nbytes + 4 * len(self)
+        )
+
+    def search(
+        self,
+        queries: Sequence[TokenVectors],
+        k: int,
+        *,
+        effort: TokenEffort,
+        ranks: NDArray[np.uint32],
+        allowed: Bitmap | None = None,
+    ) -> list[Found]:
+        """The k best rows of each query; see `retrieval.indexes.engines.Segment`."""
+        may = self._filled if allowed is None else self._filled & allowed
+        everything = np.flatnonzero(may)
+        if effort.exhaustive or len(everything) <= (k if allowed is None else max(k, _FEW * effort.candidates)):
+            return [self._best_of(query, everything, k, ranks) for query in queries]
+        found = []
+        for query in queries:
+            rows, scores = self._scored_candidates(query, k, effort=effort, allowed=None if allowed is None else may)
+            # Where the lists met fewer documents than are wanted, all are looked at.
+            found.append(_best(rows, scores, k, ranks) if len(rows) >= k else self._best_of(query, everything, k, ranks))
+        return found
+
+    def _best_of(self, query: TokenVectors, rows: NDArray[np.int64], k: int, ranks: NDArray[np.uint32]) -> Found:
+        return _best(rows, self.exact_scores(query, rows), k, ranks)
+
+    def _scored_candidates(
+        self, query: TokenVectors, k: int, *, effort: TokenEffort, allowed: Bitmap | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Rows that may be among the k best, with their scores; where rows are left out, their estimates say that they are not."""
+        nprobe = effort.nprobe
+        if allowed is not None:
+            nprobe = round(nprobe * min(_WIDER, len(allowed) / max(1, int(np.count_nonzero(allowed)))))
+        rows, estimates = self._lists.search(
+            np.ascontiguousarray(query, np.float32), nprobe=nprobe, tokens_k=effort.tokens_k, allowed=allowed
+        )
+        wanted = min(len(rows), max(k, effort.candidates))
+        order = np.argpartition(-estimates, wanted - 1)[:wanted] if wanted < len(rows) else np.arange(len(rows))
+        order = order[np.argsort(-estimates[order], kind="stable")]
+        rows, estimates = rows[order], estimates[order]
+        scores = self.exact_scores(query, rows[: max(_FIRST, 2 * k)])
+        while k <= len(scores) < len(rows):
+            surprise = scores - estimates[: len(scores)]
+            least = np.partition(scores, len(scores) - k)[len(scores) - k]
+            if estimates[len(scores)] + surprise.mean() + effort.slack * surprise.std() < least:
+                break
+            scores = np.concatenate([scores, self.exact_scores(query, rows[len(scores) : len(scores) + _NEXT])])
+        return rows[: len(scores)], scores
+
+    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """MaxSim of a query with the coded vectors of some rows; minus infinity for a row without a vector."""
+        if not len(rows):
+            return np.empty(0, np.float32)
+        coding = self._coding
+        scores = kernels().score(
+            self.coarse,
+            self.fine,
+            self.offsets[rows],
+            self.offsets[rows + 1],
+            coding.clustering.centroids,
+            coding.products,
+            coding.pairs,
+            lanes(query),
+        )
+        if np.isnan(scores).any():
+            raise self._damage()
+        return scores
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The decoded vectors of some rows, (n, d), row after row, and how many each has, (len(rows),)."""
+        parts = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows.tolist()]
+        places = np.concatenate([np.empty(0, np.int64), *parts])
+        coarse = self.coarse[places]
+        self._numbers(coarse)
+        return self._coding.decode(coarse, self.fine[places]), self.offsets[rows + 1] - self.offsets[rows]
+
+    @cached_property
+    def _lists(self) -> CandidateLists:
+        # Two threads that search first make them twice, and one of the two is kept.
+        numbers = self._numbers(self.coarse)
+        return CandidateLists(
+            self._coding.clustering,
+            self._coding.products,
+            self.coarse[:, : self._coding.dim // 8],
+            numbers,
+            np.diff(self.offsets),
+        )
+
+    def _numbers(self, coarse: NDArray[np.uint8]) -> NDArray[np.integer[Any]]:
+        """The centroids of coarse parts, all of which there are."""
+        numbers = self._coding.numbers(coarse)
+        if len(numbers) and int(numbers.max()) >= len(self._coding.clustering.centroids):
+            raise self._damage()
+        return numbers
+
+    def _damage(self) -> DamagedIndexError:
+        return DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; quiver index repair")
+
+
+def _best(rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, ranks: NDArray[np.uint32]) -> Found:
+    """The k best rows by score and then by rank, both descending."""
+    if len(rows) > k:
+        kept = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+        rows, scores = rows[kept], scores[kept]
+    order = np.lexsort((ranks[rows], scores))[::-1][:k]
+    return Found(rows[order], scores[order])

@@ -1,0 +1,79 @@
+"""Recall and nDCG, computed here a second time by the book."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval.index_quality import VectorFolder
+from eval.index_quality.truth import Exact, exact_search, fault, load_exact, ndcg, recall, save_exact
+
+MakeVectors = Callable[..., VectorFolder]
+Scores = Callable[[VectorFolder], np.ndarray]
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_exact_search_is_that_of_numpy(make_vectors: MakeVectors, by_the_book: Scores, tmp_path: Path, dense: bool) -> None:
+    vectors = make_vectors(dense=dense)
+    exact = exact_search(vectors, 5)
+    scores = by_the_book(vectors)
+    for row, (found, values) in enumerate(zip(exact.rows, exact.scores, strict=True)):
+        assert found.tolist() == np.argsort(-scores[row])[:10].tolist()
+        assert np.allclose(values, np.sort(scores[row])[::-1][:10], atol=1e-5)
+    save_exact(exact, tmp_path / "exact.npz")
+    again = load_exact(tmp_path / "exact.npz")
+    assert all(np.array_equal(one, other) for one, other in zip(exact.rows + exact.scores, again.rows + again.scores, strict=True))
+
+
+@pytest.mark.parametrize("k", [1, 3, 10, 100])
+def test_recall_is_the_share_of_the_best(make_vectors: MakeVectors, by_the_book: Scores, k: int) -> None:
+    vectors = make_vectors()
+    exact, best = exact_search(vectors, 100), np.argsort(-by_the_book(vectors), axis=1)
+    generator = np.random.default_rng(8)
+    found = [generator.permutation(40)[: min(k, 40)].tolist() for _ in range(6)]
+    wanted = [len(set(rows) & set(right[:k].tolist())) / min(k, 40) for rows, right in zip(found, best, strict=True)]
+    assert recall(found, exact, k) == pytest.approx(np.mean(wanted))
+    assert recall([rows.tolist()[:k] for rows in best], exact, k) == 1
+    assert recall([[] for _ in range(6)], exact, k) == 0
+
+
+def test_documents_that_tie_are_equally_right() -> None:
+    exact = Exact([np.array([5, 3, 8, 1])], [np.array([2.0, 1.0, 1.0, 0.5], np.float32)])
+    assert recall([[5, 8]], exact, 2) == 1, "8 ties with 3, the second"
+    assert recall([[3, 8]], exact, 2) == 1
+    assert recall([[8, 3]], exact, 1) == 0
+    assert recall([[5, 1]], exact, 2) == 0.5
+    assert recall([[3, 8, 5]], exact, 2) == 1, "what comes behind the first two does not count, and cannot count twice"
+
+
+def test_a_query_that_nothing_can_answer_says_nothing() -> None:
+    exact = Exact([np.array([1]), np.array([], np.int64)], [np.ones(1, np.float32), np.ones(0, np.float32)])
+    assert recall([[1], []], exact, 10) == 1
+
+
+def test_ndcg_of_a_ranking(make_vectors: MakeVectors) -> None:
+    vectors = make_vectors()
+    assert vectors.qrels is not None
+    found = [[39, (7 * row) % 40, 38] for row in range(6)]
+    assert ndcg(found, vectors, vectors.qrels) == pytest.approx(1 / math.log2(3))
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([[0, 1]], None),
+        ([[]], None),
+        ([[2, -1]], "gave the row -1, there are 3 documents"),
+        ([[3]], "gave the row 3"),
+        ([[1, 1]], "gave a document twice"),
+        ([[0, 1, 2]], "gave 3 documents, 2 were asked for"),
+        ([[0], [1]], "answered 2 of 1 queries"),
+    ],
+)
+def test_what_no_search_may_answer(found: list[list[int]], message: str | None) -> None:
+    told = fault(found, documents=3, queries=1, k=2)
+    assert told is None if message is None else told is not None and message in told

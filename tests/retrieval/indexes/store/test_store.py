@@ -1,0 +1,297 @@
+"""The folder of an index: what is refused and how it is said, damage that is named, locks, repair."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.indexes import (
+    DamagedIndexError,
+    add_documents,
+    build_index,
+    check_index,
+    compact_index,
+    delete_documents,
+    open_index,
+    repair_index,
+)
+from retrieval.indexes.disk import RealDisk
+from retrieval.indexes.store.layout import Layout
+from retrieval.indexes.store.manifest import manifest_bytes, read_manifest
+from retrieval.indexes.store.reading import format_line
+from retrieval.indexes.store.writing import writing
+from retrieval.records import Document
+
+OLD = [Document(f"old{number}", f"word{number} text", "Title") for number in range(5)]
+NEW = [Document(f"new{number}", f"other{number}") for number in range(7)]
+
+
+@pytest.fixture
+def built(tmp_path: Path, word_sum: Any) -> Path:
+    return build_index(OLD, word_sum, tmp_path / "index").path
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in ("LOCK", "FORMAT"))
+
+
+def test_a_flipped_byte_in_any_file_is_found_and_named(built: Path, word_sum: Any) -> None:
+    delete_documents(built, ["old1"])
+    seen = 0
+    newest = built / "manifests" / "m-000000000002.json"
+    for path in files_of(built):
+        if path.parent.name == "manifests" and path != newest:
+            continue
+        whole = path.read_bytes()
+        for place in (0, len(whole) // 2, len(whole) - 2):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+            with pytest.raises(DamagedIndexError, match=path.name):
+                open_index(built)
+            assert any(path.name in problem for problem in check_index(built).problems)
+            seen += 1
+        path.write_bytes(whole)
+    assert len(open_index(built)) == 4
+    assert seen == 3 * 14
+
+
+def test_a_truncated_or_missing_file_is_found_without_hashing(built: Path) -> None:
+    seen = 0
+    for path in files_of(built):
+        whole = path.read_bytes()
+        for length in {0, 1, len(whole) - 1 if path.parent.name != "manifests" else len(whole) - 3}:
+            path.write_bytes(whole[:length])
+            with pytest.raises(DamagedIndexError, match=path.name):
+                open_index(built, verify=False)
+            seen += 1
+        path.unlink()
+        with pytest.raises(InputError, match=path.name if path.parent.name != "manifests" else "nothing has been committed"):
+            open_index(built, verify=False)
+        path.write_bytes(whole)
+    assert len(open_index(built, verify=False)) == 5
+    assert seen >= 3 * 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 3}, "index format version 3, this Quiver reads version 2; update Quiver"),
+        ({"version": 1}, "index format version 1, this Quiver reads version 2; build the index again"),
+        ({"format": "other"}, "not the manifest of a Quiver index"),
+        ({"surprise": 1}, "the fields are not those of version 2"),
+        ({"segments": [{}]}, "the fields are not those of version 2"),
+        ({"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}}, "name is none that Quiver gives"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused_in_one_line(built: Path, change: dict[str, object], message: str) -> None:
+    from retrieval.indexes.store import manifest as module
+
+    path = built / "manifests" / "m-000000000001.json"
+    content = {**json.loads(path.read_text()), **change}
+    content.pop("checksum")
+    path.write_text(json.dumps({**content, "checksum": module._checksum(content)}))
+    with pytest.raises(InputError, match=message) as caught:
+        open_index(built)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_edited_manifest_is_damage(built: Path) -> None:
+    path = built / "manifests" / "m-000000000001.json"
+    path.write_text(path.read_text().replace('"documents": 5', '"documents": 6'))
+    with pytest.raises(DamagedIndexError, match="its checksum does not match"):
+        open_index(built)
+
+
+def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_path: Path, word_sum: Any) -> None:
+    (built / "FORMAT").write_bytes(format_line(9))
+    for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old1"]), lambda: check_index(built)):
+        with pytest.raises(InputError, match="index format version 9, this Quiver reads version 2; update Quiver"):
+            attempt()
+    with pytest.raises(InputError, match="format version 9, which a newer Quiver wrote"):
+        build_index(NEW, word_sum, built, overwrite=True)
+    (built / "FORMAT").write_bytes(format_line(2))
+    legacy = tmp_path / "legacy"
+    (legacy / "g-0123456789ab").mkdir(parents=True)
+    (legacy / "g-0123456789ab" / "ids.json").write_text("[]")
+    (legacy / "manifest.json").write_text('{"format": "quiver-index", "version": 1}')
+    with pytest.raises(InputError, match="index format version 1, this Quiver reads version 2; build the index again"):
+        open_index(legacy)
+    with pytest.raises(InputError, match="there is an index already"):
+        build_index(NEW, word_sum, legacy)
+    assert len(build_index(NEW, word_sum, legacy, overwrite=True)) == 7
+    assert not list(legacy.glob("g-*"))
+    assert not (legacy / "manifest.json").exists()
+    path = built / "manifests" / "m-000000000001.json"
+    manifest = read_manifest(path)
+    path.write_bytes(manifest_bytes(replace(manifest, codec=replace(manifest.codec, engine="magic"))))
+    with pytest.raises(InputError, match=r"made by the index engine 'magic'; this Quiver knows .*exact-dense"):
+        open_index(built)
+
+
+def test_foreign_folders_are_not_opened_and_not_overwritten(tmp_path: Path, word_sum: Any) -> None:
+    for number, content in enumerate(["[]", "{}", "null", "{", '{"name": "my project"}']):
+        foreign = tmp_path / f"home{number}"
+        foreign.mkdir()
+        (foreign / "manifest.json").write_text(content)
+        (foreign / "thesis.txt").write_text("years of work")
+        with pytest.raises(InputError, match="is not an index"):
+            open_index(foreign)
+        for overwrite in (True, False):
+            with pytest.raises(InputError, match="not empty and not an index"):
+                build_index(OLD, word_sum, foreign, overwrite=overwrite)
+        assert sorted(path.name for path in foreign.iterdir()) == ["manifest.json", "thesis.txt"]
+    for attempt in (open_index, compact_index, repair_index):
+        with pytest.raises(InputError, match="is not an index"):
+            attempt(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="not empty and not an index"):
+        build_index(OLD, word_sum, tmp_path / "file")
+    with pytest.raises(InputError, match="cannot be written"):
+        build_index(OLD, word_sum, tmp_path / "file" / "below")
+    (tmp_path / "empty").mkdir()
+    assert len(build_index(OLD, word_sum, tmp_path / "empty")) == 5
+    assert len(build_index(OLD, word_sum, tmp_path / "deep" / "er")) == 5
+
+
+def test_one_writer_at_a_time(built: Path, word_sum: Any) -> None:
+    with writing(built):
+        for attempt in (
+            lambda: add_documents(built, NEW, word_sum),
+            lambda: delete_documents(built, ["old1"]),
+            lambda: compact_index(built),
+            lambda: repair_index(built),
+            lambda: build_index(NEW, word_sum, built, overwrite=True),
+        ):
+            with pytest.raises(InputError, match=r"process \d+ on .* is writing to this index"):
+                attempt()
+        assert len(open_index(built)) == 5  # readers take no lock
+    assert len(add_documents(built, NEW, word_sum)) == 12
+
+
+def test_the_lock_of_a_killed_process_is_free(built: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path; from retrieval.indexes.store.writing import writing\n"
+        "with writing(Path(sys.argv[1])): os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(built)], check=False).returncode == 9
+    assert len(delete_documents(built, ["old1"])) == 4
+
+
+def test_two_generations_stay_and_names_are_never_used_twice(built: Path, word_sum: Any) -> None:
+    for number in range(4):
+        delete_documents(built, [f"old{number}"])
+    layout = Layout(built)
+    assert layout.generations() == [4, 5]
+    assert len(list(layout.tombstones.iterdir())) == 2
+    compact_index(built)
+    assert sorted(path.name for path in layout.segments.iterdir()) == ["s-000000000001-0000", "s-000000000006-0000"]
+    layout.manifest(6).write_text("{")
+    assert repair_index(built).generation == 7
+    add_documents(built, NEW, word_sum)
+    assert layout.generations() == [7, 8]
+    assert sorted(path.name for path in layout.segments.iterdir()) == ["s-000000000001-0000", "s-000000000008-0000"]
+
+
+def test_repair_goes_back_to_the_newest_whole_state(built: Path, word_sum: Any) -> None:
+    add_documents(built, NEW, word_sum)
+    (built / "segments" / "s-000000000002-0000" / "vectors.f32").write_bytes(b"")
+    assert check_index(built).problems[0].startswith(str(built / "segments"))
+    with pytest.raises(DamagedIndexError):
+        open_index(built)
+    report = repair_index(built)
+    assert (report.generation, report.restored, report.documents_before, report.documents) == (3, 1, 12, 5)
+    assert len(report.problems) == 1
+    index = open_index(built)
+    assert [document.id for document in index.documents] == [document.id for document in OLD]
+    assert index.manifest.operation == "repair"
+    assert not (built / "segments" / "s-000000000002-0000").exists()
+    again = repair_index(built)
+    assert (again.problems, again.generation, again.documents, again.removed) == ((), 3, 5, ())
+
+
+def test_repair_keeps_whole_segments_where_no_state_is_whole(built: Path, word_sum: Any) -> None:
+    add_documents(built, NEW, word_sum)
+    damaged = built / "segments" / "s-000000000001-0000" / "ids.utf8"
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    report = repair_index(built)
+    assert (report.restored, report.documents_before, report.documents) == (2, 12, 7)
+    assert [document.id for document in open_index(built).documents] == [document.id for document in NEW]
+    (built / "segments" / "s-000000000002-0000" / "ids.utf8").unlink()
+    with pytest.raises(InputError, match="nor is a segment of one; build it again"):
+        repair_index(built)
+    assert len(build_index(OLD, word_sum, built, overwrite=True)) == 5
+
+
+def test_a_damaged_codec_is_beyond_repair(built: Path) -> None:
+    next((built / "codec").rglob("codec.json")).write_text("{}")
+    with pytest.raises(InputError, match="no state of this index is whole"):
+        repair_index(built)
+
+
+def test_repair_with_a_damaged_manifest(built: Path, word_sum: Any) -> None:
+    add_documents(built, NEW, word_sum)
+    (built / "manifests" / "m-000000000002.json").write_text("{}")
+    for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old1"])):
+        with pytest.raises(DamagedIndexError, match=r"m-000000000002\.json: its checksum does not match"):
+            attempt()
+    report = repair_index(built)
+    assert (report.generation, report.documents_before, report.documents) == (3, None, 5)
+    assert len(open_index(built)) == 5
+
+
+@pytest.mark.parametrize("content", [b"", b"quiver-index 2\n", b"quiver-index 3 8f6c1d8f3b9e5a11\n", None])
+def test_a_damaged_format_file_is_damage_and_repaired(built: Path, content: bytes | None) -> None:
+    (built / "FORMAT").unlink()
+    if content is not None:
+        (built / "FORMAT").write_bytes(content)
+    for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old1"]), lambda: check_index(built)):
+        with pytest.raises(DamagedIndexError, match="FORMAT: missing or changed"):
+            attempt()
+    assert repair_index(built).documents == 5
+    assert len(open_index(built)) == 5
+
+
+def test_a_damaged_index_can_be_overwritten(built: Path, word_sum: Any) -> None:
+    (built / "manifests" / "m-000000000001.json").write_text("{}")
+    assert len(build_index(NEW, word_sum, built, overwrite=True)) == 7
+    assert Layout(built).generations() == [2]
+    assert check_index(built).problems == ()
+
+
+def test_what_an_interrupted_commit_left_is_reported_and_removed(built: Path, word_sum: Any) -> None:
+    orphan = built / "segments" / "s-000000000002-0000"
+    orphan.mkdir()
+    (orphan / "x").write_text("x")
+    (built / "tmp" / "manifest.json").write_text("{")
+    doomed = built / "tmp" / "removed-s-000000000000-0000"
+    doomed.mkdir()
+    (doomed / "y").write_text("y")
+    assert {path.name for path in check_index(built).leftovers} == {orphan.name, "manifest.json", doomed.name}
+    assert len(add_documents(built, NEW, word_sum)) == 12
+    assert check_index(built).leftovers == ()
+    assert open_index(built).manifest.segments[1].name == orphan.name
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, word_sum: Any) -> None:
+    class NoLinks(RealDisk):
+        def link(self, source: Path, target: Path) -> None:
+            raise OSError(errno.EPERM, "operation not permitted")
+
+    build_index(OLD, word_sum, tmp_path / "i", disk=NoLinks())
+    index = delete_documents(tmp_path / "i", ["old1"], disk=NoLinks())
+    assert (len(index), index.manifest.generation) == (4, 2)
+    assert check_index(tmp_path / "i").problems == ()
+
+
+def test_no_file_is_a_pickle(built: Path) -> None:
+    for path in files_of(built):
+        assert path.suffix != ".npy"
+        assert not path.read_bytes().startswith(b"\x80")

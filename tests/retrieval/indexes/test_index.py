@@ -1,0 +1,227 @@
+"""An index over several segments, with deleted documents and filters: always what one search over the living documents finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from encoder.errors import InputError
+from retrieval.indexes import (
+    BuildOptions,
+    Filter,
+    Index,
+    add_documents,
+    build_in_memory,
+    build_index,
+    check_index,
+    compact_index,
+    delete_documents,
+    open_index,
+)
+from retrieval.records import Document, Hits
+
+DOCUMENTS = [
+    Document(
+        f"d{number:03d}",
+        f"word{number % 9} text{number % 4} " + "tail " * (number % 3),
+        metadata={"year": 2000 + number % 10, "part": number},
+    )
+    for number in range(60)
+]
+QUERIES = ["word3 text1", "tail", "text2 word8 tail", "nothing"]
+
+
+@pytest.fixture(params=["dense", "colbert"])
+def model(request: pytest.FixtureRequest, word_sum: Any, word_by_word: Any) -> Any:
+    return word_sum if request.param == "dense" else word_by_word
+
+
+@pytest.fixture
+def changed(tmp_path: Path, model: Any) -> tuple[Index, list[Document]]:
+    """An index of three segments, some documents of which are deleted or replaced, and what is alive of it."""
+    build_index(DOCUMENTS[:30], model, tmp_path / "i")
+    add_documents(tmp_path / "i", DOCUMENTS[30:50], model)
+    gone = {document.id for document in DOCUMENTS[10:50:3]}
+    delete_documents(tmp_path / "i", sorted(gone))
+    index = add_documents(tmp_path / "i", DOCUMENTS[40:], model, replace_existing=True)
+    return index, [document for document in DOCUMENTS[:40] if document.id not in gone] + DOCUMENTS[40:]
+
+
+def same(found: Hits, wanted: Hits) -> None:
+    assert [list(ids) for ids in found.ids] == [list(ids) for ids in wanted.ids]
+    for mine, theirs in zip(found.scores, wanted.scores, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
+    queries = model.encode(QUERIES, "query").vectors
+    if not documents:
+        return Hits([[]] * len(QUERIES), [np.zeros(0, np.float32)] * len(QUERIES))
+    return build_in_memory(model, documents).index.search(queries, k)
+
+
+@pytest.mark.parametrize("k", [1, 5, 17, 1000])
+def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], model: Any, k: int) -> None:
+    index, alive = changed
+    assert len(index.segments) == 3
+    assert (len(index), list(index.ids)) == (len(alive), [document.id for document in alive])
+    same(index.search(model.encode(QUERIES, "query").vectors, k), brute_force(model, alive, k))
+    assert list(index.documents) == alive
+    assert [index.documents[number] for number in (0, 29, -1)] == [alive[0], alive[29], alive[-1]]
+    with pytest.raises(IndexError):
+        index.ids[len(alive)]
+    with pytest.raises(InputError, match="no document 'd010'"):
+        index.text_of("d010")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ids"),
+    [
+        (["year>=2005"], None),
+        (["year=2003", "part<30"], None),
+        (["part in 1,2,3,40,41"], None),
+        (["year!=2003"], None),
+        ([], ["d002", "d010", "d045", "unknown"]),
+        (["year>2004"], ["d002", "d045", "d046"]),
+        (["year>3000"], None),
+        ([], []),
+        (["part>=0"], None),
+    ],
+)
+def test_a_filter_finds_what_brute_force_over_the_allowed_finds(
+    changed: tuple[Index, list[Document]], model: Any, conditions: list[str], ids: list[str] | None
+) -> None:
+    index, alive = changed
+    where = Filter.parse(conditions, ids=ids)
+    predicates = {
+        "year>=2005": lambda year, part: year >= 2005,
+        "year=2003": lambda year, part: year == 2003,
+        "part<30": lambda year, part: part < 30,
+        "part in 1,2,3,40,41": lambda year, part: part in (1, 2, 3, 40, 41),
+        "year!=2003": lambda year, part: year != 2003,
+        "year>2004": lambda year, part: year > 2004,
+        "year>3000": lambda year, part: year > 3000,
+        "part>=0": lambda year, part: part >= 0,
+    }
+    allowed = [
+        document
+        for document in alive
+        if all(predicates[text](**(document.metadata or {})) for text in conditions) and (ids is None or document.id in ids)
+    ]
+    for k in (1, 7, 1000):
+        for effort in ("exact", "balanced", "fast"):
+            same(index.search(model.encode(QUERIES, "query").vectors, k, where=where, effort=effort), brute_force(model, allowed, k))
+
+
+def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, _ = changed
+    queries = model.encode(QUERIES, "query").vectors
+    with pytest.raises(InputError, match="no document has the field 'yaer' to filter by; there are part, year"):
+        index.search(queries, 3, where=Filter.parse(["yaer=3"]))
+    with pytest.raises(InputError, match="no knobs, got nprobe"):
+        index.search(queries, 3, effort={"nprobe": 3})
+
+
+def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, _ = changed
+    dense = index.manifest.model.kind == "dense"
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        index.search(model.encode(QUERIES, "query").vectors, 0)
+    wrong: Any = np.ones((2, 5), np.float32)
+    with pytest.raises(ValueError, match="must have the shape"):
+        index.search(wrong if dense else [wrong], 3)
+    broken: Any = np.full((1, 256), np.nan, np.float32)
+    with pytest.raises(ValueError, match="of query 0 is not finite"):
+        index.search(broken if dense else [broken], 3)
+    assert len(index.search(broken[:0] if dense else [], 3)) == 0
+
+
+def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    hits = index.search(queries, len(alive))
+    for query, ids, scores in zip(queries, hits.ids, hits.scores, strict=True):
+        np.testing.assert_allclose(index.scores(query, ids[::-1]), scores[::-1], rtol=1e-5, atol=1e-5)
+    assert index.locate(["d010", alive[0].id, alive[-1].id]) == [None, (0, 0), (2, 19)]
+    with pytest.raises(InputError, match="no document 'd010'"):
+        index.scores(queries[0], ["d010"])
+
+
+def test_compacting_leaves_what_a_new_build_would_have_made(changed: tuple[Index, list[Document]], model: Any, tmp_path: Path) -> None:
+    index, alive = changed
+    before = index.search(model.encode(QUERIES, "query").vectors, 20)
+    size = index.manifest.bytes
+    compacted = compact_index(tmp_path / "i")
+    built = build_index(alive, model, tmp_path / "new")
+    assert [segment.files for segment in compacted.manifest.segments] == [segment.files for segment in built.manifest.segments]
+    assert compacted.manifest.tokens == built.manifest.tokens
+    assert (compacted.manifest.vectors, compacted.manifest.deleted) == (built.manifest.vectors, 0)
+    assert compacted.manifest.bytes < size
+    same(compacted.search(model.encode(QUERIES, "query").vectors, 20), before)
+    assert compact_index(tmp_path / "i").manifest.generation == compacted.manifest.generation  # nothing to do, nothing committed
+    # What a reader has open it keeps, although its files are gone.
+    delete_documents(tmp_path / "i", [alive[0].id])
+    delete_documents(tmp_path / "i", [alive[1].id])
+    assert len(list((tmp_path / "i" / "manifests").iterdir())) == 2
+    same(index.search(model.encode(QUERIES, "query").vectors, 20), before)
+    assert list(index.documents) == alive
+
+
+def test_compacting_within_a_small_memory_leaves_segments_apart(changed: tuple[Index, list[Document]], tmp_path: Path) -> None:
+    _, alive = changed
+    compacted = compact_index(tmp_path / "i", memory=1)
+    assert len(compacted.manifest.segments) == 3
+    assert [segment.deleted for segment in compacted.manifest.segments] == [None] * 3
+    assert list(compacted.documents) == alive
+
+
+def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:3], model, tmp_path / "i")
+    empty = delete_documents(tmp_path / "i", [document.id for document in DOCUMENTS[:3]])
+    for index in (empty, compact_index(tmp_path / "i"), open_index(tmp_path / "i")):
+        assert (len(index), list(index.ids)) == (0, [])
+        assert index.search(model.encode(QUERIES, "query").vectors, 5).ids == [[]] * 4
+        assert index.search(model.encode(QUERIES, "query").vectors, 5, where=Filter(ids=frozenset(["d000"]))).ids == [[]] * 4
+    assert open_index(tmp_path / "i").manifest.segments == ()
+    with pytest.raises(InputError, match="document 'd000' is not in this index"):
+        delete_documents(tmp_path / "i", ["d000"])
+    assert list(add_documents(tmp_path / "i", DOCUMENTS[:2], model).documents) == DOCUMENTS[:2]
+
+
+def test_deleting_what_is_not_there_deletes_nothing(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:5], model, tmp_path / "i")
+    with pytest.raises(InputError, match=r"document 'x' is not in this index \(nor are 1 others\); nothing was deleted"):
+        delete_documents(tmp_path / "i", ["d001", "x", "y"])
+    assert len(open_index(tmp_path / "i")) == 5
+    assert delete_documents(tmp_path / "i", []).manifest.generation == 1
+    assert len(delete_documents(tmp_path / "i", ["d001", "d001"])) == 4
+    assert len(delete_documents(tmp_path / "i", ["d002"])) == 3  # tombstones on tombstones
+    assert check_index(tmp_path / "i").problems == ()
+
+
+def test_ties_across_segments_go_to_the_greater_id(tmp_path: Path, word_sum: Any) -> None:
+    ids = [f"t{number:02d}" for number in np.random.default_rng(0).permutation(40)]
+    build_index([Document(key, "same") for key in ids[:13]], word_sum, tmp_path / "i")
+    add_documents(tmp_path / "i", [Document(key, "same") for key in ids[13:14]], word_sum)
+    index = add_documents(tmp_path / "i", [Document(key, "same") for key in ids[14:]], word_sum)
+    query = word_sum.encode(["same"], "query").vectors
+    for k in (1, 3, 39, 40, 41):
+        assert index.search(query, k).ids == [sorted(ids, reverse=True)[:k]]
+
+
+def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    for _ in range(2):
+        for year in range(2000, 2010):
+            found = index.search(queries, 100, where=Filter.parse([f"year={year}"]))
+            assert set(found.ids[0]) == {document.id for document in alive if (document.metadata or {})["year"] == year}
+
+
+def test_sizes_are_of_what_is_searched(tmp_path: Path, word_sum: Any) -> None:
+    index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(store_text=False))
+    assert index.nbytes == 60 * 256 * 4

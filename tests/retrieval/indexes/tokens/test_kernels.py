@@ -1,0 +1,166 @@
+"""The compiled loops against NumPy, and against what their results may not depend on."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from retrieval.indexes.tokens import compiled, kernels, reference
+from retrieval.indexes.tokens.lloyd_max import Bits, levels, thresholds
+from retrieval.indexes.tokens.packing import lanes, pairs
+
+
+def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_codes_and_scales_are_the_same_to_the_last_bit(bits: Bits, rounds: int) -> None:
+    residuals = normal(500, 40) * np.logspace(-6, 3, 500, dtype=np.float32)[:, None]
+    residuals[3] = 0
+    residuals[4, 1:] = 0
+    table = levels(bits), thresholds(bits), rounds
+    codes, scales = compiled.quantise(residuals, *table)
+    np.testing.assert_array_equal(codes, reference.quantise(residuals, *table)[0])
+    np.testing.assert_array_equal(scales, reference.quantise(residuals, *table)[1])
+    assert scales[3] == 0
+    assert (scales >= 0).all()
+    # No other scale has a smaller error with these codes.
+    decoded = levels(bits)[codes].astype(float)
+    for factor in (0.999, 1.001):
+        better = ((residuals - scales[:, None] * decoded) ** 2).sum(axis=1)
+        worse = ((residuals - factor * scales[:, None] * decoded) ** 2).sum(axis=1)
+        assert (better <= worse).all()
+
+
+def test_the_nearest_centroid_of_a_range() -> None:
+    vectors, centroids = normal(300, 24), normal(70, 24, seed=1)
+    rng = np.random.default_rng(2)
+    first = np.sort(rng.integers(0, 60, 300))
+    last = first + np.where(rng.random(300) < 0.5, 1 + first % 10, 70 - first)
+    halves = (centroids**2).sum(axis=1) / 2
+    distances = ((vectors[:, None] - centroids) ** 2).sum(axis=2)
+    inside = (np.arange(70) >= first[:, None]) & (np.arange(70) < last[:, None])
+    expected = np.where(inside, distances, np.inf).argmin(axis=1)
+    for module in (compiled, reference):
+        np.testing.assert_array_equal(module.nearest(vectors, first, last, lanes(centroids), halves), expected)
+
+
+def test_of_equal_centroids_the_first_is_taken() -> None:
+    centroids = np.repeat(normal(1, 16), 40, axis=0)
+    for module in (compiled, reference):
+        found = module.nearest(centroids[:3], np.full(3, 5), np.full(3, 40), lanes(centroids), (centroids**2).sum(axis=1) / 2)
+        assert found.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize(("tokens", "centroids", "count"), [(1, 1, 1), (7, 40, 40), (13, 200, 16), (32, 1000, 1)])
+def test_the_centroids_to_probe(tokens: int, centroids: int, count: int) -> None:
+    query, table = normal(tokens, 24), normal(centroids, 24, seed=1)
+    products = query.astype(float) @ table.astype(float).T
+    for module in (compiled, reference):
+        found, values = module.probe(query, lanes(table), centroids, count)
+        np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(np.argsort(-products, axis=1)[:, :count], axis=1))
+        np.testing.assert_allclose(values, np.take_along_axis(products, found, axis=1), rtol=1e-4, atol=1e-5)
+
+
+def coded(bits: Bits, number_bytes: int, width: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Random bytes that stand for tokens, with scales as they may be: zero, subnormal and normal."""
+    rng = np.random.default_rng(7)
+    numbers = rng.integers(0, 50, 500).astype(f"<u{number_bytes}").view(np.uint8).reshape(500, -1)
+    scales = np.abs(rng.standard_normal(500) * 10.0 ** rng.integers(-8, 1, 500)).astype("<f2")
+    scales[0] = 0
+    coarse = np.concatenate([rng.integers(0, 256, (500, width // 8)).astype(np.uint8), numbers], axis=1)
+    fine = np.concatenate([rng.integers(0, 256, (500, width * bits // 8)).astype(np.uint8), scales.view(np.uint8).reshape(500, 2)], axis=1)
+    return coarse, fine
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("number_bytes", [2, 4])
+@pytest.mark.parametrize("tokens", [1, 16, 37])
+def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, tokens: int) -> None:
+    coarse, fine = coded(bits, number_bytes)
+    shared = normal(50, 32), normal(8, 16, 4, seed=1), pairs(levels(bits))
+    begins = np.array([0, 490, 20, 20, 33, 7])
+    ends = np.array([5, 500, 20, 26, 133, 8])
+    query = normal(tokens, 32, seed=3)
+    scores = compiled.score(coarse, fine, begins, ends, *shared, lanes(query))
+    vectors = reference.decode(coarse, fine, *shared).astype(float)
+    expected = [(query @ vectors[b:e].T).max(axis=1).sum() if e > b else -np.inf for b, e in zip(begins, ends, strict=True)]
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(reference.score(coarse, fine, begins, ends, *shared, lanes(query)), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_score_does_not_depend_on_the_documents_beside_it() -> None:
+    coarse, fine = coded(4, 2)
+    shared = normal(50, 32), normal(8, 16, 4, seed=1), pairs(levels(4))
+    bounds = np.sort(np.random.default_rng(0).choice(500, 30, replace=False))
+    query = lanes(normal(20, 32, seed=3))
+    together = compiled.score(coarse, fine, bounds[:-1], bounds[1:], *shared, query)
+    alone = [compiled.score(coarse, fine, bounds[row : row + 1], bounds[row + 1 : row + 2], *shared, query)[0] for row in range(29)]
+    np.testing.assert_array_equal(together, alone)
+    copied = coarse[np.r_[0:3, bounds[4] : bounds[5]]], fine[np.r_[0:3, bounds[4] : bounds[5]]]  # the same tokens in another place
+    elsewhere = compiled.score(*copied, np.array([3]), np.array([len(copied[0])]), *shared, query)
+    assert elsewhere[0] == together[4]
+
+
+def test_estimates_by_hand() -> None:
+    similarities = np.array([[0.9, 0.8, 0.5], [0.7, 0.4, 0], [0, 0, 0]], np.float32)
+    rows = np.array([[4, 4, 2], [2, 9, -1], [-1, -1, -1]])
+    for module in (compiled, reference):
+        found, scores = module.aggregate(similarities, rows, 0.0)
+        # What the first token did not meet scores at most 0.5 with it, the second 0.4; the third met nothing.
+        assert found.tolist() == [4, 2, 9]
+        np.testing.assert_allclose(scores, [0.9 + 0.4, 0.5 + 0.7, 0.5 + 0.4], rtol=1e-6)
+        # A quarter of the range below these: 0.4 and 0.325.
+        np.testing.assert_allclose(module.aggregate(similarities, rows, 0.25)[1], [0.9 + 0.325, 0.5 + 0.7, 0.4 + 0.4], rtol=1e-6)
+
+
+def test_estimates_of_many() -> None:
+    rng = np.random.default_rng(0)
+    similarities = -np.sort(-rng.random((30, 200)).astype(np.float32), axis=1)
+    rows = rng.integers(0, 700, (30, 200)) * 1_000_003
+    rows[5, 150:] = -1
+    rows[6] = -1
+    found, scores = compiled.aggregate(similarities, rows, 0.15)
+    expected = reference.aggregate(similarities, rows, 0.15)
+    np.testing.assert_array_equal(found, expected[0])
+    np.testing.assert_allclose(scores, expected[1], rtol=1e-6)
+    assert len(np.unique(found)) == len(found) > 600
+
+
+def test_nothing_met_is_no_document() -> None:
+    for module in (compiled, reference):
+        found, scores = module.aggregate(np.zeros((2, 3), np.float32), np.full((2, 3), -1), 0.1)
+        assert len(found) == len(scores) == 0
+
+
+@pytest.mark.parametrize("points", [1, 2, 9, 60])
+def test_clusters_are_those_of_ward(points: int) -> None:
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    vectors = normal(points, 12, seed=points).astype(float)
+    distances = ((vectors[:, None] - vectors) ** 2).sum(axis=2)
+    for clusters in {1, max(1, points // 2), max(1, points // 3), points}:
+        labels = compiled.ward(distances.copy(), clusters)
+        np.testing.assert_array_equal(labels, reference.ward(distances.copy(), clusters))
+        assert len(np.unique(labels)) == clusters
+        if points > 1:
+            peer = hierarchy.fcluster(hierarchy.linkage(vectors, "ward"), clusters, "maxclust")
+            assert ((labels[:, None] == labels) == (peer[:, None] == peer)).all()
+
+
+def test_without_numba_numpy_is_used_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    kernels.kernels.cache_clear()
+    try:
+        assert kernels.kernels() is compiled
+        kernels.kernels.cache_clear()
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        with caplog.at_level(logging.WARNING):
+            assert kernels.kernels() is reference
+        assert "numba is not installed" in caplog.text
+    finally:
+        kernels.kernels.cache_clear()
