@@ -10,12 +10,13 @@ Source: ColBERT, arXiv:2004.12832; ColBERTv2, arXiv:2112.01488; the conventions 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +26,33 @@ from retrieval.biencoder import document_texts
 from retrieval.encoding import clean, describe_tokens, fingerprint, run_batches
 from retrieval.interchange import write_colbert
 from retrieval.model_folder import ModelFolder, load_for_inference, projection_stack
-from retrieval.records import Document, ModelCard, Role, TokenEncoding, TokenVectors
+from retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Texts as the encoder reads them.
+
+    Attributes:
+        ids: Tokens of each text.
+        described: What tokenising did.
+        key_lengths: How many of its tokens are attended to, for each text; None for all.
+        keep: Whether each token has a vector; None where all have.
+    """
+
+    ids: list[list[int]]
+    described: TextTokens
+    key_lengths: list[int] | None
+    keep: list[list[bool]] | None
+
+    def spoken(self) -> list[NDArray[np.uint32]]:
+        """The tokens that have a vector, of each text."""
+        if self.keep is None:
+            return [np.array(text, np.uint32) for text in self.ids]
+        return [
+            np.array([token for token, kept in zip(*text, strict=True) if kept], np.uint32)
+            for text in zip(self.ids, self.keep, strict=True)
+        ]
 
 
 class ColBERT:
@@ -145,6 +172,27 @@ class ColBERT:
         Returns:
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
         """
+        read = self._read(texts, role)
+        keep = read.keep
+
+        def forward(batch: PackedBatch) -> list[TokenVectors]:
+            vectors = self.project(self.encoder(batch)).cpu()
+            parts = batch.unpack(vectors)
+            if keep is not None:
+                parts = [part[torch.tensor(keep[row])] for part, row in zip(parts, batch.rows, strict=True)]
+            return [part.numpy().copy() for part in parts]
+
+        what = "queries" if role == "query" else "documents"
+        vectors = run_batches(
+            read.ids, forward, key_lengths=read.key_lengths, device=self.encoder.device, description=what, progress=progress
+        )
+        return TokenEncoding(vectors, read.described, read.spoken())
+
+    def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """The tokens of documents whose vectors ``encode`` gives, found without computing these; B arrays of (n_i,)."""
+        return self._read(texts, "document").spoken()
+
+    def _read(self, texts: Sequence[str], role: Role) -> _Read:
         colbert = self.settings.colbert
         length = colbert.query_length if role == "query" else colbert.document_length
         prefix = self._prefix_ids[role]
@@ -158,20 +206,7 @@ class ColBERT:
             key_lengths = None if colbert.attend_to_expansion else [len(text) for text in ids]
             ids = [text + [self._expansion_id] * ((colbert.expanded_length or length) - len(text)) for text in ids]
         keep = [[token not in self._skiplist for token in text] for text in ids] if role == "document" else None
-
-        def forward(batch: PackedBatch) -> list[TokenVectors]:
-            vectors = self.project(self.encoder(batch)).cpu()
-            parts = batch.unpack(vectors)
-            if keep is not None:
-                parts = [part[torch.tensor(keep[row])] for part, row in zip(parts, batch.rows, strict=True)]
-            return [part.numpy().copy() for part in parts]
-
-        description = "queries" if role == "query" else "documents"
-        vectors = run_batches(ids, forward, key_lengths=key_lengths, device=self.encoder.device, description=description, progress=progress)
-        spoken = ids
-        if keep is not None:
-            spoken = [[token for token, kept in zip(*text, strict=True) if kept] for text in zip(ids, keep, strict=True)]
-        return TokenEncoding(vectors, described, [np.array(text, np.uint32) for text in spoken])
+        return _Read(ids, described, key_lengths, keep)
 
     def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> list[TokenVectors]:
         """Queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""

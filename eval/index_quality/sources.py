@@ -6,6 +6,7 @@ from pathlib import Path
 
 from encoder.errors import InputError
 from eval.index_quality.vectors import VectorFolder, write_vectors
+from retrieval.colbert import ColBERT
 from retrieval.corpus import load_collection
 from retrieval.models import load_model
 from retrieval.vectors import vector_store
@@ -40,6 +41,10 @@ def encode_collection(
         texts = (document.content() for document in documents)
         encoded = store.encode(loaded, texts, "document", total=len(documents), progress=progress)
         asked = store.encode(loaded, [query.text for query in queries], "query", total=len(queries), progress=progress)
+        # The store keeps vectors alone; an index of token vectors is told their tokens, as by a model that encodes for it.
+        token_ids = None
+        if isinstance(loaded, ColBERT):
+            token_ids = (ids for document in documents for ids in loaded.document_token_ids([document.content()]))
         return write_vectors(
             out,
             (encoded.rows, encoded.lengths),
@@ -47,6 +52,7 @@ def encode_collection(
             ids=[document.id for document in documents],
             query_ids=[query.id for query in queries],
             qrels={query.id: qrels[query.id] for query in queries},
+            token_ids=token_ids,
         )
 
 

@@ -17,7 +17,7 @@ Shapes: P documents, T their vectors, Q queries, S their vectors, d width.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -206,6 +206,7 @@ def write_vectors(
     ids: Sequence[str],
     query_ids: Sequence[str],
     qrels: Qrels,
+    token_ids: Iterable[NDArray[np.uint32]] | None = None,
 ) -> VectorFolder:
     """Write what a store of vectors holds as such a folder.
 
@@ -216,6 +217,7 @@ def write_vectors(
         ids: Of the documents.
         query_ids: Of the queries.
         qrels: Query id -> document id -> grade.
+        token_ids: The vocabulary's number of each vector's token, document after document; None where the model does not say.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for (rows, lengths), name, lengths_name in ((documents, DOCUMENTS, LENGTHS), (queries, QUERIES, QUERY_LENGTHS)):
@@ -225,6 +227,13 @@ def write_vectors(
         array.flush()
         if lengths is not None:
             np.save(folder / lengths_name, lengths)
+    if token_ids is not None:
+        ids_array = np.lib.format.open_memmap(folder / TOKEN_IDS, mode="w+", dtype=np.uint32, shape=documents[0].shape[:1])
+        start = 0
+        for part in token_ids:
+            ids_array[start : start + len(part)] = part
+            start += len(part)
+        ids_array.flush()
     write_text(folder / IDS, "".join(f"{each}\n" for each in ids))
     write_text(folder / QUERY_IDS, "".join(f"{each}\n" for each in query_ids))
     lines = [f"{query}\t{document}\t{grade}\n" for query, grades in qrels.items() for document, grade in grades.items()]

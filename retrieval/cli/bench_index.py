@@ -38,7 +38,9 @@ from eval.report.index_quality import (
     write_index_quality_report,
 )
 from retrieval.cli.output import (
+    CacheOption,
     JsonOption,
+    NoCacheOption,
     OverwriteOption,
     ProgressOption,
     command_line,
@@ -46,6 +48,7 @@ from retrieval.cli.output import (
     print_table,
     say,
     show_progress,
+    vector_cache,
 )
 
 RESULTS = "results.json"
@@ -61,7 +64,8 @@ def index(
     split: Annotated[str, typer.Option(help="Its judgements.")] = "test",
     limit_docs: Annotated[int | None, typer.Option(min=1, help="Only its first documents, and queries about them.")] = None,
     limit_queries: Annotated[int, typer.Option(min=1, help="The first so many queries.")] = 200,
-    vectors: Annotated[Path | None, typer.Option("--vectors", help="Folder of encoded vectors, so that nothing is encoded twice.")] = None,
+    cache: Annotated[Path | None, CacheOption] = None,
+    no_cache: Annotated[bool, NoCacheOption] = False,
     synthetic: Annotated[
         int | None, typer.Option(min=1, help="So many documents, noisy copies beyond those there are: for latency and size alone.")
     ] = None,
@@ -105,11 +109,12 @@ def index(
             for finished in ("systems", "indexes"):
                 shutil.rmtree(work / finished, ignore_errors=True)
         if model is None:
-            if limit_docs is not None or vectors is not None:
-                raise InputError("--limit-docs and --vectors are for a collection that --model encodes")
+            if limit_docs is not None or cache is not None:
+                raise InputError("--limit-docs and --cache are for a collection that --model encodes")
             folder = VectorFolder(data)
         else:
-            folder = encode_collection(data, model, split, work / "vectors", cache=vectors, limit_docs=limit_docs, progress=shown)
+            kept = vector_cache(cache, no_cache)
+            folder = encode_collection(data, model, split, work / "vectors", cache=kept, limit_docs=limit_docs, progress=shown)
         folder = replace(folder, synthetic=synthetic, seed=seed, limit_queries=limit_queries)
         folder.check()
         result = bench_index(

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from encoder import InputError
-from encoder.data_files import cache_folder
 from eval.evaluation import evaluate as run_evaluation
 from eval.quickstart import QuickstartResult
 from eval.quickstart import quickstart as run_quickstart
@@ -18,8 +16,10 @@ from eval.report.writing import write_report
 from eval.results import CollectionResult, Results
 from eval.results_folder import REPORTS
 from retrieval.cli.output import (
+    CacheOption,
     Int8Option,
     JsonOption,
+    NoCacheOption,
     OverwriteOption,
     ProgressOption,
     command_line,
@@ -27,6 +27,7 @@ from retrieval.cli.output import (
     print_table,
     say,
     show_progress,
+    vector_cache,
 )
 
 # On a terminal of 80 columns there is no room for "Recall".
@@ -119,8 +120,8 @@ def evaluate(
     k: Annotated[int, typer.Option("-k", min=1, help="Documents kept a query.")] = 1000,
     bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Score BM25 beside the model.")] = True,
     in_domain: Annotated[list[str] | None, typer.Option(help="A collection the model was trained on; may be repeated.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder that keeps vectors; by default in the user's cache folder.")] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no vectors for the next evaluation.")] = False,
+    cache: Annotated[Path | None, CacheOption] = None,
+    no_cache: Annotated[bool, NoCacheOption] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing; say what is missing.")] = False,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
@@ -130,8 +131,6 @@ def evaluate(
 
     Example: quiver evaluate --model MODEL --data beir/scifact --data my/folder --out results/model
     """
-    if no_cache and cache is not None:
-        raise InputError("--cache and --no-cache exclude each other")
     results = run_evaluation(
         model,
         data,
@@ -143,7 +142,7 @@ def evaluate(
         in_domain=in_domain or (),
         library=library.value,
         precision="int8" if int8 else "float",
-        cache=None if no_cache else cache or cache_folder("vectors"),
+        cache=vector_cache(cache, no_cache),
         offline=offline,
         progress=show_progress(progress),
         command=command_line(),

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
-from encoder.data_files import cache_folder
 from encoder.files import expand_home
 from retrieval import bm25
 from retrieval.cli.output import (
+    CacheOption,
     Int8Option,
     JsonOption,
+    NoCacheOption,
     OverwriteOption,
     ProgressOption,
     command_line,
@@ -22,6 +23,7 @@ from retrieval.cli.output import (
     print_table,
     say,
     show_progress,
+    vector_cache,
 )
 from retrieval.indexes import Index, open_index
 from retrieval.models import load_model
@@ -32,9 +34,6 @@ from retrieval.training.mining.positives import BeirSource, PairSource
 from retrieval.training.mining.scoring import NORMALISERS, score_rows
 from retrieval.training.mining.teachers import load_teacher
 from retrieval.training.sections import DataSection
-
-CacheOption = typer.Option(help="Folder that keeps vectors; by default in the user's cache folder.")
-NoCacheOption = typer.Option("--no-cache", help="Keep no vectors for the next time.")
 
 DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
 """Where rows have their documents unless told otherwise: as ``quiver mine`` writes them."""
@@ -102,7 +101,7 @@ def mine(
         raise InputError("--index has the documents already; leave --corpus away")
     record = mine_negatives(
         source,
-        _system(model, opened, int8=int8, cache=_cache(cache, no_cache)),
+        _system(model, opened, int8=int8, cache=vector_cache(cache, no_cache)),
         out,
         rules=rules,
         output=Output(ids=ids, suspects=suspects, limit=limit),
@@ -164,7 +163,7 @@ def score(
         load_teacher(teacher, precision="int8" if int8 else "float"),
         out,
         normalize=normalize,
-        cache=_cache(cache, no_cache),
+        cache=vector_cache(cache, no_cache),
         overwrite=overwrite,
         progress=show_progress(progress),
         command=command_line(),
@@ -206,12 +205,6 @@ def _system(model: str | None, index: Index | None, *, int8: bool, cache: Path |
         return System(load_model(str(model), precision="int8" if int8 else "float"), None, cache)
     card = index.manifest.model
     return System(load_model(model or card.source, precision=card.precision), index, cache)
-
-
-def _cache(cache: Path | None, no_cache: bool) -> Path | None:
-    if no_cache and cache is not None:
-        raise InputError("--cache and --no-cache exclude each other")
-    return None if no_cache else cache or cache_folder("vectors")
 
 
 def _show_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:

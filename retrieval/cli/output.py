@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from encoder.data_files import cache_folder
+from encoder.errors import InputError
 from retrieval.versions import installed_version
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
@@ -21,7 +23,20 @@ _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 JsonOption = typer.Option("--json", help="Print JSON for machines.")
 OverwriteOption = typer.Option("--overwrite", help="Replace what is there.")
 Int8Option = typer.Option("--int8", help="Quantise the model's matrices: about three quarters of the time on a CPU.")
+CacheOption = typer.Option(help="Folder that keeps vectors; by default in the user's cache folder.")
+NoCacheOption = typer.Option("--no-cache", help="Keep no vectors for the next time.")
 ProgressOption = typer.Option("--progress/--no-progress", help="Show bars on standard error; by default on a terminal.")
+
+
+def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
+    """The folder that keeps vectors, by the two options; None for none.
+
+    Raises:
+        InputError: Both were given.
+    """
+    if no_cache and cache is not None:
+        raise InputError("--cache and --no-cache exclude each other")
+    return None if no_cache else cache or cache_folder("vectors")
 
 
 def say_error(message: str) -> None:

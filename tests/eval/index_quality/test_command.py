@@ -88,7 +88,7 @@ def test_vectors_with_files(bench: Callable[..., tuple[int, str, str]], make_vec
         (["--peer", "annoy"], "unknown peer 'annoy' for dense vectors"),
         (["--engine", "exact:a"], "'a' is not a setting"),
         (["--model", "no-such-model"], "qrels"),
-        (["--limit-docs", "5"], "--limit-docs and --vectors are for a collection that --model encodes"),
+        (["--limit-docs", "5"], "--limit-docs and --cache are for a collection that --model encodes"),
     ],
 )
 def test_mistakes(bench: Callable[..., tuple[int, str, str]], make_vectors: MakeVectors, arguments: list[str], message: str) -> None:

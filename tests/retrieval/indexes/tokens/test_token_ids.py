@@ -32,6 +32,7 @@ def test_of_documents_the_tokens_that_are_kept(model: ColBERT) -> None:
     skipped = {model.tokenizer.token_id(word) for word in ",.;"}
     prefix = model.tokenizer.token_id("[D] ")
     assert encoding.token_ids is not None
+    assert [each.tolist() for each in model.document_token_ids(TEXTS)] == [each.tolist() for each in encoding.token_ids]
     dropped = 0
     for text, ids, vectors in zip(TEXTS, encoding.token_ids, encoding.vectors, strict=True):
         spoken = model.tokenizer.encode([text], max_length=23).ids[0]
