@@ -54,7 +54,7 @@ def test_no_document_of_another_split_is_read(quiver_data: Path, name: str) -> N
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_its_phases_run_and_pack_more_than_99_percent(quiver_data: Path, tmp_path: Path) -> None:
     """A few updates of each phase, on two of its sources."""
     recipe = small(quiver_data)
