@@ -134,13 +134,14 @@ def sample_size(vectors: int) -> int:
 
 def preset_effort(name: Preset, *, k: int, vectors: int) -> TokenEffort:
     """The knobs of a preset for k hits in an index of so many vectors."""
-    nprobe, tokens_k, candidates, slack = 32, 1000, 300, 2.5
+    # With 32 lists nDCG@10 stays 0.003 below that of exact search, with 64 less than 0.001, in a quarter more time (11,406 functions).
+    nprobe, tokens_k, candidates, slack = 64, 1000, 300, 2.5
     if name == "fast":
-        nprobe, tokens_k, candidates, slack = 16, 500, 100, 2.0
+        nprobe, tokens_k, candidates, slack = 16 if k <= 10 else 32, 500, 100, 2.0
     if vectors >= _MET_MORE:
         tokens_k *= 2
     if k > 10:  # a hundred hits are spread over more lists
-        nprobe, tokens_k, candidates = 2 * nprobe, 2 * tokens_k, max(10 * k, candidates)
+        tokens_k, candidates = 2 * tokens_k, max(10 * k, candidates)
     return TokenEffort(nprobe, tokens_k, candidates, slack, exhaustive=name == "exact")
 
 
