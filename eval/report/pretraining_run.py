@@ -5,22 +5,18 @@ Works on a finished run, from its ``run.json``, and on one that is going on or w
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from encoder.errors import InputError
-from encoder.files import read_json, write_text
+from encoder.files import read_json
 from encoder.pretraining.record import curves
 from encoder.pretraining.run_folder import BEGUN, RECIPE, RECORD, SCHEMA
 from eval.report.html import render_page
 from eval.report.tables import escape, table
-from eval.report.training_run import PAGE, REPORT, TrainingRun, charts, duration, flat, log_lines, origins, page_table, settings, size
-
-logger = logging.getLogger(__name__)
+from eval.report.training_run import TrainingRun, charts, duration, flat, log_lines, origins, page_table, settings, size, write_both
 
 TITLES: Mapping[str, str] = {
     "loss": "Loss",
@@ -54,14 +50,8 @@ def write_pretraining_report(folder: str | Path) -> Path:
     Raises:
         InputError: The folder holds no run, its record or log is damaged, or the report cannot be written.
     """
-    place = Path(folder)
-    run = read_pretraining(place)
-    write_text(place / REPORT, render_pretraining(run))
-    if importlib.util.find_spec("jinja2") is None:
-        logger.warning("%s: no %s, which needs jinja2: pip install 'quiver-retrieval[eval]'", place, PAGE)
-        return place / REPORT
-    write_text(place / PAGE, render_pretraining_page(run))
-    return place / PAGE
+    run = read_pretraining(folder)
+    return write_both(Path(folder), render_pretraining(run), lambda: render_pretraining_page(run))
 
 
 def read_pretraining(folder: str | Path) -> TrainingRun:

@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,14 +112,30 @@ def write_run_report(folder: str | Path) -> Path:
     Raises:
         InputError: The folder holds no run, its record or log is damaged, or the report cannot be written.
     """
-    place = Path(folder)
-    run = read_run(place)
-    write_text(place / REPORT, render_run(run))
+    run = read_run(folder)
+    return write_both(Path(folder), render_run(run), lambda: render_run_page(run))
+
+
+def write_both(folder: Path, markdown: str, page: Callable[[], str]) -> Path:
+    """Write a run's report into its folder, as Markdown and, where jinja2 is installed, as a page.
+
+    Args:
+        folder: It is there.
+        markdown: The one.
+        page: Gives the other.
+
+    Returns:
+        The page, or without jinja2 the Markdown.
+
+    Raises:
+        InputError: A file cannot be written.
+    """
+    write_text(folder / REPORT, markdown)
     if importlib.util.find_spec("jinja2") is None:
-        logger.warning("%s: no %s, which needs jinja2: pip install 'quiver-retrieval[eval]'", place, PAGE)
-        return place / REPORT
-    write_text(place / PAGE, render_run_page(run))
-    return place / PAGE
+        logger.warning("%s: no %s, which needs jinja2: pip install 'quiver-retrieval[eval]'", folder, PAGE)
+        return folder / REPORT
+    write_text(folder / PAGE, page())
+    return folder / PAGE
 
 
 def read_run(folder: str | Path) -> TrainingRun:
