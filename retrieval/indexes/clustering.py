@@ -73,7 +73,7 @@ class Clustering:
         first[known], last[known] = self.groups[groups[known]], self.groups[groups[known] + 1]
         return _nearest(vectors, first, last, self._lanes, self._half_squares)
 
-    def probe(self, query: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def probe(self, query: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
         """The centroids with the greatest inner products, for each vector of a query; all centroids are compared.
 
         Args:
@@ -81,7 +81,8 @@ class Clustering:
             count: Centroids a vector; at most K.
 
         Returns:
-            Numbers, (n, count), in no order, and inner products, (n, count) float32.
+            Numbers, (n, count), in no order; their inner products, (n, count) float32; and the inner products with all centroids,
+            16 vectors side by side, (n / 16, K, 16) float32.
         """
         return kernels().probe(query, self._lanes, len(self.centroids), min(count, len(self.centroids)))
 

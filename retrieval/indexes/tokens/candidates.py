@@ -72,7 +72,6 @@ class CandidateLists:
         plain.ntotal = len(order)
         self._index = _faiss.IndexIVFPQFastScan(plain)
         plain.reset()  # the lists were copied
-        self._clustering = clustering
         self._documents = len(lengths)
 
     @staticmethod
@@ -81,13 +80,20 @@ class CandidateLists:
         return tokens * (dim // 8 + 8) + centroids * (_BLOCK // 2) * (dim // 8)
 
     def search(
-        self, query: NDArray[np.float32], *, nprobe: int, tokens_k: int, allowed: Bitmap | None
+        self,
+        query: NDArray[np.float32],
+        lists: NDArray[np.int64],
+        closeness: NDArray[np.float32],
+        *,
+        tokens_k: int,
+        allowed: Bitmap | None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Documents that the tokens of a query meet.
 
         Args:
             query: (n, d) float32, contiguous.
-            nprobe: Lists that are looked at for each token; at most K.
+            lists: Centroids whose lists are looked at for each token, (n, nprobe).
+            closeness: Inner products of the tokens with these centroids, (n, nprobe).
             tokens_k: Tokens that each token meets, k'.
             allowed: Documents that may be met, (P,); None for all.
 
@@ -98,7 +104,6 @@ class CandidateLists:
         if allowed is not None:
             packed = np.packbits(allowed, bitorder="little")
             settings["sel"] = _faiss.IDSelectorBitmap(self._documents, _faiss.swig_ptr(packed))
-        lists, closeness = self._clustering.probe(query, nprobe)
         k = min(tokens_k, self._index.ntotal)
         similarities, rows = np.empty((len(query), k), np.float32), np.empty((len(query), k), np.int64)
         pointers = [_faiss.swig_ptr(array) for array in (query, lists, closeness, similarities, rows)]

@@ -33,6 +33,7 @@ _cgutils: Any = cgutils
 
 LANES = 16
 _ROWS = 6
+_STEPS = 32_000
 _FAST = frozenset({"contract", "nsz"})
 
 
@@ -79,6 +80,75 @@ def _emit_products(_context: Any, rows: Any, lanes: Any, sums: Any, width: Any) 
 
 
 _products: Any = intrinsic(_emit_products)
+
+
+def _look_up(floats: bool) -> Any:
+    """Code for `_sums` and `_roofs`: sums of what the coarse parts of tokens point to, in a table of centroids and one of codewords.
+
+    Args:
+        floats: Sums are float32 and all are stored; else they are int16, and only the greatest of each lane are.
+    """
+    element: Any = ir.FloatType() if floats else ir.IntType(16)
+    align = 4 if floats else 2
+
+    def emit(_context: Any, coarse: Any, numbers: Any, tokens: Any, similarities: Any, table: Any, out: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            arrays = [
+                context.make_array(signature.args[place])(context, builder, arguments[place])
+                for place in range(len(arguments))
+                if place != 2
+            ]
+            codes, centroids, means, books, sums = (array.data for array in arrays)
+            first, count = (builder.extract_value(arguments[2], place) for place in (0, 1))
+            width = builder.extract_value(arrays[0].shape, 1)
+            vector = ir.VectorType(element, LANES)
+
+            def constant(value: int) -> Any:
+                return ir.Constant(width.type, value)
+
+            def vector_at(base: Any, entry: Any) -> Any:
+                return builder.bitcast(builder.gep(base, [builder.mul(entry, constant(LANES))]), vector.as_pointer())
+
+            def add_codes(total: Any, row: Any, begin: Any, size: int) -> None:
+                """Add the codewords of the two codes of each of so many bytes, which are read together."""
+                word = builder.load(builder.bitcast(builder.gep(row, [begin]), ir.IntType(8 * size).as_pointer()), align=1)
+                word = word if size == 8 else builder.zext(word, width.type)
+                for place in range(2 * size):
+                    digit = builder.and_(builder.lshr(word, constant(4 * place)), constant(15))
+                    entry = builder.add(builder.mul(begin, constant(32)), builder.add(digit, constant(16 * place)))
+                    add = builder.fadd if floats else builder.add
+                    builder.store(add(builder.load(total), builder.load(vector_at(books, entry), align=align)), total)
+
+            whole = builder.lshr(builder.extract_value(arrays[3].shape, 0), constant(4))
+            rest = builder.and_(builder.lshr(builder.extract_value(arrays[3].shape, 0), constant(1)), constant(7))
+            roof = None if floats else _cgutils.alloca_once_value(builder, builder.load(vector_at(sums, constant(0)), align=align))
+            with _cgutils.for_range(builder, count) as token:
+                row = builder.gep(codes, [builder.mul(builder.add(first, token.index), width)])
+                number = builder.load(builder.gep(centroids, [token.index]))
+                total = _cgutils.alloca_once_value(builder, builder.load(vector_at(means, number), align=align))
+                with _cgutils.for_range(builder, whole) as place:
+                    add_codes(total, row, builder.mul(place.index, constant(8)), 8)
+                with _cgutils.for_range(builder, rest) as place:
+                    add_codes(total, row, builder.add(builder.mul(whole, constant(8)), place.index), 1)
+                met = builder.load(total)
+                if roof is None:
+                    builder.store(met, vector_at(sums, token.index), align=align)
+                else:
+                    best = builder.load(roof)
+                    builder.store(builder.select(builder.icmp_signed(">", met, best), met, best), roof)
+            if roof is not None:
+                builder.store(builder.load(roof), vector_at(sums, constant(0)), align=align)
+            return context.get_dummy_value()
+
+        return numba.types.void(coarse, numbers, tokens, similarities, table, out), generate
+
+    return intrinsic(emit)
+
+
+# Arguments of both: coarse parts, (T, bytes); centroids of some tokens; the first of these and how many; similarities with centroids,
+# (K, 16), and with codewords, (d / 4, 16, 16); and what is written: all sums, (tokens, 16), or the greatest so far, (16,).
+_sums: Any = _look_up(floats=True)
+_roofs: Any = _look_up(floats=False)
 
 
 @_compiled
@@ -146,9 +216,10 @@ def nearest(
 @_compiled
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The centroids with the greatest inner products; see ``reference``."""
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Inner products with all centroids, and the centroids with the greatest; see ``reference``."""
     n, d = query.shape
+    similarities = np.zeros(((n + LANES - 1) // LANES, centroids, LANES), np.float32)
     found = np.zeros((n, count), np.int64)
     products = np.full((n, count), -np.inf, np.float32)  # ascending in each row while it is filled
     block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
@@ -159,15 +230,84 @@ def probe(
             _products(block, lanes[group], sums, d)
             for row in range(rows):
                 best, numbers = products[begin + row], found[begin + row]
+                column = similarities[(begin + row) // LANES, group * LANES :, (begin + row) % LANES]
                 for lane in range(min(LANES, centroids - group * LANES)):
                     value = sums[row, lane]
+                    column[lane] = value
                     if value > best[0]:
                         place = 1
                         while place < count and best[place] < value:
                             best[place - 1], numbers[place - 1] = best[place], numbers[place]
                             place += 1
                         best[place - 1], numbers[place - 1] = value, group * LANES + lane
-    return found, products
+    return found, products, similarities
+
+
+@_compiled
+def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, centroids: int, numbers: NDArray[np.int64]) -> bool:
+    """The centroids of some tokens; whether there are all of these, which is not so in a file that is damaged alone."""
+    known = True
+    for row in range(count):
+        number = 0
+        for place in range(coarse.shape[1] - codes):
+            number |= np.int64(coarse[begin + row, codes + place]) << (8 * place)
+        if number >= centroids:  # what lies behind them is not to be read
+            number, known = 0, False
+        numbers[row] = number
+    return known
+
+
+@_compiled
+def estimate(
+    coarse: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    similarities: NDArray[np.float32],
+    table: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """MaxSim of a query with the coarse parts of documents; see ``reference``."""
+    groups, centroids, _ = similarities.shape
+    bound = np.float64(_highest(similarities.ravel()))
+    for book in range(table.shape[1]):
+        greatest = np.float32(0)
+        for group in range(groups):
+            greatest = max(greatest, _highest(table[group, book].ravel()))
+        bound += np.float64(greatest)
+    steps = np.float32(_STEPS / bound) if bound > 0 else np.float32(1)
+    means, books = _rounded(similarities.ravel(), steps).reshape(similarities.shape), _rounded(table.ravel(), steps).reshape(table.shape)
+    longest = 0
+    for document in range(len(begins)):
+        longest = max(longest, ends[document] - begins[document])
+    numbers, best = np.empty(longest, np.int64), np.empty(LANES, np.int16)
+    scores = np.full(len(begins), -np.inf, np.float32)
+    for document in range(len(begins)):
+        begin, count = begins[document], ends[document] - begins[document]
+        if not count:
+            continue
+        known, total = _numbers(coarse, table.shape[1] // 2, begin, count, centroids, numbers), 0
+        for group in range(groups):
+            best[:] = -32_768
+            _roofs(coarse, numbers, (begin, count), means[group], books[group], best)
+            for lane in range(LANES):
+                total += np.int64(best[lane])
+        scores[document] = np.float32(total) / steps if known else np.float32(np.nan)
+    return scores
+
+
+@_compiled
+def _highest(values: NDArray[np.float32]) -> float:
+    highest = np.float32(0)
+    for value in values:
+        highest = max(highest, abs(value))
+    return highest
+
+
+@_compiled
+def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
+    rounded = np.empty(len(values), np.int16)
+    for place in range(len(values)):
+        rounded[place] = np.int16(np.rint(values[place] * steps))
+    return rounded
 
 
 @_compiled
@@ -200,17 +340,6 @@ def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
 
 
 @_compiled
-def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """The vector of one product code, two coordinates to a number of 64 bits."""
-    for place in range(len(out) // 4):
-        low, high = code[place] & np.uint8(15), code[place] >> np.uint8(4)
-        out[4 * place] = codewords[2 * place, low, 0]
-        out[4 * place + 1] = codewords[2 * place, low, 1]
-        out[4 * place + 2] = codewords[2 * place + 1, high, 0]
-        out[4 * place + 3] = codewords[2 * place + 1, high, 1]
-
-
-@_compiled
 def _raise(best: NDArray[np.float32], similarities: NDArray[np.float32], count: int) -> None:
     """Raise what is best by the similarities of so many tokens."""
     for row in range(count):
@@ -224,42 +353,37 @@ def score(
     fine: NDArray[np.uint8],
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
-    centroids: NDArray[np.float32],
-    products: NDArray[np.float32],
+    similarities: NDArray[np.float32],
+    table: NDArray[np.float32],
     pairs: NDArray[np.float32],
     query: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """MaxSim of a query with documents; see ``reference``."""
     groups, d, _ = query.shape
     bits = 2 if len(pairs) == 16 else 3 if len(pairs) == 64 else 4
-    codes, numbers = d * bits // 8, d // 8
-    table, codewords = pairs.view(np.uint64).ravel(), products.view(np.uint64)
+    fine_codes, codes, centroids = d * bits // 8, d // 8, similarities.shape[1]
+    levels = pairs.view(np.uint64).ravel()
     powers = np.array([np.float32(2.0 ** (exponent - 25)) for exponent in range(32)], np.float32)
-    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    block, numbers, scales = np.zeros((_ROWS, d), np.float32), np.empty(_ROWS, np.int64), np.empty(_ROWS, np.float32)
+    sums, rest = np.empty((_ROWS, LANES), np.float32), np.empty((_ROWS, LANES), np.float32)
     words, best = block.view(np.uint64), np.empty((groups, LANES), np.float32)
-    product = np.empty(d, np.float32)
-    product_words = product.view(np.uint64)
     scores = np.empty(len(begins), np.float32)
     for document in range(len(begins)):
         best[:] = -np.inf
         known = True
         for begin in range(begins[document], ends[document], _ROWS):
             count = min(_ROWS, ends[document] - begin)
+            known &= _numbers(coarse, codes, begin, count, centroids, numbers)
             for row in range(count):
-                first, second, vector = coarse[begin + row], fine[begin + row], block[row]
-                _decode(second, bits, table, words[row])
-                _product(first, codewords, product_words)
-                scale = _half_precision(np.int64(second[codes]) | np.int64(second[codes + 1]) << 8, powers)
-                number = 0
-                for place in range(coarse.shape[1] - numbers):
-                    number |= np.int64(first[numbers + place]) << (8 * place)
-                if number >= len(centroids):  # only in a file that is damaged; what lies behind them is not to be read
-                    number, known = 0, False
-                centroid = centroids[number]
-                for j in range(d):
-                    vector[j] = (centroid[j] + product[j]) + scale * vector[j]
+                token = fine[begin + row]
+                _decode(token, bits, levels, words[row])
+                scales[row] = _half_precision(np.int64(token[fine_codes]) | np.int64(token[fine_codes + 1]) << 8, powers)
             for group in range(groups):
-                _products(block, query[group], sums, d)
+                _sums(coarse, numbers, (begin, count), similarities[group], table[group], sums)
+                _products(block, query[group], rest, d)
+                for row in range(count):
+                    for lane in range(LANES):
+                        sums[row, lane] += scales[row] * rest[row, lane]
                 _raise(best[group], sums, count)
         scores[document] = best.sum() if known else np.float32(np.nan)
     return scores

@@ -33,8 +33,18 @@ class Kernels(Protocol):
 
     def probe(
         self, query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The centroids with the greatest inner products."""
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+        """Inner products with all centroids, and the centroids with the greatest."""
+
+    def estimate(
+        self,
+        coarse: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        similarities: NDArray[np.float32],
+        table: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """MaxSim of a query with the coarse parts of documents."""
 
     def score(
         self,
@@ -42,8 +52,8 @@ class Kernels(Protocol):
         fine: NDArray[np.uint8],
         begins: NDArray[np.int64],
         ends: NDArray[np.int64],
-        centroids: NDArray[np.float32],
-        products: NDArray[np.float32],
+        similarities: NDArray[np.float32],
+        table: NDArray[np.float32],
         pairs: NDArray[np.float32],
         query: NDArray[np.float32],
     ) -> NDArray[np.float32]:

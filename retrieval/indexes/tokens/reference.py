@@ -11,10 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.tokens.packing import bits_of, unpack
+from retrieval.indexes.tokens.packing import LANES, bits_of, unpack
 
 # Products of vectors and centroids that are held at a time.
 _PRODUCTS = 1 << 22
+# Steps of estimates on either side of zero: what a number of 16 bits holds, and room for rounding.
+_STEPS = 32_000
 
 
 def quantise(
@@ -88,8 +90,8 @@ def nearest(
 
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The centroids with the greatest inner products.
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Inner products with all centroids, and the centroids with the greatest.
 
     Args:
         query: (n, d) float32.
@@ -98,11 +100,58 @@ def probe(
         count: Centroids for each vector, 1 to K.
 
     Returns:
-        Numbers, (n, count), in no order, and inner products, (n, count).
+        Numbers of the greatest, (n, count), in no order; their inner products, (n, count); and those with all centroids,
+        (n / 16, K, 16), zeros where there is no vector.
     """
     products = query @ lanes.transpose(1, 0, 2).reshape(query.shape[1], -1)[:, :centroids]
     found = np.argpartition(-products, count - 1, axis=1)[:, :count].astype(np.int64)
-    return found, np.take_along_axis(products, found, axis=1)
+    padded = np.zeros((-(-len(query) // LANES) * LANES, centroids), np.float32)
+    padded[: len(query)] = products
+    similarities = np.ascontiguousarray(padded.reshape(-1, LANES, centroids).transpose(0, 2, 1))
+    return found, np.take_along_axis(products, found, axis=1), similarities
+
+
+def estimate(
+    coarse: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    similarities: NDArray[np.float32],
+    table: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """MaxSim of a query with what the coarse parts of documents stand for, from tables of similarities in steps of 16 bits.
+
+    No similarity is greater than the greatest with a centroid and the greatest with a codeword of each book together: 32,000 steps.
+
+    Args:
+        coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
+        begins: First token of each document, (m,).
+        ends: One past its last, (m,).
+        similarities: Of the query's tokens with all centroids, (L, K, 16), as `probe` gives them.
+        table: Of the query's tokens with the product codes, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
+
+    Returns:
+        (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.
+    """
+    bound = float(np.abs(similarities).max(initial=0)) + sum(np.abs(table).max(axis=(0, 2, 3), initial=0).astype(np.float64).tolist())
+    steps = np.float32(_STEPS / bound if bound > 0 else 1)
+    similarities, table = np.rint(similarities * steps), np.rint(table * steps)  # whole numbers: their sums are exact
+    scores = np.full(len(begins), -np.inf, np.float32)
+    for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        if begin < end:
+            met = _met(coarse[begin:end], similarities, table)
+            scores[document] = np.nan if met is None else met.max(axis=0).sum() / steps
+    return scores
+
+
+def _met(coarse: NDArray[np.uint8], similarities: NDArray[np.float32], table: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Similarities of tokens' coarse parts with those of a query, (T, 16 L); None where there is no such centroid."""
+    books = table.shape[1]
+    numbers = _numbers(coarse, 4 * books)
+    if numbers.max() >= similarities.shape[1]:
+        return None
+    met = similarities[:, numbers] + table[:, np.arange(books), _digits(coarse[:, : books // 2])].sum(axis=2)  # (L, T, 16)
+    found: NDArray[np.float32] = met.transpose(1, 0, 2).reshape(len(coarse), -1)
+    return found
 
 
 def score(
@@ -110,35 +159,32 @@ def score(
     fine: NDArray[np.uint8],
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
-    centroids: NDArray[np.float32],
-    products: NDArray[np.float32],
+    similarities: NDArray[np.float32],
+    table: NDArray[np.float32],
     pairs: NDArray[np.float32],
     query: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with documents, whose tokens are decoded on the way.
+    """MaxSim of a query with documents: as `estimate`, and the similarities of what the fine parts add.
 
     Args:
         coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
         fine: Code and scale of each token, (T, d * bits / 8 + 2).
         begins: First token of each document, (m,).
         ends: One past its last, (m,).
-        centroids: (K, d) float32.
-        products: Codebooks of the product codes, (d / 4, 16, 4).
+        similarities: Of the query's tokens with all centroids, (L, K, 16), as `probe` gives them.
+        table: Of the query's tokens with the product codes, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
         pairs: Levels of two neighbouring codes together, (4^bits, 2).
         query: (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges it; lanes of zeros add nothing.
 
     Returns:
         (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.
     """
-    d = centroids.shape[1]
-    columns = query.transpose(1, 0, 2).reshape(d, -1)  # (d, 16 L)
+    columns = query.transpose(1, 0, 2).reshape(query.shape[1], -1)  # (d, 16 L)
     scores = np.full(len(begins), -np.inf, np.float32)
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin < end:
-            scores[document] = np.nan
-            if _numbers(coarse[begin:end], d).max() < len(centroids):
-                vectors = decode(coarse[begin:end], fine[begin:end], centroids, products, pairs)
-                scores[document] = (vectors @ columns).max(axis=0).sum()
+            met = _met(coarse[begin:end], similarities, table)
+            scores[document] = np.nan if met is None else (met + fine_part(fine[begin:end], pairs) @ columns).max(axis=0).sum()
     return scores
 
 
@@ -150,11 +196,17 @@ def decode(
     pairs: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """The vectors that tokens stand for, (T, d): centroid plus product plus scale times level; arguments as for `score`."""
-    d, bits = centroids.shape[1], bits_of(pairs)
-    scales = np.ascontiguousarray(fine[:, d * bits // 8 :]).view("<f2").astype(np.float32)  # (T, 1)
-    levels = pairs[: 1 << bits, 0]  # the first code of a pair is in its low bits
+    d = centroids.shape[1]
     vectors: NDArray[np.float32] = centroids[_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
-    vectors += scales * levels[unpack(fine[:, : d * bits // 8], bits)]
+    return vectors + fine_part(fine, pairs)
+
+
+def fine_part(fine: NDArray[np.uint8], pairs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale times level, (T, d)."""
+    bits = bits_of(pairs)
+    scales = np.ascontiguousarray(fine[:, -2:]).view("<f2").astype(np.float32)  # (T, 1)
+    levels = pairs[: 1 << bits, 0]  # the first code of a pair is in its low bits
+    vectors: NDArray[np.float32] = scales * levels[unpack(fine[:, :-2], bits)]
     return vectors
 
 
@@ -168,8 +220,12 @@ def _numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
 
 def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
     """The vectors that product codes stand for, (T, d)."""
-    digits = np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), len(products))  # (T, d / 4)
-    return products[np.arange(len(products)), digits].reshape(len(codes), 8 * codes.shape[1])
+    return products[np.arange(len(products)), _digits(codes)].reshape(len(codes), 8 * codes.shape[1])
+
+
+def _digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The two codes of each byte, the low bits first, (T, d / 4)."""
+    return np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), 2 * codes.shape[1])
 
 
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

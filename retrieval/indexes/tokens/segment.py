@@ -1,7 +1,8 @@
 """Searching one segment of token vectors.
 
-Candidates come from the inverted lists; their tokens are decoded from the mapped files and scored by MaxSim. What is scored is what the
-files hold: a search that looks at everything gives the MaxSim of the coded vectors, and every other gives the same scores.
+Candidates come from the inverted lists; MaxSim with the coarse parts of their tokens says which may be among the best, and these are
+scored by MaxSim with all of it. What is scored is what the files hold: a search that looks at everything gives the MaxSim of the coded
+vectors, and every other gives the same scores.
 
 Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of a query, d width, k hits.
 """
@@ -30,8 +31,8 @@ LENGTHS = "lengths.u32"
 COARSE = "coarse.u8"
 FINE = "fine.u8"
 
-# Where a filter leaves so few documents, as a multiple of the candidates, all of them are scored.
-_FEW = 4
+# Where a filter leaves so few documents, as a multiple of the candidates, all of them are candidates.
+_FEW = 2
 # A filter that allows one document in f makes the search look at f times as many lists, up to so many times.
 _WIDER = 8
 # Candidates that are scored before the first look at what is left, and between two looks.
@@ -93,56 +94,72 @@ class TokenSegment:
         """The k best rows of each query; see `retrieval.indexes.engines.Segment`."""
         may = self._filled if allowed is None else self._filled & allowed
         everything = np.flatnonzero(may)
-        if effort.exhaustive or len(everything) <= (k if allowed is None else max(k, _FEW * effort.candidates)):
+        if effort.exhaustive or len(everything) <= k:
             return [self._best_of(query, everything, k, ranks) for query in queries]
+        few = len(everything) <= max(k, effort.candidates) * (1 if allowed is None else _FEW)
         found = []
         for query in queries:
-            rows, scores = self._scored_candidates(query, k, effort=effort, allowed=None if allowed is None else may)
-            # Where the lists met fewer documents than are wanted, all are looked at.
-            found.append(_best(rows, scores, k, ranks) if len(rows) >= k else self._best_of(query, everything, k, ranks))
+            query = np.ascontiguousarray(query, np.float32)
+            lists, closeness, similarities = self._coding.clustering.probe(query, self._probes(effort, allowed, len(everything)))
+            rows = everything
+            if not few:
+                rows = self._met(query, lists, closeness, max(k, effort.candidates), effort.tokens_k, None if allowed is None else may)
+                rows = rows if len(rows) >= k else everything  # the lists met fewer documents than are wanted
+            found.append(_best(*self._likely(query, rows, k, similarities, effort.slack), k, ranks))
         return found
 
     def _best_of(self, query: TokenVectors, rows: NDArray[np.int64], k: int, ranks: NDArray[np.uint32]) -> Found:
         return _best(rows, self.exact_scores(query, rows), k, ranks)
 
-    def _scored_candidates(
-        self, query: TokenVectors, k: int, *, effort: TokenEffort, allowed: Bitmap | None
+    def _probes(self, effort: TokenEffort, allowed: Bitmap | None, may: int) -> int:
+        """Lists to look at, where a filter leaves so many documents."""
+        return effort.nprobe if allowed is None else round(effort.nprobe * min(_WIDER, len(allowed) / max(1, may)))
+
+    def _met(
+        self,
+        query: NDArray[np.float32],
+        lists: NDArray[np.int64],
+        closeness: NDArray[np.float32],
+        wanted: int,
+        tokens_k: int,
+        allowed: Bitmap | None,
+    ) -> NDArray[np.int64]:
+        """So many of the rows that the query's tokens met in their lists, in no order, those that may score most."""
+        rows, guesses = self._lists.search(query, lists, closeness, tokens_k=tokens_k, allowed=allowed)
+        return rows[np.argpartition(-guesses, wanted - 1)[:wanted]] if wanted < len(rows) else rows
+
+    def _likely(
+        self, query: NDArray[np.float32], rows: NDArray[np.int64], k: int, similarities: NDArray[np.float32], slack: float
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Rows that may be among the k best, with their scores; where rows are left out, their estimates say that they are not."""
-        nprobe = effort.nprobe
-        if allowed is not None:
-            nprobe = round(nprobe * min(_WIDER, len(allowed) / max(1, int(np.count_nonzero(allowed)))))
-        rows, estimates = self._lists.search(
-            np.ascontiguousarray(query, np.float32), nprobe=nprobe, tokens_k=effort.tokens_k, allowed=allowed
-        )
-        wanted = min(len(rows), max(k, effort.candidates))
-        order = np.argpartition(-estimates, wanted - 1)[:wanted] if wanted < len(rows) else np.arange(len(rows))
-        order = order[np.argsort(-estimates[order], kind="stable")]
+        """Rows that may be among the k best of these, with their scores; where rows are left out, their estimates say that they are not."""
+        table = self._coding.table(query)
+        estimates = self._checked(kernels().estimate(self.coarse, self.offsets[rows], self.offsets[rows + 1], similarities, table))
+        order = np.argsort(-estimates, kind="stable")
         rows, estimates = rows[order], estimates[order]
-        scores = self.exact_scores(query, rows[: max(_FIRST, 2 * k)])
+        scores = self._scores(query, rows[: max(_FIRST, 2 * k)], similarities, table)
         while k <= len(scores) < len(rows):
             surprise = scores - estimates[: len(scores)]
             least = np.partition(scores, len(scores) - k)[len(scores) - k]
-            if estimates[len(scores)] + surprise.mean() + effort.slack * surprise.std() < least:
+            if estimates[len(scores)] + surprise.mean() + slack * surprise.std() < least:
                 break
-            scores = np.concatenate([scores, self.exact_scores(query, rows[len(scores) : len(scores) + _NEXT])])
+            scores = np.concatenate([scores, self._scores(query, rows[len(scores) : len(scores) + _NEXT], similarities, table)])
         return rows[: len(scores)], scores
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """MaxSim of a query with the coded vectors of some rows; minus infinity for a row without a vector."""
         if not len(rows):
             return np.empty(0, np.float32)
-        coding = self._coding
-        scores = kernels().score(
-            self.coarse,
-            self.fine,
-            self.offsets[rows],
-            self.offsets[rows + 1],
-            coding.clustering.centroids,
-            coding.products,
-            coding.pairs,
-            lanes(query),
-        )
+        query = np.ascontiguousarray(query, np.float32)
+        _, _, similarities = self._coding.clustering.probe(query, 1)
+        return self._scores(query, rows, similarities, self._coding.table(query))
+
+    def _scores(
+        self, query: NDArray[np.float32], rows: NDArray[np.int64], similarities: NDArray[np.float32], table: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        begins, ends = self.offsets[rows], self.offsets[rows + 1]
+        return self._checked(kernels().score(self.coarse, self.fine, begins, ends, similarities, table, self._coding.pairs, lanes(query)))
+
+    def _checked(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
         if np.isnan(scores).any():
             raise self._damage()
         return scores

@@ -63,9 +63,12 @@ def test_the_centroids_to_probe(tokens: int, centroids: int, count: int) -> None
     query, table = normal(tokens, 24), normal(centroids, 24, seed=1)
     products = query.astype(float) @ table.astype(float).T
     for module in (compiled, reference):
-        found, values = module.probe(query, lanes(table), centroids, count)
+        found, values, similarities = module.probe(query, lanes(table), centroids, count)
         np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(np.argsort(-products, axis=1)[:, :count], axis=1))
         np.testing.assert_allclose(values, np.take_along_axis(products, found, axis=1), rtol=1e-4, atol=1e-5)
+        side_by_side = similarities.transpose(0, 2, 1).reshape(-1, centroids)
+        np.testing.assert_allclose(side_by_side[:tokens], products, rtol=1e-4, atol=1e-5)
+        assert not side_by_side[tokens:].any()
 
 
 def coded(bits: Bits, number_bytes: int, width: int = 32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -79,6 +82,15 @@ def coded(bits: Bits, number_bytes: int, width: int = 32) -> tuple[NDArray[np.ui
     return coarse, fine
 
 
+def tables(
+    query: NDArray[np.float32], centroids: NDArray[np.float32], products: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Similarities of a query with centroids and with codewords, as the loops take them."""
+    similarities = reference.probe(query, lanes(centroids), len(centroids), 1)[2]
+    parts = lanes(query).reshape(-1, len(products), 4, 16)  # (L, d / 4, 4, 16)
+    return similarities, np.ascontiguousarray(np.einsum("bcj,gbjt->gbct", products, parts))
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("number_bytes", [2, 4])
 @pytest.mark.parametrize("tokens", [1, 16, 37])
@@ -88,24 +100,52 @@ def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, toke
     begins = np.array([0, 490, 20, 20, 33, 7])
     ends = np.array([5, 500, 20, 26, 133, 8])
     query = normal(tokens, 32, seed=3)
-    scores = compiled.score(coarse, fine, begins, ends, *shared, lanes(query))
+    asked = *tables(query, *shared[:2]), shared[2], lanes(query)
+    scores = compiled.score(coarse, fine, begins, ends, *asked)
     vectors = reference.decode(coarse, fine, *shared).astype(float)
     expected = [(query @ vectors[b:e].T).max(axis=1).sum() if e > b else -np.inf for b, e in zip(begins, ends, strict=True)]
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-4)
-    np.testing.assert_allclose(reference.score(coarse, fine, begins, ends, *shared, lanes(query)), expected, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(reference.score(coarse, fine, begins, ends, *asked), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_score_does_not_depend_on_the_documents_beside_it() -> None:
     coarse, fine = coded(4, 2)
     shared = normal(50, 32), normal(8, 16, 4, seed=1), pairs(levels(4))
     bounds = np.sort(np.random.default_rng(0).choice(500, 30, replace=False))
-    query = lanes(normal(20, 32, seed=3))
-    together = compiled.score(coarse, fine, bounds[:-1], bounds[1:], *shared, query)
-    alone = [compiled.score(coarse, fine, bounds[row : row + 1], bounds[row + 1 : row + 2], *shared, query)[0] for row in range(29)]
+    query = normal(20, 32, seed=3)
+    asked = *tables(query, *shared[:2]), shared[2], lanes(query)
+    together = compiled.score(coarse, fine, bounds[:-1], bounds[1:], *asked)
+    alone = [compiled.score(coarse, fine, bounds[row : row + 1], bounds[row + 1 : row + 2], *asked)[0] for row in range(29)]
     np.testing.assert_array_equal(together, alone)
     copied = coarse[np.r_[0:3, bounds[4] : bounds[5]]], fine[np.r_[0:3, bounds[4] : bounds[5]]]  # the same tokens in another place
-    elsewhere = compiled.score(*copied, np.array([3]), np.array([len(copied[0])]), *shared, query)
+    elsewhere = compiled.score(*copied, np.array([3]), np.array([len(copied[0])]), *asked)
     assert elsewhere[0] == together[4]
+
+
+@pytest.mark.parametrize("width", [8, 24, 64, 136])
+@pytest.mark.parametrize("tokens", [1, 16, 37])
+def test_estimates_are_scores_of_the_coarse_parts(width: int, tokens: int) -> None:
+    coarse, fine = coded(4, 2, width)
+    shared = normal(50, width), normal(width // 4, 16, 4, seed=1)
+    begins, ends = np.array([0, 490, 20, 20, 33, 7]), np.array([5, 500, 20, 26, 133, 8])
+    query = normal(tokens, width, seed=3)
+    asked = tables(query, *shared)
+    estimates = compiled.estimate(coarse, begins, ends, *asked)
+    np.testing.assert_array_equal(estimates, reference.estimate(coarse, begins, ends, *asked))
+    fine[:, -2:] = 0  # no scale: the fine part adds nothing
+    exact = compiled.score(coarse, fine, begins, ends, *asked, pairs(levels(4)), lanes(query))
+    # Each of 1 + d / 4 entries is off by half a step at most, and the greatest sum is 32,000 steps.
+    step = (np.abs(asked[0]).max() + np.abs(asked[1]).max(axis=(0, 2, 3)).sum()) / 32_000
+    assert np.abs(estimates[exact > -np.inf] - exact[exact > -np.inf]).max() <= tokens * (1 + width / 4) / 2 * step
+    assert estimates[2] == -np.inf
+    assert np.ptp(exact[exact > -np.inf]) > 100 * tokens * step  # it says something
+
+
+def test_estimates_of_a_query_of_zeros() -> None:
+    coarse, _ = coded(4, 2)
+    shared = normal(50, 32), normal(8, 16, 4, seed=1)
+    for module in (compiled, reference):
+        assert module.estimate(coarse, np.array([0]), np.array([9]), *tables(np.zeros((3, 32), np.float32), *shared)).tolist() == [0.0]
 
 
 def test_estimates_by_hand() -> None:

@@ -96,7 +96,8 @@ def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path,
     codec = codec_of(tokens, bits=bits, clustering=clustering, centroids=128)
     segment = write(codec, tmp_path / "s", tokens)
     queries = tokens.queries(25)
-    found = segment.search(queries, 10, effort=codec.effort("balanced", k=10), ranks=tokens.ranks)
+    # Fewer candidates than documents: they come from the lists.
+    found = segment.search(queries, 10, effort=codec.effort("balanced", k=10).changed({"candidates": 200}), ranks=tokens.ranks)
     shares = []
     for query, each in zip(queries, found, strict=True):
         shares.append(len(set(np.argsort(tokens.scores(query))[-10:].tolist()) & set(each.rows.tolist())) / 10)
