@@ -34,6 +34,7 @@ _cgutils: Any = cgutils
 LANES = 16
 _ROWS = 6
 _STEPS = 32_000
+_WIDE = 2 * LANES
 _FAST = frozenset({"contract", "nsz"})
 
 
@@ -82,73 +83,44 @@ def _emit_products(_context: Any, rows: Any, lanes: Any, sums: Any, width: Any) 
 _products: Any = intrinsic(_emit_products)
 
 
-def _look_up(floats: bool) -> Any:
-    """Code for `_sums` and `_roofs`: sums of what the coarse parts of tokens point to, in a table of centroids and one of codewords.
+def _emit_roofs(_context: Any, entries: Any, numbers: Any, count: Any, means: Any, books: Any, best: Any) -> Any:
+    """Raise ``best``, (32,) int16, to the sums of the rows that the coarse parts of some tokens point to in two tables.
 
-    Args:
-        floats: Sums are float32 and all are stored; else they are int16, and only the greatest of each lane are.
+    ``numbers``, (tokens,), point into ``means``, (K, 32) int16; ``entries``, (tokens, d / 4) uint16, into ``books``, (4 d, 32) int16.
     """
-    element: Any = ir.FloatType() if floats else ir.IntType(16)
-    align = 4 if floats else 2
 
-    def emit(_context: Any, coarse: Any, numbers: Any, tokens: Any, similarities: Any, table: Any, out: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            arrays = [
-                context.make_array(signature.args[place])(context, builder, arguments[place])
-                for place in range(len(arguments))
-                if place != 2
-            ]
-            codes, centroids, means, books, sums = (array.data for array in arrays)
-            first, count = (builder.extract_value(arguments[2], place) for place in (0, 1))
-            width = builder.extract_value(arrays[0].shape, 1)
-            vector = ir.VectorType(element, LANES)
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        arrays = [context.make_array(signature.args[place])(context, builder, arguments[place]) for place in (0, 1, 3, 4, 5)]
+        places, centroids, first_table, second_table, out = (array.data for array in arrays)
+        size = builder.extract_value(arrays[0].shape, 1)  # entries of a token, a multiple of two
+        vector = ir.VectorType(ir.IntType(16), _WIDE)
 
-            def constant(value: int) -> Any:
-                return ir.Constant(width.type, value)
+        def constant(value: int) -> Any:
+            return ir.Constant(size.type, value)
 
-            def vector_at(base: Any, entry: Any) -> Any:
-                return builder.bitcast(builder.gep(base, [builder.mul(entry, constant(LANES))]), vector.as_pointer())
+        def row_at(base: Any, row: Any) -> Any:
+            return builder.bitcast(builder.gep(base, [builder.mul(row, constant(_WIDE))]), vector.as_pointer())
 
-            def add_codes(total: Any, row: Any, begin: Any, size: int) -> None:
-                """Add the codewords of the two codes of each of so many bytes, which are read together."""
-                word = builder.load(builder.bitcast(builder.gep(row, [begin]), ir.IntType(8 * size).as_pointer()), align=1)
-                word = word if size == 8 else builder.zext(word, width.type)
-                for place in range(2 * size):
-                    digit = builder.and_(builder.lshr(word, constant(4 * place)), constant(15))
-                    entry = builder.add(builder.mul(begin, constant(32)), builder.add(digit, constant(16 * place)))
-                    add = builder.fadd if floats else builder.add
-                    builder.store(add(builder.load(total), builder.load(vector_at(books, entry), align=align)), total)
+        roof = _cgutils.alloca_once_value(builder, builder.load(row_at(out, constant(0)), align=2))
+        with _cgutils.for_range(builder, arguments[2]) as token:
+            number, begin = builder.load(builder.gep(centroids, [token.index])), builder.mul(token.index, size)
+            # Two sums, so that an addition does not wait for the one before.
+            starts = builder.load(row_at(first_table, number), align=2), ir.Constant(vector, None)
+            totals = [_cgutils.alloca_once_value(builder, start) for start in starts]
+            with _cgutils.for_range(builder, builder.lshr(size, constant(1))) as pair:
+                for half, total in enumerate(totals):
+                    place = builder.add(begin, builder.add(builder.mul(pair.index, constant(2)), constant(half)))
+                    entry = builder.zext(builder.load(builder.gep(places, [place])), size.type)
+                    builder.store(builder.add(builder.load(total), builder.load(row_at(second_table, entry), align=2)), total)
+            met, known = builder.add(*(builder.load(total) for total in totals)), builder.load(roof)
+            builder.store(builder.select(builder.icmp_signed(">", met, known), met, known), roof)
+        builder.store(builder.load(roof), row_at(out, constant(0)), align=2)
+        return context.get_dummy_value()
 
-            whole = builder.lshr(builder.extract_value(arrays[3].shape, 0), constant(4))
-            rest = builder.and_(builder.lshr(builder.extract_value(arrays[3].shape, 0), constant(1)), constant(7))
-            roof = None if floats else _cgutils.alloca_once_value(builder, builder.load(vector_at(sums, constant(0)), align=align))
-            with _cgutils.for_range(builder, count) as token:
-                row = builder.gep(codes, [builder.mul(builder.add(first, token.index), width)])
-                number = builder.load(builder.gep(centroids, [token.index]))
-                total = _cgutils.alloca_once_value(builder, builder.load(vector_at(means, number), align=align))
-                with _cgutils.for_range(builder, whole) as place:
-                    add_codes(total, row, builder.mul(place.index, constant(8)), 8)
-                with _cgutils.for_range(builder, rest) as place:
-                    add_codes(total, row, builder.add(builder.mul(whole, constant(8)), place.index), 1)
-                met = builder.load(total)
-                if roof is None:
-                    builder.store(met, vector_at(sums, token.index), align=align)
-                else:
-                    best = builder.load(roof)
-                    builder.store(builder.select(builder.icmp_signed(">", met, best), met, best), roof)
-            if roof is not None:
-                builder.store(builder.load(roof), vector_at(sums, constant(0)), align=align)
-            return context.get_dummy_value()
-
-        return numba.types.void(coarse, numbers, tokens, similarities, table, out), generate
-
-    return intrinsic(emit)
+    return numba.types.void(entries, numbers, count, means, books, best), generate
 
 
-# Arguments of both: coarse parts, (T, bytes); centroids of some tokens; the first of these and how many; similarities with centroids,
-# (K, 16), and with codewords, (d / 4, 16, 16); and what is written: all sums, (tokens, 16), or the greatest so far, (16,).
-_sums: Any = _look_up(floats=True)
-_roofs: Any = _look_up(floats=False)
+_roofs: Any = intrinsic(_emit_roofs)
 
 
 @_compiled
@@ -258,6 +230,16 @@ def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, cent
 
 
 @_compiled
+def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray[np.uint16]) -> None:
+    """Where the product codes of some tokens point to, in a table of the codewords of all books."""
+    for row in range(count):
+        token, out = coarse[begin + row], entries[row]
+        for place in range(len(out) // 2):
+            out[2 * place] = 32 * place + (token[place] & np.uint8(15))
+            out[2 * place + 1] = 32 * place + 16 + (token[place] >> np.uint8(4))
+
+
+@_compiled
 def estimate(
     coarse: NDArray[np.uint8],
     begins: NDArray[np.int64],
@@ -266,29 +248,30 @@ def estimate(
     table: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """MaxSim of a query with the coarse parts of documents; see ``reference``."""
-    groups, centroids, _ = similarities.shape
+    groups, books, _, _ = table.shape
     bound = np.float64(_highest(similarities.ravel()))
-    for book in range(table.shape[1]):
+    for book in range(books):
         greatest = np.float32(0)
         for group in range(groups):
             greatest = max(greatest, _highest(table[group, book].ravel()))
         bound += np.float64(greatest)
     steps = np.float32(_STEPS / bound) if bound > 0 else np.float32(1)
-    means, books = _rounded(similarities.ravel(), steps).reshape(similarities.shape), _rounded(table.ravel(), steps).reshape(table.shape)
+    means, codewords = _rounded(similarities, steps), _rounded(table.reshape(groups, 16 * books, LANES), steps)
     longest = 0
     for document in range(len(begins)):
         longest = max(longest, ends[document] - begins[document])
-    numbers, best = np.empty(longest, np.int64), np.empty(LANES, np.int16)
+    numbers, entries, best = np.empty(longest, np.int64), np.empty((longest, books), np.uint16), np.empty(_WIDE, np.int16)
     scores = np.full(len(begins), -np.inf, np.float32)
     for document in range(len(begins)):
-        begin, count = begins[document], ends[document] - begins[document]
+        count, total = ends[document] - begins[document], 0
         if not count:
             continue
-        known, total = _numbers(coarse, table.shape[1] // 2, begin, count, centroids, numbers), 0
-        for group in range(groups):
+        known = _numbers(coarse, books // 2, begins[document], count, similarities.shape[1], numbers)
+        _entries(coarse, begins[document], count, entries)
+        for pair in range(len(means)):
             best[:] = -32_768
-            _roofs(coarse, numbers, (begin, count), means[group], books[group], best)
-            for lane in range(LANES):
+            _roofs(entries, numbers, count, means[pair], codewords[pair], best)
+            for lane in range(_WIDE):
                 total += np.int64(best[lane])
         scores[document] = np.float32(total) / steps if known else np.float32(np.nan)
     return scores
@@ -304,9 +287,13 @@ def _highest(values: NDArray[np.float32]) -> float:
 
 @_compiled
 def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
-    rounded = np.empty(len(values), np.int16)
-    for place in range(len(values)):
-        rounded[place] = np.int16(np.rint(values[place] * steps))
+    """Groups of 16 lanes as whole numbers of steps, two groups side by side, the last beside zeros if it is alone."""
+    groups, rows, _ = values.shape
+    rounded = np.zeros(((groups + 1) // 2, rows, _WIDE), np.int16)
+    for group in range(groups):
+        for row in range(rows):
+            for lane in range(LANES):
+                rounded[group // 2, row, group % 2 * LANES + lane] = np.int16(np.rint(values[group, row, lane] * steps))
     return rounded
 
 
@@ -340,11 +327,14 @@ def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
 
 
 @_compiled
-def _raise(best: NDArray[np.float32], similarities: NDArray[np.float32], count: int) -> None:
-    """Raise what is best by the similarities of so many tokens."""
-    for row in range(count):
-        for lane in range(LANES):
-            best[lane] = similarities[row, lane] if similarities[row, lane] > best[lane] else best[lane]
+def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """The vector of one product code, two coordinates to a number of 64 bits."""
+    for place in range(len(out) // 4):
+        low, high = code[place] & np.uint8(15), code[place] >> np.uint8(4)
+        out[4 * place] = codewords[2 * place, low, 0]
+        out[4 * place + 1] = codewords[2 * place, low, 1]
+        out[4 * place + 2] = codewords[2 * place + 1, high, 0]
+        out[4 * place + 3] = codewords[2 * place + 1, high, 1]
 
 
 @_compiled
@@ -354,7 +344,7 @@ def score(
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
     similarities: NDArray[np.float32],
-    table: NDArray[np.float32],
+    products: NDArray[np.float32],
     pairs: NDArray[np.float32],
     query: NDArray[np.float32],
 ) -> NDArray[np.float32]:
@@ -362,11 +352,12 @@ def score(
     groups, d, _ = query.shape
     bits = 2 if len(pairs) == 16 else 3 if len(pairs) == 64 else 4
     fine_codes, codes, centroids = d * bits // 8, d // 8, similarities.shape[1]
-    levels = pairs.view(np.uint64).ravel()
+    levels, codewords = pairs.view(np.uint64).ravel(), products.view(np.uint64)
     powers = np.array([np.float32(2.0 ** (exponent - 25)) for exponent in range(32)], np.float32)
-    block, numbers, scales = np.zeros((_ROWS, d), np.float32), np.empty(_ROWS, np.int64), np.empty(_ROWS, np.float32)
-    sums, rest = np.empty((_ROWS, LANES), np.float32), np.empty((_ROWS, LANES), np.float32)
-    words, best = block.view(np.uint64), np.empty((groups, LANES), np.float32)
+    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    words, numbers, best = block.view(np.uint64), np.empty(_ROWS, np.int64), np.empty((groups, LANES), np.float32)
+    product = np.empty(d, np.float32)
+    product_words = product.view(np.uint64)
     scores = np.empty(len(begins), np.float32)
     for document in range(len(begins)):
         best[:] = -np.inf
@@ -375,16 +366,19 @@ def score(
             count = min(_ROWS, ends[document] - begin)
             known &= _numbers(coarse, codes, begin, count, centroids, numbers)
             for row in range(count):
-                token = fine[begin + row]
+                token, vector = fine[begin + row], block[row]
                 _decode(token, bits, levels, words[row])
-                scales[row] = _half_precision(np.int64(token[fine_codes]) | np.int64(token[fine_codes + 1]) << 8, powers)
+                _product(coarse[begin + row], codewords, product_words)
+                scale = _half_precision(np.int64(token[fine_codes]) | np.int64(token[fine_codes + 1]) << 8, powers)
+                for j in range(d):
+                    vector[j] = product[j] + scale * vector[j]
             for group in range(groups):
-                _sums(coarse, numbers, (begin, count), similarities[group], table[group], sums)
-                _products(block, query[group], rest, d)
+                _products(block, query[group], sums, d)
                 for row in range(count):
+                    mean = similarities[group, numbers[row]]
                     for lane in range(LANES):
-                        sums[row, lane] += scales[row] * rest[row, lane]
-                _raise(best[group], sums, count)
+                        value = mean[lane] + sums[row, lane]
+                        best[group, lane] = value if value > best[group, lane] else best[group, lane]
         scores[document] = best.sum() if known else np.float32(np.nan)
     return scores
 

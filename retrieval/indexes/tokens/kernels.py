@@ -53,7 +53,7 @@ class Kernels(Protocol):
         begins: NDArray[np.int64],
         ends: NDArray[np.int64],
         similarities: NDArray[np.float32],
-        table: NDArray[np.float32],
+        products: NDArray[np.float32],
         pairs: NDArray[np.float32],
         query: NDArray[np.float32],
     ) -> NDArray[np.float32]:

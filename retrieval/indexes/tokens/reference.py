@@ -132,26 +132,20 @@ def estimate(
     Returns:
         (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.
     """
+    books = table.shape[1]
     bound = float(np.abs(similarities).max(initial=0)) + sum(np.abs(table).max(axis=(0, 2, 3), initial=0).astype(np.float64).tolist())
     steps = np.float32(_STEPS / bound if bound > 0 else 1)
     similarities, table = np.rint(similarities * steps), np.rint(table * steps)  # whole numbers: their sums are exact
     scores = np.full(len(begins), -np.inf, np.float32)
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin < end:
-            met = _met(coarse[begin:end], similarities, table)
-            scores[document] = np.nan if met is None else met.max(axis=0).sum() / steps
+            scores[document] = np.nan
+            numbers = _numbers(coarse[begin:end], 4 * books)
+            if numbers.max() < similarities.shape[1]:
+                digits = _digits(coarse[begin:end, : books // 2])
+                met = similarities[:, numbers] + table[:, np.arange(books), digits].sum(axis=2)  # (L, tokens, 16)
+                scores[document] = met.max(axis=1).sum() / steps
     return scores
-
-
-def _met(coarse: NDArray[np.uint8], similarities: NDArray[np.float32], table: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """Similarities of tokens' coarse parts with those of a query, (T, 16 L); None where there is no such centroid."""
-    books = table.shape[1]
-    numbers = _numbers(coarse, 4 * books)
-    if numbers.max() >= similarities.shape[1]:
-        return None
-    met = similarities[:, numbers] + table[:, np.arange(books), _digits(coarse[:, : books // 2])].sum(axis=2)  # (L, T, 16)
-    found: NDArray[np.float32] = met.transpose(1, 0, 2).reshape(len(coarse), -1)
-    return found
 
 
 def score(
@@ -160,11 +154,11 @@ def score(
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
     similarities: NDArray[np.float32],
-    table: NDArray[np.float32],
+    products: NDArray[np.float32],
     pairs: NDArray[np.float32],
     query: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with documents: as `estimate`, and the similarities of what the fine parts add.
+    """MaxSim of a query with documents, whose tokens are decoded on the way, but for the centroids.
 
     Args:
         coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
@@ -172,19 +166,24 @@ def score(
         begins: First token of each document, (m,).
         ends: One past its last, (m,).
         similarities: Of the query's tokens with all centroids, (L, K, 16), as `probe` gives them.
-        table: Of the query's tokens with the product codes, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
+        products: Codebooks of the product codes, (d / 4, 16, 4).
         pairs: Levels of two neighbouring codes together, (4^bits, 2).
         query: (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges it; lanes of zeros add nothing.
 
     Returns:
         (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.
     """
-    columns = query.transpose(1, 0, 2).reshape(query.shape[1], -1)  # (d, 16 L)
+    d, centroids = query.shape[1], similarities.shape[1]
+    columns = query.transpose(1, 0, 2).reshape(d, -1)  # (d, 16 L)
+    means = similarities.transpose(1, 0, 2).reshape(centroids, -1)  # (K, 16 L)
     scores = np.full(len(begins), -np.inf, np.float32)
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin < end:
-            met = _met(coarse[begin:end], similarities, table)
-            scores[document] = np.nan if met is None else (met + fine_part(fine[begin:end], pairs) @ columns).max(axis=0).sum()
+            scores[document] = np.nan
+            numbers = _numbers(coarse[begin:end], d)
+            if numbers.max() < centroids:
+                rest = product(coarse[begin:end, : d // 8], products) + fine_part(fine[begin:end], pairs)
+                scores[document] = (means[numbers] + rest @ columns).max(axis=0).sum()
     return scores
 
 

@@ -136,13 +136,13 @@ class TokenSegment:
         estimates = self._checked(kernels().estimate(self.coarse, self.offsets[rows], self.offsets[rows + 1], similarities, table))
         order = np.argsort(-estimates, kind="stable")
         rows, estimates = rows[order], estimates[order]
-        scores = self._scores(query, rows[: max(_FIRST, 2 * k)], similarities, table)
+        scores = self._scores(query, rows[: max(_FIRST, 2 * k)], similarities)
         while k <= len(scores) < len(rows):
             surprise = scores - estimates[: len(scores)]
             least = np.partition(scores, len(scores) - k)[len(scores) - k]
             if estimates[len(scores)] + surprise.mean() + slack * surprise.std() < least:
                 break
-            scores = np.concatenate([scores, self._scores(query, rows[len(scores) : len(scores) + _NEXT], similarities, table)])
+            scores = np.concatenate([scores, self._scores(query, rows[len(scores) : len(scores) + _NEXT], similarities)])
         return rows[: len(scores)], scores
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -151,13 +151,12 @@ class TokenSegment:
             return np.empty(0, np.float32)
         query = np.ascontiguousarray(query, np.float32)
         _, _, similarities = self._coding.clustering.probe(query, 1)
-        return self._scores(query, rows, similarities, self._coding.table(query))
+        return self._scores(query, rows, similarities)
 
-    def _scores(
-        self, query: NDArray[np.float32], rows: NDArray[np.int64], similarities: NDArray[np.float32], table: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        begins, ends = self.offsets[rows], self.offsets[rows + 1]
-        return self._checked(kernels().score(self.coarse, self.fine, begins, ends, similarities, table, self._coding.pairs, lanes(query)))
+    def _scores(self, query: NDArray[np.float32], rows: NDArray[np.int64], similarities: NDArray[np.float32]) -> NDArray[np.float32]:
+        begins, ends, coding = self.offsets[rows], self.offsets[rows + 1], self._coding
+        scores = kernels().score(self.coarse, self.fine, begins, ends, similarities, coding.products, coding.pairs, lanes(query))
+        return self._checked(scores)
 
     def _checked(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
         if np.isnan(scores).any():

@@ -100,7 +100,7 @@ def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, toke
     begins = np.array([0, 490, 20, 20, 33, 7])
     ends = np.array([5, 500, 20, 26, 133, 8])
     query = normal(tokens, 32, seed=3)
-    asked = *tables(query, *shared[:2]), shared[2], lanes(query)
+    asked = tables(query, *shared[:2])[0], *shared[1:], lanes(query)
     scores = compiled.score(coarse, fine, begins, ends, *asked)
     vectors = reference.decode(coarse, fine, *shared).astype(float)
     expected = [(query @ vectors[b:e].T).max(axis=1).sum() if e > b else -np.inf for b, e in zip(begins, ends, strict=True)]
@@ -113,7 +113,7 @@ def test_a_score_does_not_depend_on_the_documents_beside_it() -> None:
     shared = normal(50, 32), normal(8, 16, 4, seed=1), pairs(levels(4))
     bounds = np.sort(np.random.default_rng(0).choice(500, 30, replace=False))
     query = normal(20, 32, seed=3)
-    asked = *tables(query, *shared[:2]), shared[2], lanes(query)
+    asked = tables(query, *shared[:2])[0], *shared[1:], lanes(query)
     together = compiled.score(coarse, fine, bounds[:-1], bounds[1:], *asked)
     alone = [compiled.score(coarse, fine, bounds[row : row + 1], bounds[row + 1 : row + 2], *asked)[0] for row in range(29)]
     np.testing.assert_array_equal(together, alone)
@@ -133,7 +133,7 @@ def test_estimates_are_scores_of_the_coarse_parts(width: int, tokens: int) -> No
     estimates = compiled.estimate(coarse, begins, ends, *asked)
     np.testing.assert_array_equal(estimates, reference.estimate(coarse, begins, ends, *asked))
     fine[:, -2:] = 0  # no scale: the fine part adds nothing
-    exact = compiled.score(coarse, fine, begins, ends, *asked, pairs(levels(4)), lanes(query))
+    exact = compiled.score(coarse, fine, begins, ends, asked[0], shared[1], pairs(levels(4)), lanes(query))
     # Each of 1 + d / 4 entries is off by half a step at most, and the greatest sum is 32,000 steps.
     step = (np.abs(asked[0]).max() + np.abs(asked[1]).max(axis=(0, 2, 3)).sum()) / 32_000
     assert np.abs(estimates[exact > -np.inf] - exact[exact > -np.inf]).max() <= tokens * (1 + width / 4) / 2 * step
