@@ -279,7 +279,7 @@ def estimate(
 
 @_compiled
 def _highest(values: NDArray[np.float32]) -> float:
-    highest = np.float32(0)
+    highest: float = np.float32(0)
     for value in values:
         highest = max(highest, abs(value))
     return highest
