@@ -9,7 +9,6 @@ Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.engines import Bitmap, Found, Size
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.kernels.choice import kernels
+from retrieval.indexes.kernels.packing import lanes
 from retrieval.indexes.mapped import map_array
+from retrieval.indexes.once import Once
 from retrieval.indexes.tokens.candidates import CandidateLists
 from retrieval.indexes.tokens.coding import Coding
-from retrieval.indexes.tokens.kernels import kernels
-from retrieval.indexes.tokens.packing import lanes
 from retrieval.indexes.tokens.settings import TokenEffort
 from retrieval.records import TokenVectors
 
@@ -63,7 +63,9 @@ class TokenSegment:
         self.fine: NDArray[np.uint8] = np.asarray(map_array(folder / FINE, np.uint8, (total, coding.fine_width)))
         """Fine parts, (T, bytes), mapped."""
         self._filled: Bitmap = self.offsets[1:] > self.offsets[:-1]
+        self._findable = int(np.count_nonzero(self._filled))
         self._folder = folder
+        self._lists: Once[CandidateLists] = Once()
 
     def __len__(self) -> int:
         return len(self._filled)
@@ -91,30 +93,27 @@ class TokenSegment:
         allowed: Bitmap | None = None,
     ) -> list[Found]:
         """The k best rows of each query; see `retrieval.indexes.engines.Segment`."""
-        may = self._filled if allowed is None else self._filled & allowed
-        everything = np.flatnonzero(may)
-        if effort.exhaustive or len(everything) <= (k if allowed is None else max(k, _FEW * effort.candidates)):
-            return [self._best_of(query, everything, k, ranks) for query in queries]
+        may = None if allowed is None else self._filled & allowed
+        count = self._findable if may is None else int(np.count_nonzero(may))
+        if effort.exhaustive or count <= (k if may is None else max(k, _FEW * effort.candidates)):
+            everything = np.flatnonzero(self._filled if may is None else may)
+            return [_best(everything, self.exact_scores(query, everything), k, ranks) for query in queries]
+        nprobe = effort.nprobe if may is None else round(effort.nprobe * min(_WIDER, len(may) / count))
         found = []
         for query in queries:
-            rows, scores = self._scored_candidates(query, k, effort=effort, allowed=None if allowed is None else may)
-            # Where the lists met fewer documents than are wanted, all are looked at.
-            found.append(_best(rows, scores, k, ranks) if len(rows) >= k else self._best_of(query, everything, k, ranks))
+            rows, scores = self._scored_candidates(query, k, effort=effort, nprobe=nprobe, allowed=may)
+            if len(rows) < k:  # the lists met fewer documents than are wanted: all are looked at
+                rows = np.flatnonzero(self._filled if may is None else may)
+                scores = self.exact_scores(query, rows)
+            found.append(_best(rows, scores, k, ranks))
         return found
 
-    def _best_of(self, query: TokenVectors, rows: NDArray[np.int64], k: int, ranks: NDArray[np.uint32]) -> Found:
-        return _best(rows, self.exact_scores(query, rows), k, ranks)
-
     def _scored_candidates(
-        self, query: TokenVectors, k: int, *, effort: TokenEffort, allowed: Bitmap | None
+        self, query: TokenVectors, k: int, *, effort: TokenEffort, nprobe: int, allowed: Bitmap | None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Rows that may be among the k best, with their scores; where rows are left out, their estimates say that they are not."""
-        nprobe = effort.nprobe
-        if allowed is not None:
-            nprobe = round(nprobe * min(_WIDER, len(allowed) / max(1, int(np.count_nonzero(allowed)))))
-        rows, estimates = self._lists.search(
-            np.ascontiguousarray(query, np.float32), nprobe=nprobe, tokens_k=effort.tokens_k, allowed=allowed
-        )
+        lists = self._lists.get(self._make_lists)
+        rows, estimates = lists.search(np.ascontiguousarray(query, np.float32), nprobe=nprobe, tokens_k=effort.tokens_k, allowed=allowed)
         wanted = min(len(rows), max(k, effort.candidates))
         order = np.argpartition(-estimates, wanted - 1)[:wanted] if wanted < len(rows) else np.arange(len(rows))
         order = order[np.argsort(-estimates[order], kind="stable")]
@@ -129,7 +128,12 @@ class TokenSegment:
         return rows[: len(scores)], scores
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """MaxSim of a query with the coded vectors of some rows; minus infinity for a row without a vector."""
+        """MaxSim of a query with the coded vectors of some rows; minus infinity for a row without a vector.
+
+        Raises:
+            DamagedIndexError: A row names a centroid that there is not.
+            ValueError: The query makes scores that float32 cannot hold.
+        """
         if not len(rows):
             return np.empty(0, np.float32)
         coding = self._coding
@@ -143,8 +147,10 @@ class TokenSegment:
             coding.pairs,
             lanes(query),
         )
-        if np.isnan(scores).any():
-            raise self._damage()
+        if not (np.isfinite(scores) | (scores == -np.inf)).all():
+            for row in rows.tolist():
+                self._numbers(self.coarse[self.offsets[row] : self.offsets[row + 1]])
+            raise ValueError("the scores of a query do not fit into float32; its vectors are too long")
         return scores
 
     def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -155,27 +161,16 @@ class TokenSegment:
         self._numbers(coarse)
         return self._coding.decode(coarse, self.fine[places]), self.offsets[rows + 1] - self.offsets[rows]
 
-    @cached_property
-    def _lists(self) -> CandidateLists:
-        # Two threads that search first make them twice, and one of the two is kept.
-        numbers = self._numbers(self.coarse)
-        return CandidateLists(
-            self._coding.clustering,
-            self._coding.products,
-            self.coarse[:, : self._coding.dim // 8],
-            numbers,
-            np.diff(self.offsets),
-        )
+    def _make_lists(self) -> CandidateLists:
+        codes, numbers = self.coarse[:, : self._coding.dim // 8], self._numbers(self.coarse)
+        return CandidateLists(self._coding.clustering, self._coding.products, codes, numbers, self.lengths)
 
     def _numbers(self, coarse: NDArray[np.uint8]) -> NDArray[np.integer[Any]]:
         """The centroids of coarse parts, all of which there are."""
         numbers = self._coding.numbers(coarse)
         if len(numbers) and int(numbers.max()) >= len(self._coding.clustering.centroids):
-            raise self._damage()
+            raise DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; quiver index repair")
         return numbers
-
-    def _damage(self) -> DamagedIndexError:
-        return DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; quiver index repair")
 
 
 def _best(rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, ranks: NDArray[np.uint32]) -> Found:
