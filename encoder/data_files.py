@@ -37,22 +37,36 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         InputError: The file is missing, is not UTF-8 (names the line), is damaged gzip, or holds nothing but blank lines.
     """
     found = False
+    for number, text in _decoded(path):
+        line = text.rstrip("\r\n")
+        if line.strip():
+            found = True
+            yield number, line
+    if not found:
+        raise InputError(f"{path}: the file is empty")
+
+
+def read_whole(path: Path) -> str:
+    """A UTF-8 text file, ends of lines as they are; a byte order mark at the start is dropped.
+
+    Raises:
+        InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
+    """
+    return "".join(text for _, text in _decoded(path))
+
+
+def _decoded(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their ends; decoded one by one, so that a broken byte has its line."""
     number = 0
     try:
         with open_binary(path) as file:
             for number, raw in enumerate(file, start=1):
-                line = raw.decode("utf-8").rstrip("\r\n")
-                if number == 1:
-                    line = line.removeprefix(_BOM)
-                if line.strip():
-                    found = True
-                    yield number, line
+                text = raw.decode("utf-8")
+                yield number, text.removeprefix(_BOM) if number == 1 else text
     except UnicodeDecodeError as error:
         raise InputError(f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert the file") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: damaged gzip after line {number} ({error}); fetch the file again") from error
-    if not found:
-        raise InputError(f"{path}: the file is empty")
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:

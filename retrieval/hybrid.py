@@ -194,11 +194,16 @@ def index_system(
     model: DenseModel | TokenModel,
     *,
     where: Filter | None = None,
-    effort: Preset | Mapping[str, Setting] = "balanced",
+    effort: Preset | Mapping[str, Setting] | None = None,
+    target_recall: float | None = None,
     progress: bool = False,
 ) -> System:
     """An index with its model as a system; see `retrieval.search.search`."""
-    return lambda queries, k: search(index, model, queries, k, where=where, effort=effort, progress=progress).run
+
+    def system(queries: Sequence[Query], k: int) -> Run:
+        return search(index, model, queries, k, where=where, effort=effort, target_recall=target_recall, progress=progress).run
+
+    return system
 
 
 def word_system(words: WordIndex, *, where: Filter | None = None) -> System:

@@ -49,14 +49,14 @@ def rerank(run: Run, queries: Sequence[Query], scorer: Scorer, k: int) -> dict[s
 
     Raises:
         InputError: The scorer cannot score a candidate.
-        ValueError: k < 1.
+        ValueError: k < 1, or a score is NaN.
     """
     check_k(k)
     candidates = [list(run.get(query.id, {})) for query in queries]
     scores = scorer([query.text for query in queries], candidates)
     reranked = {}
     for query, documents, found in zip(queries, candidates, scores, strict=True):
-        kept = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score > -math.inf}
+        kept = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score != -math.inf}
         reranked[query.id] = {document: kept[document] for document in ranked(kept)[:k]}
     return reranked
 

@@ -37,7 +37,8 @@ def search(
     k: int,
     *,
     where: Filter | None = None,
-    effort: Preset | Mapping[str, Setting] = "balanced",
+    effort: Preset | Mapping[str, Setting] | None = None,
+    target_recall: float | None = None,
     progress: bool = False,
 ) -> SearchResult:
     """Search every query.
@@ -49,17 +50,24 @@ def search(
         k: Hits a query; capped at the number of documents.
         where: Which documents may be found; only an opened index knows more of them than their vectors.
         effort: How much of an opened index is looked at; see `retrieval.indexes.index.Index.search`.
+        target_recall: Instead of an effort, the share of the k best documents that an opened index is to find; see there.
         progress: Show the model's progress.
 
     Raises:
-        InputError: No queries, two queries with one id, the index was built with another model, or it cannot be filtered so.
-        ValueError: k < 1, the query vectors do not fit the index, or a filter for vectors in memory.
+        InputError: No queries, two queries with one id, the index was built with another model, it cannot be filtered so, or its recall
+            was not measured.
+        ValueError: k < 1, the query vectors do not fit the index, both an effort and a target, or for vectors in memory a filter, an effort
+            or a target.
     """
     check_k(k)
     if isinstance(index, Index):
         index.check_model(model.card)
+        if target_recall is not None:
+            index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
     elif where is not None:
         raise ValueError("vectors in memory know no metadata to filter by; open an index")
+    elif effort is not None or target_recall is not None:
+        raise ValueError("vectors in memory are searched as they were indexed; an effort or a target is for an opened index")
     if not queries:
         raise InputError("there are no queries to search")
     query_ids = [query.id for query in queries]
@@ -68,5 +76,8 @@ def search(
         raise InputError(f"query id '{key}' is there {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
-    hits = index.search(vectors, k, where=where, effort=effort) if isinstance(index, Index) else index.search(vectors, k)
+    if isinstance(index, Index):
+        hits = index.search(vectors, k, where=where, effort=effort, target_recall=target_recall)
+    else:
+        hits = index.search(vectors, k)
     return SearchResult(hits.to_run(query_ids), encoding.counts)

@@ -4,6 +4,6 @@ It begins with `load_pretraining_recipe` and ends with `pretrain`; what stands b
 """
 
 from encoder.pretraining.recipe import load_pretraining_recipe
-from encoder.pretraining.run import pretrain
+from encoder.pretraining.run import prepare, pretrain
 
-__all__ = ["load_pretraining_recipe", "pretrain"]
+__all__ = ["load_pretraining_recipe", "prepare", "pretrain"]

@@ -33,7 +33,7 @@ class HeldOut:
     ) -> None:
         training = recipe.training
         masker = Masker(tokenizer, probability=training.held_out_mask_probability, seed=training.seed)
-        rows = held_out_rows(documents, phase, most=recipe.data.held_out_tokens)
+        rows = held_out_rows(documents, phase, longest=recipe.phases[-1].context, most=recipe.data.held_out_tokens)
         make = RowMaker(documents, tokenizer, masker)
         self._rows = [make(row) for row in rows[processes.rank :: processes.size]]
         self._precision = training.precision

@@ -14,7 +14,7 @@ from encoder.heads import MaskedLM
 from encoder.pretraining.averaging import MovingAverage
 from encoder.pretraining.corpus import Corpus
 from encoder.pretraining.evaluation import HeldOut
-from encoder.pretraining.optimizer import make_optimizer
+from encoder.pretraining.optimizer import make_optimizer, restore_optimizer
 from encoder.pretraining.phases import first_model, in_form, phase_config
 from encoder.pretraining.sections import PretrainingRecipe
 from encoder.pretraining.snapshot import Progress, Snapshot, Trainee, read_snapshot, write_snapshot
@@ -167,6 +167,7 @@ class _Loop:
         progress.window_loss += update.loss
         progress.window_tokens += batch.tokens
         progress.window_room += batch.room
+        progress.window_flops += update.flops
         progress.window_seconds += now - self._mark
         progress.seconds = self._earlier + now - self._start
         self._rows = batch.count
@@ -181,11 +182,12 @@ class _Loop:
             "grad_norm": update.grad_norm,
             "batch_size": self._rows * phase.micro_batch,
             "tokens_per_second": progress.window_tokens / progress.window_seconds,
+            "flops_per_second": progress.window_flops / progress.window_seconds,
             "packing": progress.window_tokens / progress.window_room,
         }
         self._write(line, show)
         progress.window_updates = progress.window_tokens = progress.window_room = 0
-        progress.window_loss = progress.window_seconds = 0.0
+        progress.window_loss = progress.window_flops = progress.window_seconds = 0.0
 
     def _write(self, values: Mapping[str, int | float], show: Show) -> None:
         show(self.progress.tokens, values)
@@ -212,7 +214,7 @@ class _Loop:
         with session.checkpoints.writing(progress.step) as folder:
             write_snapshot(folder, trainee, session.tokenizer, progress, states)
         newest = session.checkpoints.steps()[-session.recipe.training.keep_checkpoints :]
-        session.checkpoints.keep({progress.step, *newest, *(int(step) for _, step in progress.best)})
+        session.checkpoints.keep({progress.step, *newest, *progress.phase_ends, *(int(step) for _, step in progress.best)})
         logger.info("checkpoint of step %d saved", progress.step)
 
     def _first_trainee(self) -> Trainee:
@@ -248,7 +250,7 @@ class _Loop:
             None if half_life is None else MovingAverage(model, half_life=half_life),
         )
         if optimizer is not None:
-            trainee.optimizer.load_state_dict(optimizer)
+            restore_optimizer(trainee.optimizer, optimizer)
         if trainee.average is not None and average is not None:
             trainee.average.restore(average)
         return trainee

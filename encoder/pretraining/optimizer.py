@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -50,6 +51,19 @@ def make_optimizer(model: nn.Module, training: TrainingSection, phase: PhaseSect
         triton=None if weights[0].is_cuda else False,  # by itself it would take Triton's kernels wherever Triton is installed
     )
     return optimizer
+
+
+def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Put back what the ``state_dict`` of another one gave; that may have been on a GPU where this one is not.
+
+    Args:
+        optimizer: Of `make_optimizer`, for the same weights.
+        state: Of the other one.
+    """
+    optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:
+        if not group["params"][0].is_cuda:
+            group["triton"] = False  # the state brings it along, and there are no kernels for a CPU
 
 
 def set_learning_rate(optimizer: Optimizer, phase: PhaseSection, share: float) -> None:

@@ -2,7 +2,8 @@
 
 Pieces wait in the order in which they came. Each takes the row with the least room that still holds it; what fits into no row is the first
 to be asked for the next rows, so nothing waits for ever. What is left when a run ends has not been read by it; a later phase, whose rows
-hold sequences at least as long, begins with what is left of the one before.
+hold sequences at least as long, begins with what is left of the one before. What waits is bounded by the buffer: of ModernBERT-base's
+updates of 4.7 million tokens five, which are some 40,000 pieces and 6 MB.
 
 Source: greedy best-fit packing as in ModernBERT, arXiv:2412.13663, section 2.1.3 and appendix A.
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,7 +94,8 @@ class SequencePacker:
 
     def state(self) -> dict[str, Any]:
         """What waits, for `encoder.running.state_files`."""
-        return {"waiting": torch.tensor([list(piece) for piece in self._waiting], dtype=torch.int64).reshape(-1, 3)}
+        numbers = np.fromiter(chain.from_iterable(self._waiting), np.int64, 3 * len(self._waiting))
+        return {"waiting": torch.from_numpy(numbers.reshape(-1, 3))}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `state` gave."""

@@ -5,9 +5,9 @@ Source: ModernBERT, arXiv:2412.13663, section 2.2.2: 1,024 tokens at a base of 1
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from encoder.config import EncoderConfig, global_every
+from encoder.config import DROPOUTS, EncoderConfig, global_every
 from encoder.errors import InputError
 from encoder.head_checkpoint import load_masked_lm
 from encoder.heads import MaskedLM, init_head
@@ -22,6 +22,11 @@ from encoder.tokens import Tokenizer
 ALIGNMENT = 64
 """The embedding's rows are a multiple of it."""
 
+FREE = frozenset(
+    {*("family", "max_positions", "global_theta", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id"), *DROPOUTS}
+)
+"""What a checkpoint that a run starts from may have otherwise than its recipe: what phases set, and what no result depends on."""
+
 
 def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
     """The vocabulary of a run: learnt from the corpus, or read.
@@ -32,7 +37,7 @@ def make_tokenizer(recipe: PretrainingRecipe) -> Tokenizer:
     model, longest = recipe.model, recipe.phases[-1].context
     if model.tokenizer == "train":
         vocabulary = model.vocabulary
-        texts = train_texts(recipe.data)
+        texts = train_texts(recipe.data, share=vocabulary.share)
         return Tokenizer.train(texts, vocab_size=vocabulary.size, max_length=longest, split=vocabulary.split, unused=vocabulary.unused)
     tokenizer = Tokenizer.from_pretrained(local_folder(model.tokenizer))
     try:
@@ -66,7 +71,7 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
     """The model that a run starts from: random weights, or those of a checkpoint, in the first phase's form.
 
     Raises:
-        InputError: The checkpoint cannot be read, or has another shape than the recipe.
+        InputError: The checkpoint cannot be read, or is of another architecture than the recipe.
     """
     config = phase_config(recipe.model, recipe.phases[0], tokenizer)
     model = MaskedLM(Encoder(config))
@@ -76,7 +81,13 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
         return model
     # A checkpoint that was enlarged or comes from elsewhere may have no head; it is drawn then.
     start = load_masked_lm(recipe.model.init, new_head_seed=recipe.training.seed + 1)
-    return in_form(start, config, where=recipe.model.init)
+    model = in_form(start, config, where=recipe.model.init)
+    # Tensors of one shape may be of two models: other layers global, another window, another activation.
+    for name in sorted({each.name for each in fields(EncoderConfig)} - FREE):
+        has, asked = getattr(start.encoder.config, name), getattr(config, name)
+        if has != asked:
+            raise InputError(f"model: {recipe.model.init} is another model than the recipe's: {name} is {has!r}, asked for {asked!r}")
+    return model
 
 
 def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:

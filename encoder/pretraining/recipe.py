@@ -24,9 +24,19 @@ RULES = (
         "leaves no room in size {1} for 256 bytes and 5 special tokens, got {0}",
     ),
     Rule(
+        ("model.tokenizer", "model.init"),
+        lambda tokenizer, init: tokenizer == "train" and init != "random",
+        "a vocabulary learnt anew is not the one that the weights of {1} know; name theirs",
+    ),
+    Rule(
         ("training.averaging.best", "data.held_out"),
         lambda best, share: best > 0 and share == 0,
         "the best are told by data.held_out, which is 0",
+    ),
+    Rule(
+        ("training.evaluate_every", "training.averaging.best"),
+        lambda every, best: every is None and best > 0,
+        "training.averaging.best {1} needs it: without it the last checkpoint alone has a held-out loss",
     ),
     Rule(
         ("training.averaging.with_last", "training.averaging.best"),

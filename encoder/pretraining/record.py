@@ -7,13 +7,14 @@ What stands in it:
     model       parameters, vocabulary (ids, rows of the embedding)
     result      steps, tokens, packing (share of the rows that held tokens); curves as [[step, value], ...] by key of the log;
                 phases as [{name, last_step}, ...]; kept_steps (whose weights the model has; their mean if there are several);
-                average (the moving average makes the model); seconds (of all sessions), resumed_at, peak_memory_bytes
+                average (the moving average makes the model); seconds (of all sessions), resumed_at, peak_memory_bytes;
+                flop_utilisation (median of flops_per_second over what the GPUs could do in bfloat16; null where that is not known)
 """
 
 from __future__ import annotations
 
 import platform
-import sys
+import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -23,15 +24,17 @@ from typing import Any
 import torch
 
 from encoder.heads import MaskedLM
+from encoder.pretraining.flops import peak_flops
 from encoder.pretraining.loop import HELD_OUT, Session
 from encoder.pretraining.recipe import to_dict
 from encoder.pretraining.run_folder import SCHEMA
 from encoder.pretraining.snapshot import Progress
 from encoder.running.log import LOG, curve, read_log
+from encoder.running.machine import peak_memory
 
 PACKAGES = ("quiver-retrieval", "torch", "numpy", "tokenizers", "safetensors", "torch-optimi")
 
-CURVES = ("loss", HELD_OUT, "learning_rate", "grad_norm", "batch_size", "tokens_per_second", "packing", "tokens")
+CURVES = ("loss", HELD_OUT, "learning_rate", "grad_norm", "batch_size", "tokens_per_second", "flops_per_second", "packing", "tokens")
 """Keys of the log that are quantities over the updates."""
 
 
@@ -51,7 +54,7 @@ def describe_run(
     session: Session, progress: Progress, model: MaskedLM, *, kept_steps: Sequence[int], command: str | None
 ) -> dict[str, Any]:
     """The record of a run that has come to its end."""
-    recipe = session.recipe
+    recipe, quantities = session.recipe, curves(session.out)
     return {
         "schema": SCHEMA,
         "recipe": to_dict(recipe),
@@ -71,13 +74,14 @@ def describe_run(
             "steps": progress.step,
             "tokens": progress.tokens,
             "packing": progress.tokens / progress.packed_room,
-            "curves": curves(session.out),
+            "curves": quantities,
             "phases": [{"name": phase.name, "last_step": step} for phase, step in zip(recipe.phases, progress.phase_ends, strict=True)],
             "kept_steps": list(kept_steps),
             "average": recipe.training.averaging.ema_half_life is not None,
             "seconds": progress.seconds,
             "resumed_at": list(progress.resumed_at),
-            "peak_memory_bytes": _peak_memory(),
+            "peak_memory_bytes": peak_memory(),
+            "flop_utilisation": _utilisation(quantities["flops_per_second"], session.processes.size),
         },
     }
 
@@ -88,13 +92,6 @@ def curves(out: Path) -> Mapping[str, list[tuple[int, float]]]:
     return {key: curve(lines, key) for key in CURVES}
 
 
-def _peak_memory() -> int | None:
-    """The most memory that this process has held, in bytes: of its GPU where it has one, else of the machine; None on Windows."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    if sys.platform == "win32":
-        return None
-    import resource  # there is none on Windows
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # kilobytes but on macOS
+def _utilisation(flops_per_second: Sequence[tuple[int, float]], processes: int) -> float | None:
+    peak = peak_flops()
+    return None if peak is None else statistics.median(value for _, value in flops_per_second) / (peak * processes)

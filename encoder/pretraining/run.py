@@ -18,7 +18,7 @@ from encoder.errors import InputError
 from encoder.files import read_json, write_json
 from encoder.heads import MaskedLM
 from encoder.pretraining.averaging import mean_of_checkpoints
-from encoder.pretraining.corpus import Corpus, prepare_corpus
+from encoder.pretraining.corpus import open_corpus, prepare_corpus
 from encoder.pretraining.loop import Session, pretrain_session
 from encoder.pretraining.optimizer import require_optimizer
 from encoder.pretraining.phases import first_model, make_tokenizer
@@ -100,6 +100,28 @@ def pretrain(
         return read_json(out / RECORD)
 
 
+def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> None:
+    """Begin a run without a model: learn its vocabulary and tokenise its corpus, by one process, which needs no GPU.
+
+    `pretrain` does the same where it has not been done; but then the other processes wait for it, and not for ever
+    (`encoder.running.processes.PATIENCE`). A large corpus takes days.
+
+    Args:
+        recipe: Of the run.
+        out: Folder of the run; `pretrain` goes on there with ``resume``.
+        resume: Go on with what was begun there.
+
+    Raises:
+        InputError: As `pretrain`, of corpus, vocabulary, start and folder.
+    """
+    with alone(out):
+        if resume:
+            refuse_nothing_to_resume(out, to_dict(recipe))
+        else:
+            refuse_existing(out)
+        _prepare(recipe, out, begins=not resume)
+
+
 def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
     """The lock of the run's folder, which the process that leads holds for all of them."""
     return alone(out) if processes.leads else nullcontext()
@@ -118,9 +140,9 @@ def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool) -> None:
             unfinished(out, TOKENIZER).mkdir()
             tokenizer.save(unfinished(out, TOKENIZER))
             give_name(out, TOKENIZER)
-        _corpus(recipe, out)
         if begins and recipe.model.init != "random":
             first_model(recipe, _tokenizer(recipe, out))
+        prepare_corpus(recipe.data, _tokenizer(recipe, out), out / CORPUS)
     except InputError:
         if begins:
             for name in (TOKENIZER, CORPUS):
@@ -134,12 +156,8 @@ def _tokenizer(recipe: PretrainingRecipe, out: Path) -> Tokenizer:
     return Tokenizer.from_pretrained(out / TOKENIZER) if recipe.model.tokenizer == "train" else make_tokenizer(recipe)
 
 
-def _corpus(recipe: PretrainingRecipe, out: Path) -> Corpus:
-    return prepare_corpus(recipe.data, _tokenizer(recipe, out), out / CORPUS)
-
-
 def _session(recipe: PretrainingRecipe, out: Path, processes: Processes, device: str, *, progress: bool) -> Session:
-    corpus, tokenizer = _corpus(recipe, out), _tokenizer(recipe, out)
+    corpus, tokenizer = open_corpus(out / CORPUS), _tokenizer(recipe, out)
     return Session(recipe, out, Checkpoints(out / CHECKPOINTS), corpus, tokenizer, processes, device, progress)
 
 

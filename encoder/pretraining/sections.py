@@ -20,6 +20,8 @@ class VocabularySection:
     """Tokens kept free for later uses; the paper: 83."""
     split: Literal["words", "identifiers"] = "words"
     """How text is cut before merges are learnt, see `encoder.tokens.SPLITTERS`."""
+    share: float = field(default=1.0, metadata={"above": 0, "at_most": 1})
+    """Share of the documents that it is learnt from, of all sources alike; a thousandth of two trillion tokens is plenty."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ModelSection:
     init: str = field(metadata={"not_blank": True})
     """``random`` (Megatron init), or a folder or hub id whose weights the run starts from; its shape must be that given here."""
     tokenizer: str = field(metadata={"not_blank": True})
-    """``train`` for a vocabulary learnt from the corpus, or a folder or hub id with a tokenizer.json."""
+    """``train`` for a vocabulary learnt from the corpus, where ``init`` is random; or a folder or hub id with a tokenizer.json."""
     layers: int = field(metadata={"at_least": 1})
     """Number of blocks; the paper: 22 (base), 28 (large)."""
     hidden_size: int = field(metadata={"at_least": 2})
@@ -57,7 +59,8 @@ class SourceSection:
     name: str = field(metadata={"not_blank": True})
     """What phases and the record call it."""
     path: str = field(metadata={"not_blank": True})
-    """A .jsonl, .parquet or .txt file (the first and the last also .gz), a BEIR folder, or a folder of such files."""
+    """A .jsonl, .parquet or .txt file (the first and the last also .gz), a BEIR folder, or a folder of such files. Nothing is streamed from
+    the hub: ``hf download NAME --repo-type dataset --local-dir DIR`` fetches its Parquet files."""
     fields: tuple[str, ...] = ("title", "text")
     """JSON lines, Parquet, BEIR: what a document is made of, joined by blank lines; a field that a row lacks is left out."""
     split: str | None = field(default=None, metadata={"not_blank": True})
@@ -71,11 +74,11 @@ class DataSection:
     """The corpus: tokenised once, then read from memory-mapped files."""
 
     sources: tuple[SourceSection, ...]
-    """At least one."""
+    """At least one, each with text to train on."""
     held_out: float = field(default=0.002, metadata={"at_least": 0, "at_most": 0.5})
     """Share of the documents that is never trained on and gives the live held-out loss; 0 for none. A copy goes where its twin goes."""
     held_out_tokens: int = field(default=1_000_000, metadata={"at_least": 1})
-    """Tokens of them that an evaluation reads, at most."""
+    """Tokens of them that an evaluation reads, at most: the same ones in every phase, a sample over all sources."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ class PhaseSection:
     micro_batch: int = field(metadata={"at_least": 1})
     """Sequences of full context in one packed row, which is what goes through the model at once; divides ``batch_size``."""
     mix: tuple[MixSection, ...] = ()
-    """Sources and how often each is read in a pass; empty for all of them once."""
+    """Sources and how often each is read in a pass; empty for all of them once. A phase of the same context and mix as the one before goes
+    on with its pass; any other begins one of its own."""
     warmup_tokens: int = field(default=0, metadata={"at_least": 0})
     """Over which the learning rate rises from 0; the paper: 3e9 (base), 2e9 (large)."""
     decay_tokens: int = field(default=0, metadata={"at_least": 0})
@@ -168,7 +172,7 @@ class TrainingSection:
     save_every: int | None = field(default=None, metadata={"at_least": 1})
     """Updates from one checkpoint to the next; null for the end of each phase alone."""
     keep_checkpoints: int = field(default=2, metadata={"at_least": 1})
-    """The newest that stay, beside the best ones that averaging needs."""
+    """The newest that stay, beside the last of each phase and the best ones that averaging needs."""
     averaging: AveragingSection = AveragingSection()
     """Which weights make the model of the run."""
 

@@ -39,6 +39,7 @@ class Progress:
         window_loss: Sum of their losses.
         window_tokens: Sum of their tokens.
         window_room: Tokens that their rows could have held.
+        window_flops: Operations that they were.
         window_seconds: Time they took, evaluating and saving not included.
         packed_room: Tokens that the rows of the whole run could have held.
         best: Of the last phase, [held-out loss, step], lowest first: the checkpoints that averaging keeps.
@@ -55,6 +56,7 @@ class Progress:
     window_loss: float = 0.0
     window_tokens: int = 0
     window_room: int = 0
+    window_flops: float = 0.0
     window_seconds: float = 0.0
     packed_room: int = 0
     best: list[list[float]] = field(default_factory=list)

@@ -7,7 +7,7 @@ Shapes: B sequences of a row, N its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,7 +22,7 @@ from encoder.packing import PackedBatch
 from encoder.pretraining.corpus import Corpus, Documents
 from encoder.pretraining.masking import Masker, special_ids
 from encoder.pretraining.packing import SPECIAL, Piece, SequencePacker
-from encoder.pretraining.sampler import PieceSampler, cut
+from encoder.pretraining.sampler import PieceSampler, Share, cut
 from encoder.pretraining.schedule import BatchWarmup
 from encoder.pretraining.sections import PhaseSection, PretrainingRecipe
 from encoder.running.processes import Processes
@@ -116,16 +116,25 @@ class PhaseStream:
         self._phase, training = recipe.phases[number], recipe.training
         masker = Masker(tokenizer, probability=training.mask_probability, seed=training.seed)
         self._rows = RowMaker(corpus.train, tokenizer, masker)
-        self._sampler = PieceSampler(*mixed_pieces(corpus.train, self._phase), seed=(training.seed, number))
+        begun = _begun_in(recipe.phases, number)
+        self._goes_on = begun < number
+        shares, room = read_shares(corpus.train, self._phase), self._phase.context - SPECIAL
+        self._sampler = PieceSampler(corpus.train.ends, shares, room=room, seed=(training.seed, begun))
         self._packer = SequencePacker(self._sampler.take, buffer=training.packing_buffer)
         self._warmup = BatchWarmup(self._phase)
         self._processes = processes
         self._tokens = 0
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Begin behind the phase before: with what it left waiting, and the numbers behind its last."""
+        """Begin behind the phase before: with what it left waiting, and the numbers behind its last.
+
+        Where that read the same pieces, its pass goes on, so that what it has not read comes before anything is read again.
+        """
         self._packer.restore(state["packer"])
-        self._sampler.serial = state["sampler"]["serial"]
+        if self._goes_on:
+            self._sampler.restore(state["sampler"])
+        else:
+            self._sampler.serial = state["sampler"]["serial"]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on behind an update of this phase."""
@@ -155,44 +164,50 @@ class PhaseStream:
         return UpdateBatch(mine, count, tokens, count * room, state)
 
 
-def mixed_pieces(documents: Documents, phase: PhaseSection) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """The pieces that a phase reads: offset, length, and how often a pass holds each.
+def read_shares(documents: Documents, phase: PhaseSection) -> list[Share]:
+    """The documents that a phase reads, by source, and how often a pass holds their pieces.
 
     Args:
         documents: Of all sources.
-        phase: Its context and mix; sources that the mix does not name are left out.
+        phase: Its mix; sources that it does not name are left out.
     """
     times = {part.source: part.times for part in phase.mix} or dict.fromkeys(documents.sources, 1.0)
-    parts = []
-    first = 0
-    for name, count in documents.sources.items():
-        ends = documents.ends[first : first + count]
-        if name in times and count:
-            begin = int(documents.ends[first - 1]) if first else 0
-            offsets, lengths = cut(ends, phase.context - SPECIAL, begin=begin)
-            parts.append((offsets, lengths, np.full(len(offsets), times[name])))
-        first += count
-    offsets, lengths, often = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return offsets, lengths, often
+    lasts = accumulate(documents.sources.values())
+    found = zip(documents.sources.items(), lasts, strict=True)
+    return [Share(last - count, last, times[name]) for (name, count), last in found if name in times]
 
 
-def held_out_rows(documents: Documents, phase: PhaseSection, *, most: int) -> list[list[Piece]]:
-    """The held-out documents' first tokens in rows of one micro-batch, in their order.
+def _begun_in(phases: Sequence[PhaseSection], number: int) -> int:
+    """The first of the phases up to this one that read the same pieces equally often."""
+    while number and (phases[number - 1].context, phases[number - 1].mix) == (phases[number].context, phases[number].mix):
+        number -= 1
+    return number
+
+
+def held_out_rows(documents: Documents, phase: PhaseSection, *, longest: int, most: int) -> list[list[Piece]]:
+    """Held-out text in rows of one micro-batch: the same in every phase, and of each source its share.
+
+    What is read is a sample of all held-out documents, for those of one source lie side by side: the first would be of one kind. It is
+    drawn by pieces of the longest context, which shorter ones cut further.
 
     Args:
         documents: Those that are held out.
         phase: Its context and micro-batch.
-        most: Tokens in all, at most, but at least one piece.
+        longest: Context of the run's last phase.
+        most: Tokens in all, special tokens counted as in pieces of the longest context; at least one piece is read.
     """
+    offsets, lengths = cut(np.asarray(documents.ends), longest - SPECIAL)
+    drawn = np.random.Generator(np.random.PCG64DXSM(0)).permutation(len(offsets))
+    within = int(np.searchsorted(np.cumsum(lengths[drawn] + SPECIAL), most, side="right"))
     rows: list[list[Piece]] = []
-    total, space = 0, 0
-    for serial, (offset, length) in enumerate(zip(*cut(documents.ends, phase.context - SPECIAL), strict=True)):
-        size = int(length) + SPECIAL
-        if rows and total + size > most:
-            break
-        if not rows or size > space:
-            rows.append([])
-            space = phase.micro_batch * phase.context
-        rows[-1].append(Piece(int(offset), int(length), serial))
-        total, space = total + size, space - size
+    space = serial = 0
+    for place in np.sort(drawn[: max(1, within)]).tolist():
+        begin, end = int(offsets[place]), int(offsets[place] + lengths[place])
+        for offset, length in zip(*cut(np.array([end]), phase.context - SPECIAL, begin=begin), strict=True):
+            size = int(length) + SPECIAL
+            if not rows or size > space:
+                rows.append([])
+                space = phase.micro_batch * phase.context
+            rows[-1].append(Piece(int(offset), int(length), serial))
+            space, serial = space - size, serial + 1
     return rows

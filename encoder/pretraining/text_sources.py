@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from encoder.data_files import open_binary, read_json_lines, read_lines
+from encoder.data_files import read_json_lines, read_lines, read_whole
 from encoder.errors import InputError
 from encoder.files import expand_home
 from encoder.pretraining.sections import SourceSection
@@ -54,34 +54,22 @@ def _file(path: Path, source: SourceSection) -> Iterator[str]:
     if path.name.endswith(JSON_LINES):
         for number, row in read_json_lines(path):
             yield from _joined(row, source.fields, f"{path}:{number}")
+    elif path.name.endswith(PLAIN_TEXT) and source.lines:
+        yield from (line for _, line in read_lines(path))
     elif path.name.endswith(PLAIN_TEXT):
-        yield from (line for _, line in read_lines(path)) if source.lines else _whole(path)
+        if (text := read_whole(path)).strip():
+            yield text
     elif path.suffix == PARQUET:
         yield from _parquet(path, source.fields)
     else:
         raise InputError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}")
 
 
-def _whole(path: Path) -> Iterator[str]:
-    """A file as one document, decoded line by line so that a broken byte has its line."""
-    lines = []
-    with open_binary(path) as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                lines.append(raw.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                where = f"{error.reason} at byte {error.start} of the line"
-                raise InputError(f"{path}:{number}: not UTF-8 ({where}); convert the file") from error
-    text = "".join(lines).removeprefix("\ufeff")
-    if text.strip():
-        yield text
-
-
 def _joined(row: Mapping[str, object], fields: Sequence[str], where: str) -> Iterator[str]:
-    """A row's fields as one document."""
-    found = [(name, row[name]) for name in fields if row.get(name) is not None]
-    if not found:
+    """A row's fields as one document; none if all that it has of them are null or blank."""
+    if row.keys().isdisjoint(fields):
         raise InputError(f"{where}: has none of the fields {', '.join(fields)}; it has {', '.join(map(str, row))}")
+    found = [(name, row[name]) for name in fields if row.get(name) is not None]
     for name, value in found:
         if not isinstance(value, str):
             raise InputError(f"{where}: '{name}' must be text, got {type(value).__name__}")
@@ -101,8 +89,7 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[str]:
             for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
-                    if any(row.values()):
-                        yield from _joined(row, fields, f"{path}:{number}")
+                    yield from _joined(row, fields, f"{path}:{number}")
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InputError(f"{path}: damaged Parquet behind row {number} ({reason}); fetch the file again") from error

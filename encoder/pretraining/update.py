@@ -20,6 +20,7 @@ from torch.nn.utils import get_total_norm
 
 from encoder.errors import InputError
 from encoder.heads import MaskedLM
+from encoder.pretraining.flops import training_flops
 from encoder.pretraining.optimizer import set_learning_rate
 from encoder.pretraining.schedule import learning_rate_share
 from encoder.pretraining.sections import PhaseSection
@@ -38,12 +39,14 @@ class Update:
         loss: Mean over the tokens that were asked for.
         grad_norm: L2 norm of its gradient.
         learning_rate: It was done with.
+        flops: Operations of the model, see `encoder.pretraining.flops`.
         stop: Somebody has asked one of the processes to stop.
     """
 
     loss: float
     grad_norm: float
     learning_rate: float
+    flops: float
     stop: bool
 
 
@@ -89,7 +92,8 @@ class Updater:
         """
         trainee = self.trainee
         model, optimizer = trainee.model, trainee.optimizer
-        [asked, stops] = self.processes.sums([sum(row.asked for row in batch.rows), stop])
+        own_flops = sum(training_flops(model.encoder.config, row.batch.lengths, asked=row.asked) for row in batch.rows)
+        [asked, flops, stops] = self.processes.sums([sum(row.asked for row in batch.rows), own_flops, stop])
         losses = [self._backward(model, row, row.asked / max(1.0, asked)) for row in batch.rows]
         gradients = self._summed_gradients(model)
         # One wait for the device an update.
@@ -104,7 +108,7 @@ class Updater:
         if trainee.average is not None:
             trainee.average.update(model)
         trainee.stream = batch.state
-        return Update(loss, norm, self.phase.learning_rate * share, stops > 0)
+        return Update(loss, norm, self.phase.learning_rate * share, flops, stops > 0)
 
     def _backward(self, model: MaskedLM, row: MaskedRow, share: float) -> Tensor:
         """A row's part of the update's loss, its gradient added."""

@@ -1,6 +1,6 @@
 """Folders that a run is resumed from: written whole or not at all, sealed, and checked before they are used.
 
-    checkpoints/step-000500/             a model that opens, and what `retrieval.training.loop.snapshot` puts beside it
+    checkpoints/step-000500/             a model that opens, and what the run puts beside it
     checkpoints/step-000500/seal.json    size and sha256 of every other file; written last, when all of them are on the disk
     checkpoints/.step-001000.unfinished  what a kill has left; never read, removed when the run goes on
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from threading import Timer
 from types import TracebackType
 from typing import IO, Any, ClassVar, Literal, Protocol
 
@@ -76,12 +79,17 @@ class Child:
         model: What it loads.
         module: What it runs; another one in tests.
         environment: Variables beside those of this process.
+        timeout: Seconds that it may take to answer, to the first line too; then it is ended, with what it has started. None for any time.
 
     Raises:
-        ChildError: It could not load the model.
+        ChildError: It could not load the model, or not in time.
     """
 
-    def __init__(self, model: Opening, *, module: str = MODULE, environment: Mapping[str, str] = ENVIRONMENT) -> None:
+    def __init__(
+        self, model: Opening, *, module: str = MODULE, environment: Mapping[str, str] = ENVIRONMENT, timeout: float | None = None
+    ) -> None:
+        self._timeout = timeout
+        self._expired = False
         self._stderr: IO[str] = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the child
         # In the folder that holds our packages: "-m" looks in the working folder first, where a user may have an "eval" too.
         root = Path(__file__).resolve().parents[2]
@@ -94,6 +102,8 @@ class Child:
             env={**os.environ, **environment},
             text=True,
             encoding="utf-8",
+            # A group of its own: what it starts in turn would hold its pipe open, and whoever waits for an answer would wait for ever.
+            start_new_session=timeout is not None,
         )
         source = str(Path(model.model).resolve()) if Path(model.model).exists() else model.model
         try:
@@ -111,19 +121,14 @@ class Child:
 
         Raises:
             Killed: A signal ended the child.
-            ChildError: It ended in another way.
+            ChildError: It ended in another way, or had not answered in time.
         """
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError("the child has no pipes")
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: the empty answer says so
-        line = self._process.stdout.readline()
+        line = self._exchange(json.dumps(request))
         if line:
             return json.loads(line)  # type: ignore[no-any-return]
         status = self._process.wait()
+        if self._expired:
+            raise ChildError(f"gave no answer in {self._timeout:g} seconds and was stopped")
         if status < 0:
             raise Killed(f"killed by signal {-status}")
         self._stderr.seek(0)
@@ -132,9 +137,39 @@ class Child:
 
     def close(self) -> None:
         """End the child."""
-        self._process.kill()
+        self._kill()
         self._process.communicate()
         self._stderr.close()
+
+    def _exchange(self, request: str) -> str:
+        """Send a line and wait for the answer, which is empty where the child has ended or was ended."""
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the child has no pipes")
+        timer = None if self._timeout is None else Timer(self._timeout, self._expire)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            self._process.stdin.write(request + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: the empty answer says so
+        try:
+            return self._process.stdout.readline()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._kill()
+
+    def _kill(self) -> None:
+        """End the child, and what it has started where it has a group of its own."""
+        if self._timeout is not None and hasattr(os, "killpg") and self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
 
     def __enter__(self) -> Child:
         return self

@@ -4,6 +4,7 @@ Recall is counted against exact search over the vectors as they were stored, by 
 """
 
 from eval.index_quality.benchmark import bench_index
+from eval.index_quality.measuring import TIMEOUT, Running
 from eval.index_quality.results import IndexBenchmark, IndexSettings, read_index_benchmark, to_json, write_index_benchmark
 from eval.index_quality.sources import encode_collection, threads_up_to
 from eval.index_quality.systems import PEERS, default_peers, own_points, own_system, peer_systems
@@ -11,8 +12,10 @@ from eval.index_quality.vectors import VectorFolder, write_vectors
 
 __all__ = [
     "PEERS",
+    "TIMEOUT",
     "IndexBenchmark",
     "IndexSettings",
+    "Running",
     "VectorFolder",
     "bench_index",
     "default_peers",

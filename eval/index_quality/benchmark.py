@@ -19,8 +19,7 @@ import numpy as np
 from encoder.errors import InputError
 from eval.efficiency.benchmark import load_average, processor
 from eval.efficiency.results import NotRun, Spread
-from eval.index_quality.child import MODULE
-from eval.index_quality.measuring import Measuring, Subject
+from eval.index_quality.measuring import Measuring, Running, Subject
 from eval.index_quality.results import (
     IndexBenchmark,
     IndexSettings,
@@ -36,6 +35,9 @@ from eval.index_quality.vectors import VectorFolder
 from eval.provenance import provenance
 from retrieval.versions import installed_version
 
+DEFAULTS = Running()
+"""How a benchmark is run if nobody says otherwise."""
+
 
 def bench_index(
     vectors: VectorFolder,
@@ -45,8 +47,7 @@ def bench_index(
     work: Path,
     names: tuple[str, str | None],
     command: str | None = None,
-    progress: bool = False,
-    module: str = MODULE,
+    running: Running = DEFAULTS,
 ) -> IndexBenchmark:
     """Measure indexes on vectors.
 
@@ -57,14 +58,13 @@ def bench_index(
         work: A folder for indexes and for what is finished; made if it is missing.
         names: Of the data and of the model, for the report.
         command: The command line to record.
-        progress: Show bars on standard error.
-        module: What the children run; another one in tests.
+        running: How it is run beside that.
 
     Raises:
         InputError: The vectors are damaged, or nothing could be measured.
         ValueError: Two systems have one name, or a setting is too small.
     """
-    _check(systems, settings)
+    _check(systems, settings, running)
     vectors.check()
     load, fingerprint = load_average(), vectors.fingerprint()
     not_run = [NotRun(name, reason) for name, reason in NOT_COMPARED[vectors.kind].items()]
@@ -78,7 +78,7 @@ def bench_index(
         if done[system.name] is None:
             subjects.append(Subject(system, key, work / "indexes" / _slug(system)))
     exact = None if vectors.synthetic is not None else _exact(vectors, settings, work / f"exact-{fingerprint[:16]}-{settings.deep}.npz")
-    Measuring(vectors, settings, module, exact).measure(subjects, progress=progress)
+    Measuring(vectors, settings, running, exact).measure(subjects)
     measured = _results(subjects, vectors, settings, exact)
     for subject in subjects:
         not_run += [NotRun(f"{subject.system.name} {subject.system.points[place].name}", why) for place, why in subject.refused.items()]
@@ -113,12 +113,14 @@ def bench_index(
     )
 
 
-def _check(systems: Sequence[System], settings: IndexSettings) -> None:
+def _check(systems: Sequence[System], settings: IndexSettings, running: Running) -> None:
     names = [system.name for system in systems]
     if len(names) != len(set(names)):
         raise ValueError(f"two systems have one name: {', '.join(names)}")
     if settings.rounds < 1 or settings.k < 1 or settings.deep < settings.k or min(settings.threads, default=0) < 1:
         raise ValueError(f"rounds, k and threads must be >= 1 and deep >= k, got {settings}")
+    if not running.timeout > 0:
+        raise ValueError(f"the timeout must be > 0, got {running.timeout}")
 
 
 def _key(system: System, fingerprint: str, settings: IndexSettings) -> str:

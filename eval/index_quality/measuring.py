@@ -16,7 +16,7 @@ from typing import Any
 
 from eval.efficiency.children import Child, ChildError, Killed
 from eval.efficiency.results import OWN
-from eval.index_quality.child import ChildSettings, IndexChild
+from eval.index_quality.child import MODULE, ChildSettings, IndexChild
 from eval.index_quality.results import Build, FinishedBuild, IndexSettings, Memory, read_build, write_build
 from eval.index_quality.systems import System
 from eval.index_quality.truth import Exact, fault
@@ -25,6 +25,25 @@ from retrieval.progress import Advance, progress_bar
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
 """Variables by which libraries are told their threads."""
+
+
+TIMEOUT = 7200.0
+"""Seconds that a library may take for one task where nobody says otherwise: a build, or one pass over all queries."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a benchmark is run, of what decides nothing about its results.
+
+    Attributes:
+        progress: Show bars on standard error.
+        timeout: Seconds that a library may take for one task; one that takes longer is stopped, and told of as what failed.
+        module: What the children run; another one in tests.
+    """
+
+    progress: bool = False
+    timeout: float = TIMEOUT
+    module: str = MODULE
 
 
 @dataclass
@@ -56,13 +75,14 @@ class Subject:
 class Measuring:
     """Builds and asks; what it takes down is in the subjects."""
 
-    def __init__(self, vectors: VectorFolder, settings: IndexSettings, module: str, exact: Exact | None) -> None:
-        self._vectors, self._settings, self._module = vectors, settings, module
+    def __init__(self, vectors: VectorFolder, settings: IndexSettings, running: Running, exact: Exact | None) -> None:
+        self._vectors, self._settings, self._running = vectors, settings, running
         self._exact = exact
         self._rows = {key: row for row, key in enumerate(vectors.ids)}
 
-    def measure(self, subjects: Sequence[Subject], *, progress: bool) -> None:
+    def measure(self, subjects: Sequence[Subject]) -> None:
         """Build all, then ask all that could be built."""
+        progress = self._running.progress
         with progress_bar("building", len(subjects), enabled=progress) as advance:
             for subject in subjects:
                 with _telling(subject):
@@ -158,7 +178,8 @@ class Measuring:
             ChildSettings(threads),
         )
         with _cpus(threads):
-            return Child(opening, module=self._module, environment=_environment(subject.system, threads, opened=opened))
+            environment = _environment(subject.system, threads, opened=opened)
+            return Child(opening, module=self._running.module, environment=environment, timeout=self._running.timeout)
 
     def _row(self, found: int | str) -> int:
         """The row of a document that was found, by row or by id; -1 for an id that no document has."""

@@ -17,6 +17,7 @@ from eval.index_quality.adapters import Built, Clock, Knobs
 from eval.index_quality.systems import System
 from eval.index_quality.vectors import VectorFolder, text_sha256
 from retrieval.indexes.build import build_index
+from retrieval.indexes.engines import Setting
 from retrieval.indexes.index import Index, open_index
 from retrieval.indexes.pieces import BuildOptions
 from retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
@@ -65,12 +66,22 @@ def build_own(vectors: VectorFolder, system: System, out: Path, threads: int) ->
     # Recall is measured here: the measurement that a build makes of itself is no part of building.
     options = BuildOptions(engine=system.engine, settings=system.settings, store_text=False, calibrate=False)
     documents = [Document(key, str(row)) for row, key in enumerate(vectors.ids)]
-    bits = {name: value for name, value in system.settings.items() if name == "bits"}
-    build_index(documents[:_WARM_UP], model, out / "warm-up", options=BuildOptions(system.engine, bits, store_text=False, calibrate=False))
+    warm_up = BuildOptions(system.engine, warm_up_settings(system.settings), store_text=False, calibrate=False)
+    build_index(documents[:_WARM_UP], model, out / "warm-up", options=warm_up)
     shutil.rmtree(out / "warm-up")
     model.clock = clock = Clock()
     index = build_index(documents, model, out / "index", options=options)
     return clock.built({"engine": index.kind, **index.parameters})
+
+
+def warm_up_settings(settings: Knobs) -> dict[str, Setting]:
+    """What of an engine's settings suits the few documents of a warm-up: no number of lists, and of FAISS's indexes the plainest.
+
+    Example:
+        >>> warm_up_settings({"bits": 16, "factory": "IVF4096,Flat"}), warm_up_settings({"nlist": 4096})
+        ({'bits': 16, 'factory': 'Flat'}, {})
+    """
+    return {name: "Flat" if name == "factory" else value for name, value in settings.items() if name in ("bits", "factory")}
 
 
 class OwnIndex:

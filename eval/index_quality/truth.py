@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from encoder.data_files import atomic_file
 from eval.index_quality.vectors import DOCUMENTS, VectorFolder
 from eval.metrics import score
 from retrieval.indexes.exact.colbert import ExactColBERTIndex
@@ -124,9 +125,10 @@ def fault(found: Sequence[Sequence[int]], *, documents: int, queries: int, k: in
 
 
 def save_exact(exact: Exact, path: Path) -> None:
-    """Write what exact search found."""
+    """Write what exact search found, whole or not at all: a run that is started again believes it."""
     lengths = np.array([len(rows) for rows in exact.rows], np.int64)
-    np.savez(path, lengths=lengths, rows=np.concatenate(exact.rows), scores=np.concatenate(exact.scores))
+    with atomic_file(path) as file:
+        np.savez(file, lengths=lengths, rows=np.concatenate(exact.rows), scores=np.concatenate(exact.scores))
 
 
 def load_exact(path: Path) -> Exact:

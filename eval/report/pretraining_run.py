@@ -6,7 +6,7 @@ Works on a finished run, from its ``run.json``, and on one that is going on or w
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ TITLES: Mapping[str, str] = {
     "held_out_loss": "Held-out loss",
     "grad_norm": "Gradient norm",
     "tokens_per_second": "Tokens/s",
+    "flops_per_second": "Model FLOP/s",
     "packing": "Packing",
     "learning_rate": "Learning rate",
     "batch_size": "Batch, sequences of full context",
@@ -70,7 +71,7 @@ def read_pretraining(folder: str | Path) -> TrainingRun:
         return TrainingRun(
             recipe=_by_name(record["recipe"] if finished else read_json(place / RECIPE)),
             finished=finished,
-            curves={key: [(int(step), float(value)) for step, value in result["curves"][key]] for key in (*TITLES, "tokens")},
+            curves={key: [(int(step), float(value)) for step, value in result["curves"].get(key, ())] for key in (*TITLES, "tokens")},
             development=(),
             totals=result if finished else {},
             origin={name: flat(value) for name, value in record.items() if name not in _TOLD_APART},
@@ -105,9 +106,16 @@ def summary(run: TrainingRun) -> dict[str, str]:
         "Last loss": f"{found['loss'][-1]:.4f}" if found["loss"] else "",
         "Held-out loss": f"{found['held_out_loss'][0]:.4f}, then {found['held_out_loss'][-1]:.4f}" if found["held_out_loss"] else "",
         "Tokens/s, median": f"{statistics.median(found['tokens_per_second']):,.0f}" if found["tokens_per_second"] else "",
+        "Model FLOP/s, median": _flops(found["flops_per_second"], run.totals.get("flop_utilisation")),
         **(_totals(run.totals) if run.finished else {}),
     }
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _flops(per_second: Sequence[float], utilisation: float | None) -> str:
+    if not per_second:
+        return ""
+    return f"{statistics.median(per_second):.3g}{'' if utilisation is None else f', {utilisation:.1%} of the peak in bfloat16'}"
 
 
 def _totals(result: Mapping[str, Any]) -> dict[str, str]:

@@ -14,8 +14,10 @@ from encoder import InputError
 from eval.efficiency.results import NotRun
 from eval.index_quality import (
     PEERS,
+    TIMEOUT,
     IndexBenchmark,
     IndexSettings,
+    Running,
     VectorFolder,
     bench_index,
     default_peers,
@@ -52,6 +54,8 @@ from retrieval.cli.output import (
 )
 
 RESULTS = "results.json"
+# Where a collection's vectors are while they are measured, below the folder of the work.
+VECTORS = "vectors"
 
 
 def index(
@@ -86,6 +90,10 @@ def index(
     rounds: Annotated[int, typer.Option(min=1, help="Timed passes over all queries.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Queries a second are measured with 1, 2, 4 to so many threads; builds use all.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.01, help="Minutes that a library may take for one build or one pass over the queries; then it is left out."),
+    ] = TIMEOUT / 60,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help=f"Folder for {RESULTS}, report.md, report.html, plot.png and plot.svg.")
     ] = None,
@@ -108,24 +116,24 @@ def index(
         if overwrite and out is not None:
             for finished in ("systems", "indexes"):
                 shutil.rmtree(work / finished, ignore_errors=True)
-        if model is None:
-            if limit_docs is not None or cache is not None:
-                raise InputError("--limit-docs and --cache are for a collection that --model encodes")
-            folder = VectorFolder(data)
-        else:
-            kept = vector_cache(cache, no_cache)
-            folder = encode_collection(data, model, split, work / "vectors", cache=kept, limit_docs=limit_docs, progress=shown)
-        folder = replace(folder, synthetic=synthetic, seed=seed, limit_queries=limit_queries)
-        folder.check()
-        result = bench_index(
-            folder,
-            _systems(folder, engines or ["auto", "exact"], efforts or [], [] if alone else peers),
-            IndexSettings(k=k, deep=max(100, k), rounds=rounds, threads=threads_up_to(threads), build_threads=threads),
-            work=work,
-            names=(data.resolve().name, model),
-            command=command_line(),
-            progress=shown,
-        )
+        try:
+            folder = _vectors(data, model, split, work / VECTORS, cache=(cache, no_cache), limit_docs=limit_docs, progress=shown)
+            folder = replace(folder, synthetic=synthetic, seed=seed, limit_queries=limit_queries)
+            folder.check()
+            result = bench_index(
+                folder,
+                _systems(folder, engines or ["auto", "exact"], efforts or [], [] if alone else peers),
+                IndexSettings(k=k, deep=max(100, k), rounds=rounds, threads=threads_up_to(threads), build_threads=threads),
+                work=work,
+                names=(data.resolve().name, model),
+                command=command_line(),
+                running=Running(progress=shown, timeout=60 * timeout),
+            )
+        finally:
+            if (
+                model is not None
+            ):  # as large as the collection, and written anew, from the cache of vectors, whenever the command is started
+                shutil.rmtree(work / VECTORS, ignore_errors=True)
     if out is not None:
         write_index_quality_report(result, out / "report.md")
         write_index_quality_page(result, out / "report.html")
@@ -137,6 +145,24 @@ def index(
     _print(result)
     if out is not None:
         say(f"results: {out / RESULTS}\nreport: {out / 'report.md'}, {out / 'report.html'}\nplot: {out / 'plot.png'}")
+
+
+def _vectors(
+    data: Path,
+    model: str | None,
+    split: str,
+    out: Path,
+    *,
+    cache: tuple[Path | None, bool],
+    limit_docs: int | None,
+    progress: bool,
+) -> VectorFolder:
+    """The vectors to measure on: those that are given, or those of a collection under a model."""
+    if model is None:
+        if limit_docs is not None or cache[0] is not None:
+            raise InputError("--limit-docs and --cache are for a collection that --model encodes")
+        return VectorFolder(data)
+    return encode_collection(data, model, split, out, cache=vector_cache(*cache), limit_docs=limit_docs, progress=progress)
 
 
 def _systems(folder: VectorFolder, engines: list[str], efforts: list[str], peers: list[str] | None) -> list[System]:

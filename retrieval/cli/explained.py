@@ -6,6 +6,7 @@ where the output is no terminal, or ``NO_COLOR`` is set.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,8 @@ def explanation_json(explained: Mapping[str, Explained]) -> dict[str, object]:
     content: dict[str, object] = {}
     for source, why in explained.items():
         if isinstance(why, Explanation):
-            content[source] = {"score": why.score, "matches": [_match_json(match) for match in why.matches]}
+            score = why.score if math.isfinite(why.score) else None  # JSON knows no infinity, which is the score of a text without a vector
+            content[source] = {"score": score, "matches": [_match_json(match) for match in why.matches]}
         else:
             content[source] = {"score": sum(word.score for word in why), "words": [word._asdict() for word in why]}
     return content

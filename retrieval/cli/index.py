@@ -48,6 +48,7 @@ from retrieval.models import load_model
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and look at indexes.")
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
+_LEAST_MEMORY = 16 << 20
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -83,7 +84,7 @@ def build(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Encode a corpus and index it; a build that was killed goes on when it is started again."""
-    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_size(memory), title, text, field, calibrate)
+    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate)
     loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)
     _describe(build_index(corpus, loaded, out, options=options, overwrite=overwrite, restart=restart, progress=shown), as_json)
@@ -107,7 +108,7 @@ def add(
         corpus,
         loaded,
         replace_existing=replace,
-        memory=parse_size(memory),
+        memory=parse_memory(memory),
         restart=restart,
         progress=show_progress(progress),
     )
@@ -135,7 +136,7 @@ def compact(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Merge segments and drop deleted documents; nothing is encoded again."""
-    _describe(compact_index(folder, memory=parse_size(memory)), as_json)
+    _describe(compact_index(folder, memory=parse_memory(memory)), as_json)
 
 
 @app.command("calibrate", epilog="Example: quiver index calibrate indexes/scifact --queries queries.jsonl -k 10")
@@ -246,6 +247,18 @@ def parse_size(text: str) -> int:
     if match is None:
         raise InputError(f"{text!r} is not a size; write one as 500MB or 2GB")
     return int(float(match["number"]) * (1 << _UNITS[match["unit"].upper()]))
+
+
+def parse_memory(text: str) -> int:
+    """A size that an index can be built in; what is smaller is a number whose unit was forgotten.
+
+    Raises:
+        InputError: It is no size, or too small.
+    """
+    size = parse_size(text)
+    if size < _LEAST_MEMORY:
+        raise InputError(f"--memory {text} is {size:,} bytes; an index wants {_LEAST_MEMORY >> 20} MB at least, write it as 500MB or 2GB")
+    return size
 
 
 def parse_settings(texts: list[str]) -> dict[str, Setting]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from encoder.pretraining import load_pretraining_recipe
+from encoder.pretraining import prepare as prepare_recipe
 from encoder.pretraining import pretrain as run_recipe
 from encoder.running.stopping import RunStoppedError
 from eval.report.pretraining_run import write_pretraining_report
@@ -20,17 +21,22 @@ def pretrain(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as training.seed=2 or phases.0.tokens=1e6.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    prepare: Annotated[bool, typer.Option("--prepare", help="Vocabulary and token ids alone, by one process; --resume trains.")] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Pretrain an encoder by masked language modelling, phase after phase.
 
     SIGTERM and Ctrl-C finish the update and save; --resume goes on from the last checkpoint and ends with the same weights. For
-    several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ...
+    several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ...; of a large corpus begin with --prepare alone.
 
     Example: quiver pretrain pretrain_small --out runs/small phases.0.tokens=500000
     """
     resolved = load_pretraining_recipe(recipe, overrides or [])
+    if prepare:
+        prepare_recipe(resolved, out, resume=resume)
+        say(f"prepared: {out}; the same command with --resume instead of --prepare trains")
+        return
     leads = os.environ.get("RANK", "0") == "0"  # set by torchrun
     try:
         record = run_recipe(resolved, out, resume=resume, progress=show_progress(progress), command=command_line())

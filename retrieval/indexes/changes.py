@@ -12,9 +12,10 @@ from encoder.errors import InputError
 from retrieval.indexes.build import committed, remeasured, versions, without
 from retrieval.indexes.calibration import HITS, QUERIES, calibrate
 from retrieval.indexes.disk import REAL, Disk
+from retrieval.indexes.documents.table import is_described
 from retrieval.indexes.encoded import Model
 from retrieval.indexes.index import Index, open_index, open_manifest
-from retrieval.indexes.pieces import DEFAULTS, groups
+from retrieval.indexes.pieces import DEFAULTS, Extent, groups
 from retrieval.indexes.segments import OpenSegment, merge_segments
 from retrieval.indexes.store.manifest import SegmentEntry
 from retrieval.indexes.store.writing import StoreWriter, writing
@@ -69,8 +70,8 @@ def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, disk: Disk
     with writing(path, disk=disk) as writer:
         before = committed(writer)
         index = open_manifest(writer.layout, before, verify=True)
-        sizes = [_live_size(segment) for segment in index.segments]
-        runs = groups(index.codec, sizes, memory)
+        extents = [_live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
+        runs = groups(index.codec, extents, memory)
         segments: list[SegmentEntry] = []
         for run in runs:
             segments += _compacted(writer, index, run)
@@ -132,9 +133,11 @@ def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progr
     return comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
 
 
-def _live_size(segment: OpenSegment) -> tuple[int, int]:
+def _live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
+    """How large a segment is without its deleted documents, their ids and metadata left in."""
     kept = segment.kept
-    return int(kept.sum()), int(segment.vectors.lengths[kept].sum())
+    described = sum(file.bytes for name, file in entry.files.items() if is_described(name))
+    return Extent(int(kept.sum()), int(segment.vectors.lengths[kept].sum()), described)
 
 
 def _compacted(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:

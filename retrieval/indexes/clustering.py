@@ -25,8 +25,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.tokens.kernels import kernels
-from retrieval.indexes.tokens.packing import lanes
+from retrieval.indexes.kernels.choice import kernels
+from retrieval.indexes.kernels.packing import lanes
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,14 @@ class Clustering:
     groups: NDArray[np.int64]
     tokens: NDArray[np.uint32] | None = None
     heads: NDArray[np.float32] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every group is a range of the centroids, one behind the other, with its token or its centre where there are any."""
+        edges, named = self.groups.tolist(), [each for each in (self.tokens, self.heads) if each is not None]
+        whole = len(edges) > 1 and (edges[0], edges[-1]) == (0, len(self.centroids)) and bool((np.diff(self.groups) > 0).all())
+        # Where no token is frequent enough there is one group, which is nobody's.
+        return whole and all(len(each) == len(edges) - 1 or (each is self.tokens and not len(each)) for each in named)
 
     def assign(self, vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None) -> NDArray[np.int64]:
         """The centroid of each vector: the nearest of its group.
@@ -162,25 +170,41 @@ def _within(
     return np.concatenate(parts), np.append(0, np.cumsum(budget))
 
 
-def _kmeans(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.float32]:
-    """Centroids of some vectors, (count, d), at most as many as there are vectors."""
+def kmeans(vectors: NDArray[np.float32], count: int, *, vectors_a_centroid: int, seed: int) -> NDArray[np.float32]:
+    """Centroids of some vectors, (count, d), at most as many as there are vectors.
+
+    Args:
+        vectors: (n, d), at least one.
+        count: Centroids wanted.
+        vectors_a_centroid: Vectors that a centroid learns from, at most.
+        seed: Equal input and seed give equal centroids.
+    """
     count = min(count, len(vectors))
+    found: NDArray[np.float32]
     if count == len(vectors):
-        found = vectors
-    elif count == 1:
-        found = vectors.mean(axis=0, dtype=np.float64, keepdims=True)
-    else:
-        means = _faiss.Kmeans(
-            vectors.shape[1],
-            count,
-            niter=_ITERATIONS,
-            seed=seed,
-            min_points_per_centroid=1,  # otherwise it complains
-            max_points_per_centroid=_VECTORS_A_CENTROID,
-        )
-        means.train(np.ascontiguousarray(vectors))
-        found = means.centroids
-    halves: NDArray[np.float16] = found.astype(np.float16)
+        found = vectors.copy()
+        return found
+    if count == 1:
+        found = vectors.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+        return found
+    means = _faiss.Kmeans(
+        vectors.shape[1],
+        count,
+        niter=_ITERATIONS,
+        seed=seed,
+        min_points_per_centroid=1,  # otherwise it complains
+        max_points_per_centroid=vectors_a_centroid,
+    )
+    means.train(np.ascontiguousarray(vectors))
+    found = np.array(means.centroids)
+    return found
+
+
+def _kmeans(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.float32]:
+    """As `kmeans`, of half precision."""
+    found = kmeans(vectors, count, vectors_a_centroid=_VECTORS_A_CENTROID, seed=seed)
+    with np.errstate(over="ignore"):  # a centroid that is not finite is refused by whoever codes with it
+        halves: NDArray[np.float16] = found.astype(np.float16)
     return halves.astype(np.float32)
 
 

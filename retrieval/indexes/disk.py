@@ -124,11 +124,16 @@ def remove_tree(folder: Path, disk: Disk) -> None:
         disk.unlink(folder)
         return
     for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            remove_tree(entry, disk)
-        else:
-            disk.unlink(entry)
+        remove(entry, disk)
     disk.rmdir(folder)
+
+
+def remove(path: Path, disk: Disk) -> None:
+    """Remove a file, a link, or a folder with all that is in it."""
+    if path.is_dir():
+        remove_tree(path, disk)
+    else:
+        disk.unlink(path)
 
 
 def make_folders(folder: Path, disk: Disk) -> None:

@@ -61,7 +61,9 @@ def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> E
         ValueError: The vectors are not what the model's card says.
     """
     encoding = model.encode([document.content(use_title=use_title) for document in documents], "document")
-    vectors, counts = packed(encoding, model.card)
+    given, counts = packed(encoding, model.card)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+        vectors = np.ascontiguousarray(given, np.float32)  # what a model is to give; files have no other type
     lengths = np.array(counts, np.int64)
     if len(lengths) != len(documents):
         raise ValueError(f"{model.card.source} gave the vectors of {len(lengths)} texts for {len(documents)}")

@@ -167,6 +167,10 @@ class Codec(Protocol[SegmentType, EffortType]):
         """Name of the engine in the table."""
 
     @property
+    def dim(self) -> int:
+        """Width d of the vectors."""
+
+    @property
     def parameters(self) -> Mapping[str, Setting]:
         """What a report says beside the name: sizes and settings that were chosen."""
 

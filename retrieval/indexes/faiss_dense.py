@@ -21,9 +21,9 @@ from encoder.errors import InputError
 from retrieval.indexes.dense.factory import add_vectors, make_index, search_parameters, search_settings, train_index
 from retrieval.indexes.dense.faiss_files import index_bytes
 from retrieval.indexes.exact.arrays import block_rows, check_new_ids, first_bad_row
-from retrieval.indexes.exact.dense import check_queries
 from retrieval.indexes.exact.ranking import check_k, in_order
 from retrieval.indexes.exact.walk import MARGIN
+from retrieval.indexes.queries import dense_queries
 from retrieval.protocols import Rows
 from retrieval.records import DenseVectors, Hits
 
@@ -155,7 +155,7 @@ class FaissDenseIndex:
             ValueError: k < 1, another width than the index, or a query that is not finite.
         """
         check_k(k)
-        matrix = check_queries(queries, self.dim)
+        matrix = dense_queries(queries, self.dim)
         if not len(matrix):
             return Hits([], [])
         # A few more than asked for: among equal scores FAISS keeps any, and the ids are to decide. Not from a graph, which would be

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from encoder.errors import InputError
 from retrieval.indexes.documents.filters import Filter
 from retrieval.indexes.documents.metadata import describe
-from retrieval.indexes.engine_table import open_codec
+from retrieval.indexes.documents.strings import LOOK
+from retrieval.indexes.engine_table import ENGINES, open_codec
 from retrieval.indexes.engines import AnyCodec, Bitmap, Found, Preset, Setting
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.exact.ranking import check_k, in_order
 from retrieval.indexes.live import LiveDocuments, LiveIds, Place
+from retrieval.indexes.queries import dense_queries, token_queries
 from retrieval.indexes.recall_table import Calibration, check_target
 from retrieval.indexes.segments import OpenSegment, open_segment
 from retrieval.indexes.store.layout import Layout
@@ -43,6 +45,7 @@ class Index:
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
+        matching: Filter -> which rows of each segment may be found under it; None for all of them.
     """
 
     def __init__(self, path: Path, manifest: Manifest, codec: AnyCodec, segments: Sequence[OpenSegment]) -> None:
@@ -50,7 +53,9 @@ class Index:
         self.manifest = manifest
         self.codec = codec
         self.segments = tuple(segments)
-        self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = lru_cache(maxsize=_FILTERS)(self._work_out)
+        # Not a method: an index that its own memory led back to would keep its lists and its removed files until Python looks for circles.
+        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.path, self.segments))
+        self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
 
     @property
     def kind(self) -> str:
@@ -85,7 +90,7 @@ class Index:
     @property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
         """The fields that can be filtered by, each with the types of its values."""
-        return describe([segment.documents.metadata for segment in self.segments])
+        return _fields(self.segments)
 
     def __len__(self) -> int:
         return self.manifest.documents
@@ -102,7 +107,7 @@ class Index:
         """The k best documents of each query; ties go to the greater id.
 
         Args:
-            queries: (Q, d) float32 for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product.
+            queries: (Q, d) for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product, searched as float32.
             k: Hits a query; capped at the number of documents that have a vector and may be found.
             where: Which documents may be found; it is applied inside the search, so that k are found if there are k.
             effort: How much of the index is looked at: a preset, or the engine's knobs by name; None for ``balanced``.
@@ -110,25 +115,24 @@ class Index:
                 ``effort_for``. It was measured without a filter; under one a search looks more widely.
 
         Raises:
-            InputError: The filter names a field that no document has, the engine has no such knob, or its recall was not measured.
+            InputError: The filter names a field that no document has, there is no such preset, the engine has no such knob, or its recall
+                was not measured.
             ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
         """
         check_k(k)
-        self._check_queries(queries)
+        asked = self._checked(queries)
         if target_recall is not None:
             if effort is not None:
                 raise ValueError("give either an effort or a target_recall")
             effort = self.effort_for(target_recall, k)
-        if effort is None:
-            effort = "balanced"
-        knobs = self.codec.effort(effort, k=k) if isinstance(effort, str) else self.codec.effort_from(effort)
+        knobs = self._knobs("balanced" if effort is None else effort, k)
         bitmaps = [segment.alive for segment in self.segments] if where is None else self.matching(where)
         found = []
         for segment, allowed in zip(self.segments, bitmaps, strict=True):
             if allowed is None or allowed.any():
                 ranks = segment.documents.ids.ranks
-                found.append((segment, segment.vectors.search(queries, k, effort=knobs, ranks=ranks, allowed=allowed)))
-        merged = [_merged([(segment, results[query]) for segment, results in found], k) for query in range(len(queries))]
+                found.append((segment, segment.vectors.search(asked, k, effort=knobs, ranks=ranks, allowed=allowed)))
+        merged = [_merged([(segment, results[query]) for segment, results in found], k) for query in range(len(asked))]
         return Hits([ids for ids, _ in merged], [scores for _, scores in merged])
 
     def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
@@ -161,8 +165,7 @@ class Index:
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """The knobs of the presets for k hits."""
         check_k(k)
-        names: tuple[Preset, ...] = ("exact", "balanced", "fast")
-        return {name: asdict(self.codec.effort(name, k=k)) for name in names}
+        return {name: asdict(self.codec.effort(name, k=k)) for name in get_args(Preset)}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
         """Where documents are; None where there is no such document."""
@@ -182,13 +185,15 @@ class Index:
 
         Raises:
             InputError: There is no such document.
+            ValueError: The query is not finite, or of another width than the index.
         """
+        asked = self._checked([query])[0]
         scores = np.empty(len(ids), np.float32)
         places = [self._place(key, place) for key, place in zip(ids, self.locate(ids), strict=True)]
         for number, segment in enumerate(self.segments):
             mine = [which for which, place in enumerate(places) if place.segment == number]
             if mine:
-                scores[mine] = segment.vectors.exact_scores(query, np.array([places[which].row for which in mine], np.int64))
+                scores[mine] = segment.vectors.exact_scores(asked, np.array([places[which].row for which in mine], np.int64))
         return scores
 
     def document(self, key: str) -> Document:
@@ -233,35 +238,18 @@ class Index:
             raise InputError(f"{self.path}: no document '{key}' in this index")
         return place
 
-    def _check_queries(self, queries: Any) -> None:
-        dim = self.manifest.model.dim
-        if self.manifest.model.kind == "dense":
-            if queries.ndim != 2 or queries.shape[1] != dim:
-                raise ValueError(f"queries must have the shape (Q, {dim}), got {queries.shape}")
-            _check_finite(queries)
-            return
-        for row, query in enumerate(queries):
-            if query.ndim != 2 or not len(query) or query.shape[1] != dim:
-                raise ValueError(f"query {row} must have the shape (>= 1, {dim}), got {query.shape}")
-            if not np.isfinite(query).all():
-                raise ValueError(f"a vector of query {row} is not finite")
+    def _checked(self, queries: Any) -> Any:
+        """Queries as the engine takes them."""
+        card = self.manifest.model
+        return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
-    def _work_out(self, where: Filter) -> tuple[Bitmap | None, ...]:
-        """Which rows of each segment may be found under a filter."""
-        known = self.fields
-        for condition in where.conditions:
-            if condition.field not in known and self.segments:
-                there = f"there are {', '.join(known)}" if known else "they have none"
-                raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
-        bitmaps: list[Bitmap | None] = []
-        for segment in self.segments:
-            allowed = segment.kept
-            for condition in where.conditions:
-                allowed = allowed & segment.documents.matching(condition)
-            if where.ids is not None:
-                allowed = allowed & segment.documents.having(where.ids)
-            bitmaps.append(None if allowed.all() else allowed)
-        return tuple(bitmaps)
+    def _knobs(self, effort: Preset | Mapping[str, Setting], k: int) -> Any:
+        """An effort as the engine has it."""
+        if not isinstance(effort, str):
+            return self.codec.effort_from(effort)
+        if effort not in get_args(Preset):
+            raise InputError(f"effort must be {', '.join(get_args(Preset))}, or knobs by name; got {effort!r}")
+        return self.codec.effort(effort, k=k)
 
 
 def open_index(path: Path | str, *, verify: bool = True) -> Index:
@@ -284,6 +272,9 @@ def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool) -> Index:
     folder = layout.codecs / manifest.codec.name
     verify_files(folder, manifest.codec.files, full=True)
     codec = open_codec(manifest.kind, folder)
+    # Queries are compared with the manifest's model, and read by loops that take the codec's width for granted.
+    if (ENGINES[manifest.kind].kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
+        raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
     segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
     return Index(layout.root, manifest, codec, segments)
 
@@ -329,7 +320,23 @@ def _merged(found: Sequence[tuple[OpenSegment, Found]], k: int) -> tuple[list[st
     return ids[rows].tolist(), ordered
 
 
-def _check_finite(queries: NDArray[np.float32]) -> None:
-    finite = np.isfinite(queries).all(axis=1)
-    if not finite.all():
-        raise ValueError(f"the vector of query {int(finite.argmin())} is not finite")
+def _fields(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:
+    return describe([segment.documents.metadata for segment in segments])
+
+
+def _allowed_rows(path: Path, segments: Sequence[OpenSegment], where: Filter) -> tuple[Bitmap | None, ...]:
+    """Which rows of each segment may be found under a filter; None for all of them."""
+    known = _fields(segments)
+    for condition in where.conditions:
+        if condition.field not in known and segments:
+            there = f"there are {', '.join(known)}" if known else "they have none"
+            raise InputError(f"{path}: no document has the field '{condition.field}' to filter by; {there}")
+    bitmaps: list[Bitmap | None] = []
+    for segment in segments:
+        allowed = segment.kept
+        for condition in where.conditions:
+            allowed = allowed & segment.documents.matching(condition)
+        if where.ids is not None:
+            allowed = allowed & segment.documents.having(where.ids)
+        bitmaps.append(None if allowed.all() else allowed)
+    return tuple(bitmaps)

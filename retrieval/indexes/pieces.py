@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.documents.table import DOCUMENT_BYTES
+from retrieval.indexes.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES, is_described
 from retrieval.indexes.encoded import Encoded, Model, StoredSample, encode, joined, read_encoded, write_encoded
 from retrieval.indexes.engine_table import engine, open_codec, train_codec
 from retrieval.indexes.engines import AnyCodec, Sample, Setting
@@ -154,7 +154,7 @@ class Pieces:
             writer.documents >= _PIECE_DOCUMENTS
             or 4 * self._card.dim * writer.vectors >= _PIECE_BYTES
             or seconds >= _PIECE_SECONDS
-            or 2 * _held(codec, writer.documents, writer.vectors) >= self._options.memory
+            or 2 * _held(codec, Extent(writer.documents, writer.vectors)) >= self._options.memory
         )
 
     def _finished_pieces(self) -> list[tuple[str, Contents]]:
@@ -180,7 +180,8 @@ class Pieces:
     def _merged(self, codec: AnyCodec, pieces: Sequence[tuple[str, Contents]]) -> list[tuple[Path, Contents]]:
         """As few segments as the memory allows."""
         segments: list[tuple[Path, Contents]] = []
-        for group in groups(codec, [(contents.documents, contents.vectors) for _, contents in pieces], self._options.memory):
+        extents = [Extent(each.documents, each.vectors, self._described_bytes(name, each)) for name, each in pieces]
+        for group in groups(codec, extents, self._options.memory):
             chosen = pieces[group.start : group.stop]
             if len(chosen) == 1:
                 segments.append((self._work.folder / chosen[0][0], chosen[0][1]))
@@ -190,6 +191,9 @@ class Pieces:
             merged = merge_segments(opened, codec, self._work.begin(name), self._work.disk)
             segments.append((self._work.folder / name, merged))
         return segments
+
+    def _described_bytes(self, name: str, contents: Contents) -> int:
+        return sum((self._work.folder / name / file).stat().st_size for file in contents.holds if is_described(file))
 
     def _open(self, codec: AnyCodec, name: str, contents: Contents) -> OpenSegment:
         return open_segment(self._work.folder / name, codec, contents.documents, texts=self._options.store_text)
@@ -202,7 +206,10 @@ class Pieces:
             ((_, probe),) = self._encode_sample([np.sort(order[:_PROBE])], "probe")
             mean = max(float(probe.lengths.mean()), 1.0)
         # Half of the memory is the sample's, the other half the training's.
-        vectors = min(wanted(round(mean * count)), self._options.memory // (8 * self._card.dim))
+        best, fits = wanted(round(mean * count)), self._options.memory // (8 * self._card.dim)
+        if fits < best:
+            logger.warning("the memory holds %d of the %d vectors that the index is best trained on; allow more of it", fits, best)
+        vectors = min(best, fits)
         numbers = np.sort(order[: max(1, math.ceil(vectors / mean))])
         size = max(1, min(_SAMPLE_PIECE, int(_PIECE_BYTES / (4 * self._card.dim * mean))))
         return [numbers[start : start + size] for start in range(0, len(numbers), size)]
@@ -254,27 +261,45 @@ def _chunked(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield chunk
 
 
-def groups(codec: AnyCodec, sizes: Sequence[tuple[int, int]], memory: int) -> list[range]:
+class Extent(NamedTuple):
+    """How large a segment is.
+
+    Attributes:
+        documents: Number of documents.
+        vectors: Number of their vectors.
+        described: Bytes of the files of their ids and metadata.
+    """
+
+    documents: int
+    vectors: int
+    described: int = 0
+
+    def with_more(self, other: Extent) -> Extent:
+        """Both together."""
+        return Extent(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[range]:
     """Runs of segments that can be merged into one each.
 
     Args:
         codec: Says what merging takes.
-        sizes: Documents and vectors of each segment.
+        extents: How large each segment is.
         memory: Bytes that a merge may hold; a segment that takes more stays alone.
     """
     runs: list[range] = []
-    begin = documents = vectors = 0
-    for number, (more_documents, more_vectors) in enumerate(sizes):
-        documents, vectors = documents + more_documents, vectors + more_vectors
-        if number > begin and _held(codec, documents, vectors) > memory:
+    begin, whole = 0, Extent(0, 0)
+    for number, extent in enumerate(extents):
+        whole = whole.with_more(extent)
+        if number > begin and _held(codec, whole) > memory:
             runs.append(range(begin, number))
-            begin, documents, vectors = number, more_documents, more_vectors
-    return [*runs, range(begin, len(sizes))]
+            begin, whole = number, extent
+    return [*runs, range(begin, len(extents))]
 
 
-def _held(codec: AnyCodec, documents: int, vectors: int) -> int:
+def _held(codec: AnyCodec, extent: Extent) -> int:
     """Bytes that writing or merging a segment holds at most."""
-    return codec.memory(documents, vectors) + DOCUMENT_BYTES * documents
+    return codec.memory(extent.documents, extent.vectors) + DOCUMENT_BYTES * extent.documents + DESCRIBED_COPIES * extent.described
 
 
 def _facts(contents: Contents) -> dict[str, Any]:

@@ -21,14 +21,13 @@ from encoder.errors import InputError
 from encoder.files import read_json
 from retrieval.indexes.disk import Disk, put_file, remove_tree
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.store.layout import Layout, entries
+from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import FileEntry
 from retrieval.indexes.store.reading import verify_files
 from retrieval.indexes.store.writing import seal
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "b-"
 _SUFFIX = ".done"
 
 
@@ -47,8 +46,8 @@ class WorkFolder:
 
     def __init__(self, layout: Layout, plan: Mapping[str, Any], *, restart: bool, disk: Disk) -> None:
         self.disk = disk
-        self.folder = layout.temporary / f"{_PREFIX}{_digest(plan)[:24]}"
-        for other in interrupted_builds(layout):
+        self.folder = layout.pieces(_digest(plan)[:24])
+        for other in layout.interrupted_builds():
             if other != self.folder or restart:
                 if not restart:
                     raise InputError(
@@ -110,11 +109,6 @@ class WorkFolder:
     def remove(self) -> None:
         """Remove the folder with all pieces."""
         remove_tree(self.folder, self.disk)
-
-
-def interrupted_builds(layout: Layout) -> list[Path]:
-    """The folders of builds that were not finished."""
-    return [path for path in entries(layout.temporary) if path.name.startswith(_PREFIX)]
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -15,14 +15,12 @@ What stands in it:
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from encoder.files import expand_home
 from encoder.running.log import Line, curve
+from encoder.running.machine import peak_memory
 from retrieval.training.data import TrainingRows
 from retrieval.training.loop.board import SCORE
 from retrieval.training.loop.snapshot import Progress
@@ -107,15 +105,3 @@ def describe_result(log: Sequence[Line], progress: Progress, *, epochs: float, k
         "resumed_at": list(progress.resumed_at),
         "peak_memory_bytes": peak_memory(),
     }
-
-
-def peak_memory() -> int | None:
-    """The most memory that this process has held, in bytes: of its GPU where it has one, else of the machine; None on Windows."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    if sys.platform == "win32":
-        return None
-    import resource  # there is none on Windows
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # kilobytes but on macOS

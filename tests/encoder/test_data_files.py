@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from encoder.data_files import atomic_file, cache_folder, file_sha256, read_lines
+from encoder.data_files import atomic_file, cache_folder, file_sha256, read_lines, read_whole
 from encoder.errors import InputError
 from encoder.files import check_target
 
@@ -20,13 +20,24 @@ def test_lines_keep_their_numbers_across_blank_lines_and_windows_ends(tmp_path: 
     assert list(read_lines(path)) == [(1, "one"), (4, "two\u2028still two"), (5, "three")]
 
 
+def test_a_whole_file_keeps_its_ends_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\r\n\ntwo\u2028\ufeffthree".encode())
+    assert read_whole(path) == "one\r\n\ntwo\u2028\ufeffthree"
+    path.write_bytes(b"one\ntwo \xff\n")
+    for read in (read_whole, lambda path: list(read_lines(path))):
+        with pytest.raises(InputError, match=r"a\.txt:2: not UTF-8 \(invalid start byte at byte 4 of the line\)"):
+            read(path)
+
+
 def test_a_damaged_gzip_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     whole = gzip.compress(os.urandom(5000).hex().encode())
     for content in (whole[: len(whole) // 2], b"not gzip at all", whole[:100] + b"\xff" * 8 + whole[108:]):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"a\.txt\.gz.*damaged gzip"):
-            list(read_lines(path))
+        for read in (read_whole, lambda path: list(read_lines(path))):
+            with pytest.raises(InputError, match=r"a\.txt\.gz.*damaged gzip"):
+                read(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])

@@ -123,6 +123,7 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     ("options", "message"),
     [
         (("--memory", "much"), "'much' is not a size; write one as 500MB or 2GB"),
+        (("--memory", "8"), "--memory 8 is 8 bytes; an index wants 16 MB at least"),
         (("--engine", "fastest"), "index engine 'fastest': none for a dense model; there are"),
         (("--set", "bits"), "'bits' is not a setting; write each once, as name=value"),
         (("--set", "bits=4"), "an exact index has no settings, got bits"),

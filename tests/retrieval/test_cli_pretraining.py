@@ -61,7 +61,15 @@ def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> No
     assert record["recipe"]["phases"][0]["tokens"] == 900
     assert record["command"].endswith("pretrain recipe.json --out out phases.0.tokens=900")
     report = (folder / "out" / "report.md").read_text()
-    for text in ("# Pretraining run: as in the test", "Held-out loss", "Tokens/s", "Packing", "phase 1: only", "Gradient norm"):
+    for text in (
+        "# Pretraining run: as in the test",
+        "Held-out loss",
+        "Tokens/s",
+        "Packing",
+        "phase 1: only",
+        "Gradient norm",
+        "Model FLOP/s",
+    ):
         assert text in report
     facts = summary(read_pretraining(folder / "out"))
     assert facts["Updates"] == str(record["result"]["steps"])
@@ -93,6 +101,22 @@ def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Pa
     done = quiver("report", "training", "out")
     assert done.code == 0, done.err
     assert (folder / "out" / "report.md").read_text() == render_pretraining(run)
+
+
+def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:
+    """Without its text: that has been tokenised. The model is that of a run in one go."""
+    done = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
+    assert (done.code, done.out) == (0, "prepared: out; the same command with --resume instead of --prepare trains\n")
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["corpus", "recipe.json", "tokenizer"]
+    again = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
+    assert again.code == 2
+    assert "holds an unfinished run; go on with it by --resume" in again.err
+    assert quiver("pretrain", "recipe.json", "--out", "out", "--prepare", "--resume").code == 0
+    assert quiver("pretrain", "recipe.json", "--out", "whole").code == 0
+    (folder / "lines.txt").unlink()
+    assert quiver("pretrain", "recipe.json", "--out", "out", "--resume").code == 0
+    models = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("out", "whole")]
+    assert models[0] == models[1]
 
 
 @pytest.mark.parametrize(

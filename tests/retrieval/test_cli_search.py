@@ -215,6 +215,8 @@ def test_an_explanation_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         "document_span": [where, where + 4],
         "similarity": 0.91,
     }
+    nothing = explanation_json({"colbert": Explanation("d", -np.inf, "", ())})
+    assert json.dumps(nothing, allow_nan=False) == '{"colbert": {"score": null, "matches": []}}'
     assert content["bm25"] == {"score": 1.25, "words": [{"word": "bird", "score": 1.25}, {"word": "wings", "score": 0.0}]}
 
 

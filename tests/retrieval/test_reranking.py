@@ -70,6 +70,11 @@ def test_a_text_is_encoded_once(word_by_word: Any) -> None:
     assert encoded == [TEXTS["d1"], TEXTS["d2"], TEXTS["d3"]]
 
 
+def test_a_score_that_is_no_number_is_no_missing_vector() -> None:
+    with pytest.raises(ValueError, match="'d2' has the score NaN"):
+        rerank({"q1": {"d1": 3.0, "d2": 2.0}}, QUERIES[:1], lambda queries, candidates: [np.array([1.0, np.nan], np.float32)], 3)
+
+
 def test_what_cannot_be_reranked(index: Index, word_by_word: Any) -> None:
     with pytest.raises(InputError, match="no document 'other' in this index"):
         rerank({"q1": {"other": 1.0}}, QUERIES, IndexScorer(index, word_by_word), 3)

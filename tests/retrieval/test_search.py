@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from encoder.errors import InputError
-from retrieval.indexes import Filter, build_in_memory, build_index
+from retrieval.hybrid import index_system
+from retrieval.indexes import BuildOptions, Filter, build_in_memory, build_index
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Document, Query, TokenCounts
 from retrieval.run import ranked
@@ -58,6 +59,27 @@ def test_what_cannot_be_searched_is_refused_before_encoding(tmp_path: Path, word
     assert search(in_memory, other_word_sum, QUERIES, 2).run == {query: pytest.approx(scores) for query, scores in by_index.items()}
     with pytest.raises(ValueError, match="know no metadata to filter by"):
         search(in_memory, word_sum, QUERIES, 2, where=Filter())
+
+
+def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: DenseModel) -> None:
+    many = [Document(f"d{number:03d}", f"word{number} text{number % 7} end{number % 3}") for number in range(120)]
+    options = BuildOptions("ivf-dense", {"nlist": 8})
+    index = build_index(many, word_sum, tmp_path / "i", options=options)
+    wanted = search(index, word_sum, QUERIES, 10, effort=index.effort_for(0.9, 10)).run
+    assert search(index, word_sum, QUERIES, 10, target_recall=0.9).run == wanted
+    assert index_system(index, word_sum, target_recall=0.9)(QUERIES, 10) == wanted
+    calls = len(word_sum.calls)
+    with pytest.raises(InputError, match="up to 100 hits, not for 110"):
+        search(index, word_sum, QUERIES, 110, target_recall=0.9)
+    with pytest.raises(ValueError, match="target_recall must be above 0"):
+        search(index, word_sum, QUERIES, 10, target_recall=2)
+    assert len(word_sum.calls) == calls, "said before anything is encoded"
+    with pytest.raises(ValueError, match="either an effort or a target_recall"):
+        search(index, word_sum, QUERIES, 10, target_recall=0.9, effort="fast")
+    in_memory = build_in_memory(word_sum, DOCUMENTS).index
+    for chosen in ({"effort": "fast"}, {"target_recall": 0.9}):
+        with pytest.raises(ValueError, match="vectors in memory are searched as they were indexed"):
+            search(in_memory, word_sum, QUERIES, 2, **chosen)  # type: ignore[arg-type]
 
 
 def test_a_filter_is_applied_inside_the_search(tmp_path: Path, word_sum: DenseModel) -> None:

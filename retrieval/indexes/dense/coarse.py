@@ -18,19 +18,18 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.clustering import Clustering
+from retrieval.indexes.clustering import Clustering, kmeans
+from retrieval.indexes.fast_scan import CODEWORDS, product_quantizer, train_codebooks
 from retrieval.indexes.threads import one_thread
 
 # FAISS's type stubs know nothing of what its Python layer adds.
 _faiss: Any = faiss
 
-CODEWORDS = 16
-"""Codewords of a codebook: what four bits can name."""
 
 VECTORS_A_LIST = 32
 """Vectors that k-means learns a centroid from, at most."""
 
-_ITERATIONS = 6
+
 # Vectors that the codebooks are learned from: FAISS uses 256 for each of the 16 codewords.
 _RESIDUALS = 256 * CODEWORDS
 
@@ -62,10 +61,10 @@ class CoarseCoding:
         filled = _filled(vectors, -(-vectors.shape[1] // dsub) * dsub)
         rng = np.random.default_rng(seed)
         with one_thread():  # several of them add in another order in every run
-            centroids = _kmeans(filled, min(lists, len(filled)), seed)
+            centroids = kmeans(filled, lists, vectors_a_centroid=VECTORS_A_LIST, seed=seed)
             numbers = _clustering(centroids).assign(filled, None)
             chosen = np.sort(rng.choice(len(filled), min(len(filled), _RESIDUALS), replace=False))
-            products = _codebooks(filled[chosen] - centroids[numbers[chosen]], dsub)
+            products = train_codebooks(filled[chosen] - centroids[numbers[chosen]], dsub)
         return cls(vectors.shape[1], centroids, products)
 
     @property
@@ -115,9 +114,7 @@ class CoarseCoding:
 
     @cached_property
     def _quantizer(self) -> Any:
-        quantizer = _faiss.ProductQuantizer(self.centroids.shape[1], len(self.products), 4)
-        _faiss.copy_array_to_vector(self.products.ravel(), quantizer.centroids)
-        return quantizer
+        return product_quantizer(self.products)
 
 
 def _filled(vectors: NDArray[np.float32], width: int) -> NDArray[np.float32]:
@@ -131,30 +128,3 @@ def _filled(vectors: NDArray[np.float32], width: int) -> NDArray[np.float32]:
 def _clustering(centroids: NDArray[np.float32]) -> Clustering:
     """The lists as one group: each vector is assigned to the nearest of all."""
     return Clustering(centroids, np.array([0, len(centroids)]))
-
-
-def _kmeans(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.float32]:
-    if count == 1:
-        mean: NDArray[np.float32] = vectors.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
-        return mean
-    means = _faiss.Kmeans(
-        vectors.shape[1],
-        count,
-        niter=_ITERATIONS,
-        seed=seed,
-        min_points_per_centroid=1,  # otherwise it complains
-        max_points_per_centroid=VECTORS_A_LIST,
-    )
-    means.train(vectors)
-    found: NDArray[np.float32] = np.array(means.centroids)
-    return found
-
-
-def _codebooks(residuals: NDArray[np.float32], dsub: int) -> NDArray[np.float32]:
-    width = residuals.shape[1]
-    quantizer = _faiss.ProductQuantizer(width, width // dsub, 4)
-    quantizer.cp.min_points_per_centroid = 1
-    # Fewer than codewords: some of them are repeated.
-    quantizer.train(np.ascontiguousarray(np.resize(residuals, (max(len(residuals), CODEWORDS), width))))
-    found: NDArray[np.float32] = _faiss.vector_to_array(quantizer.centroids).reshape(-1, CODEWORDS, dsub)
-    return found

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,9 +28,8 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from encoder.files import read_json
-from retrieval.indexes.dense.coarse import CODEWORDS, CoarseCoding
+from retrieval.indexes.dense.coarse import CoarseCoding
 from retrieval.indexes.dense.lists import InvertedLists
-from retrieval.indexes.dense.records import RecordFiles
 from retrieval.indexes.dense.refine import BLOCK, RefineStore, holds, write_codes
 from retrieval.indexes.dense.scalar import ScalarCoding, open_scalar, save_scalar
 from retrieval.indexes.dense.segment import DenseSegment, widened
@@ -53,7 +51,10 @@ from retrieval.indexes.dense.settings import (
 from retrieval.indexes.disk import Disk, write_array, write_file
 from retrieval.indexes.engines import Bitmap, Preset, Sample, Setting, Size
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.fast_scan import CODEWORDS
 from retrieval.indexes.mapped import map_array
+from retrieval.indexes.once import Once
+from retrieval.indexes.record_files import RecordFiles
 from retrieval.records import ModelCard
 
 COARSE = "coarse.u8"
@@ -90,6 +91,7 @@ class ListFinder:
         self._coding = coding
         self._path = path
         self._records: NDArray[np.uint8] = map_array(path, np.uint8, (rows, coding.width))
+        self._lists: Once[InvertedLists] = Once()
 
     @property
     def size(self) -> Size:
@@ -98,15 +100,13 @@ class ListFinder:
 
     def find(self, queries: NDArray[np.float32], count: int, *, effort: ListsEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         """See `retrieval.indexes.dense.segment.Finder`."""
-        return self._lists.find(queries, count, nprobe=widened(effort.nprobe, allowed), allowed=allowed)
+        return self._lists.get(self._make_lists).find(queries, count, nprobe=widened(effort.nprobe, allowed), allowed=allowed)
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """See `retrieval.indexes.dense.segment.Finder`."""
         files.copy(COARSE, self._records, keep)
 
-    @cached_property
-    def _lists(self) -> InvertedLists:
-        # Two threads that search first make them twice, and one of the two is kept.
+    def _make_lists(self) -> InvertedLists:
         numbers = self._coding.numbers(self._records)
         if len(numbers) and int(numbers.max()) >= len(self._coding.centroids):
             raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; quiver index repair")
@@ -153,6 +153,11 @@ class ListCodec:
         self.name = name
         self._coarse = coarse
         self._scalar = scalar
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        return self._scalar.dim
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
@@ -279,6 +284,8 @@ def _opened(name: str, folder: Path) -> ListCodec:
     try:
         dim, dsub, lists = (int(described[key]) for key in ("dim", "dsub", "nlist"))
         bits = bits_of(described)
+        if min(dim, dsub, lists) < 1:
+            raise ValueError(f"width {dim}, {dsub} coordinates a code, {lists} lists")
     except (KeyError, TypeError, ValueError, InputError) as error:
         raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
     codes = -(-dim // dsub)

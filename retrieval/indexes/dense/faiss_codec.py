@@ -23,9 +23,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import faiss
 import numpy as np
@@ -43,7 +42,6 @@ from retrieval.indexes.dense.factory import (
     train_index,
 )
 from retrieval.indexes.dense.faiss_files import index_bytes, read_index, write_index
-from retrieval.indexes.dense.records import RecordFiles
 from retrieval.indexes.dense.refine import BLOCK, RefineStore, holds, write_codes
 from retrieval.indexes.dense.scalar import ScalarCoding, open_scalar, save_scalar
 from retrieval.indexes.dense.segment import DenseSegment, widened
@@ -61,6 +59,8 @@ from retrieval.indexes.disk import Disk, write_file
 from retrieval.indexes.engines import Bitmap, Preset, Sample, Setting, Size
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.mapped import map_array
+from retrieval.indexes.once import Once
+from retrieval.indexes.record_files import RecordFiles
 from retrieval.indexes.threads import one_thread
 from retrieval.records import ModelCard
 from retrieval.rows import MatrixRows
@@ -95,6 +95,7 @@ class FaissFinder:
         self._shape = (len(store), store.coding.dim)
         # Mapped now and read at the first search: a merge needs no index, and a file that is removed meanwhile stays with who has it open.
         self._content: NDArray[np.uint8] = map_array(path, np.uint8, (-1,))
+        self._read: Once[_Read] = Once()
 
     @property
     def size(self) -> Size:
@@ -104,7 +105,8 @@ class FaissFinder:
     def find(self, queries: NDArray[np.float32], count: int, *, effort: FactoryEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         """See `retrieval.indexes.dense.segment.Finder`."""
         total, fetched = len(self), count
-        told = allowed if self._takes_selectors else None
+        read = self._read.get(self._read_index)
+        told = allowed if read.takes_selectors else None
         if allowed is not None and told is None:
             fetched = min(total, -(-count * total // max(1, int(np.count_nonzero(allowed)))))
         nprobe = widened(effort.nprobe, allowed)
@@ -117,7 +119,7 @@ class FaissFinder:
         pending = np.arange(len(queries))
         while len(pending):
             rest = []
-            for number, rows in zip(pending.tolist(), self._search(queries[pending], fetched, knobs, told), strict=True):
+            for number, rows in zip(pending.tolist(), self._search(read.index, queries[pending], fetched, knobs, told), strict=True):
                 met = rows[rows >= 0]  # -1 fills up what was not found
                 kept = met if allowed is None else met[allowed[met]]
                 found[number] = kept[:count]
@@ -132,7 +134,9 @@ class FaissFinder:
     def __len__(self) -> int:
         return self._shape[0]
 
-    def _search(self, queries: NDArray[np.float32], count: int, knobs: Mapping[str, float], allowed: Bitmap | None) -> NDArray[np.int64]:
+    def _search(
+        self, index: Any, queries: NDArray[np.float32], count: int, knobs: Mapping[str, float], allowed: Bitmap | None
+    ) -> NDArray[np.int64]:
         """Rows of each query, best first, (Q, count), -1 behind the last."""
         selector = None
         if allowed is not None:
@@ -140,30 +144,34 @@ class FaissFinder:
             selector = _faiss.IDSelectorBitmap(len(self), _faiss.swig_ptr(packed))
         # Several threads make one query slower; many queries are theirs to share.
         with one_thread() if len(queries) == 1 else nullcontext():
-            parameters = search_parameters(self._index, {name: knobs[name] for name in search_settings(self._index)}, selector)
-            _, rows = self._index.search(queries, count, params=parameters)
+            parameters = search_parameters(index, {name: knobs[name] for name in search_settings(index)}, selector)
+            _, rows = index.search(queries, count, params=parameters)
         found: NDArray[np.int64] = rows
         return found
 
-    @cached_property
-    def _takes_selectors(self) -> bool:
-        """Whether the index can be told which rows are allowed; one that cannot says so to the first that tries."""
-        everything = np.full(-(-len(self) // 8), 0xFF, np.uint8)
-        selector = _faiss.IDSelectorBitmap(len(self), _faiss.swig_ptr(everything))
-        try:
-            parameters = search_parameters(self._index, search_settings(self._index), selector)
-            self._index.search(np.zeros((1, self._shape[1]), np.float32), 1, params=parameters)
-        except RuntimeError:
-            return False
-        return True
-
-    @cached_property
-    def _index(self) -> Any:
-        # Two threads that search first read it twice, and one of the two is kept.
+    def _read_index(self) -> _Read:
         index = read_index(self._content, self._path)
         if (index.ntotal, index.d) != self._shape:
             raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; quiver index repair")
-        return index
+        return _Read(index, _takes_selectors(index, *self._shape))
+
+
+class _Read(NamedTuple):
+    """An index in memory, and whether it can be told which rows are allowed."""
+
+    index: Any
+    takes_selectors: bool
+
+
+def _takes_selectors(index: Any, count: int, dim: int) -> bool:
+    """Whether an index of so many vectors can be told which rows are allowed; one that cannot says so to the first that tries."""
+    everything = np.full(-(-count // 8), 0xFF, np.uint8)
+    selector = _faiss.IDSelectorBitmap(count, _faiss.swig_ptr(everything))
+    try:
+        index.search(np.zeros((1, dim), np.float32), 1, params=search_parameters(index, search_settings(index), selector))
+    except RuntimeError:
+        return False
+    return True
 
 
 class FaissWriter:
@@ -217,6 +225,11 @@ class FaissCodec:
         self.factory = factory
         self.scalar = scalar
         self._trained = trained
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        return self.scalar.dim
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
@@ -308,7 +321,9 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     factory = chosen.factory
     index = _made(factory, card.dim)
     scalar = ScalarCoding.learn(sample.vectors, chosen.bits)
-    decoded = scalar.decode(*scalar.encode(sample.vectors))  # what the index will hold
+    decoded = np.empty_like(sample.vectors)  # what the index will hold
+    for start in range(0, len(decoded), BLOCK):
+        decoded[start : start + BLOCK] = scalar.decode(*scalar.encode(sample.vectors[start : start + BLOCK]))
     with one_thread():  # several of them add in another order in every run
         train_index(index, MatrixRows(decoded), factory, seed=seed)
         tried = _faiss.clone_index(index)

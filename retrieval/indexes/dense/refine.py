@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.dense.records import RecordFiles
 from retrieval.indexes.dense.scalar import Codes, Prepared, ScalarCoding
 from retrieval.indexes.engines import Bitmap, Found
 from retrieval.indexes.exact.ranking import float32_error
 from retrieval.indexes.exact.walk import nearest_by_scores, search_walk
 from retrieval.indexes.mapped import map_array
+from retrieval.indexes.record_files import RecordFiles
 
 SCALES = "scales.f32"
 
@@ -80,14 +80,15 @@ class RefineStore:
             ValueError: A query makes scores that float32 cannot hold.
         """
         prepared = Prepared.of(queries, self.coding)
-        picked = np.arange(len(self)) if allowed is None else np.flatnonzero(allowed)
+        picked = None if allowed is None else np.flatnonzero(allowed)
+        findable = len(self) if picked is None else len(picked)
         # No code is longer than this; a looser bound than the longest code itself, and needs no pass over them.
         longest = float(self._largest_scale) * self.coding.largest * self.coding.dim**0.5
         magnitudes = np.sqrt((prepared.weights**2).sum(axis=1)) * longest + np.abs(prepared.offsets)
         errors = np.array([float32_error(self.coding.dim + _ROUNDINGS, float(magnitude)) for magnitude in magnitudes])
-        walk = _Walk(self, prepared, picked)
-        found = search_walk(walk, k, findable=len(picked), errors=errors, ids=ranks[picked], all_exact=True)
-        return [Found(picked[places], scores) for places, scores in found]
+        walk, ids = _Walk(self, prepared, picked), ranks if picked is None else ranks[picked]
+        found = search_walk(walk, k, findable=findable, errors=errors, ids=ids, all_exact=True)
+        return [Found(places if picked is None else picked[places], scores) for places, scores in found]
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """Append the rows that are kept, (P,), to the files of another segment, byte for byte."""
@@ -145,21 +146,22 @@ class _Part:
 
 
 class _Walk:
-    """Chosen documents in parts; see `retrieval.indexes.exact.walk.Walk`."""
+    """Chosen documents in parts, or all of them, of which nothing is copied; see `retrieval.indexes.exact.walk.Walk`."""
 
-    def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64]) -> None:
+    def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64] | None) -> None:
         self._store = store
         self._prepared = prepared
         self._picked = picked
 
     def parts(self) -> Iterator[tuple[int, _Part]]:
-        for start in range(0, len(self._picked), _SEARCHED):
-            yield start, self._part(self._picked[start : start + _SEARCHED])
+        for start in range(0, len(self._store if self._picked is None else self._picked), _SEARCHED):
+            part = slice(start, start + _SEARCHED)
+            yield start, self._part(part if self._picked is None else self._picked[part])
 
     def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _Part]]:
         for start in range(0, len(rows), _SEARCHED):
             part = rows[start : start + _SEARCHED]
-            yield len(part), self._part(self._picked[part])
+            yield len(part), self._part(part if self._picked is None else self._picked[part])
 
-    def _part(self, rows: NDArray[np.int64]) -> _Part:
+    def _part(self, rows: NDArray[np.int64] | slice) -> _Part:
         return _Part(self._prepared, self._store.codes[rows], self._store.scales[rows])

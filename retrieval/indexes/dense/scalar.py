@@ -37,6 +37,8 @@ Codes: TypeAlias = NDArray[np.signedinteger[Any]]
 _CENTRE, _SPREAD = "centre.f32", "spread.f32"
 # A coordinate that does not vary in the sample varies in what is added later: its spread is so much of the others' at least.
 _LEAST_SPREAD = 0.1
+# Vectors of a sample that are looked at together.
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ class ScalarCoding:
             >>> coding.centre.tolist(), [round(spread, 3) for spread in coding.spread.tolist()]
             ([2.0, 8.0], [1.002, 0.071])
         """
-        centre = vectors.mean(axis=0, dtype=np.float64)
-        variance = vectors.var(axis=0, dtype=np.float64)
+        centre, variance = _moments(vectors)
         spread = np.sqrt(variance + _LEAST_SPREAD**2 * variance.mean())
         spread[spread.astype(np.float32) == 0] = 1  # one document, or the same one again and again
         return cls(centre.astype(np.float32), spread.astype(np.float32), bits)
@@ -109,6 +110,14 @@ class ScalarCoding:
         """The vectors of codes, (n, d)."""
         decoded: NDArray[np.float32] = codes * scales[:, None] * self.spread + self.centre
         return decoded
+
+
+def _moments(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and variance of each coordinate, (d,), in float64 a block at a time: a sample may take half of the memory that there is."""
+    blocks = [vectors[start : start + _BLOCK] for start in range(0, len(vectors), _BLOCK)]
+    mean = np.sum([block.sum(axis=0, dtype=np.float64) for block in blocks], axis=0) / len(vectors)
+    squares = np.sum([((block - mean) ** 2).sum(axis=0) for block in blocks], axis=0)
+    return mean, squares / len(vectors)
 
 
 @dataclass(frozen=True)

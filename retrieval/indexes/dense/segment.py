@@ -14,10 +14,10 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.dense.records import RecordFiles
 from retrieval.indexes.dense.refine import RefineStore
 from retrieval.indexes.engines import Bitmap, Found, Size
 from retrieval.indexes.exact.ranking import in_order
+from retrieval.indexes.record_files import RecordFiles
 
 # Where a filter leaves so few documents, all of them are scored, which is no slower than to look for candidates among all: a multiple of
 # the candidates, or a share of all documents as long as that is not too many. A document is scored in the time of some twenty codes.

@@ -164,7 +164,8 @@ def _read(word: str) -> tuple[Value, ...]:
             value = number(word)
         except ValueError:
             continue
-        return (value, word) if math.isfinite(value) else (word,)
+        # An integer is not asked: beyond 300 digits it cannot be turned into the float that isfinite looks at.
+        return (value, word) if isinstance(value, int) or math.isfinite(value) else (word,)
     return (word,)
 
 

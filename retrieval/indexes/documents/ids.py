@@ -87,9 +87,8 @@ class IdTable:
 
 def write_ids(folder: Path, strings: PackedStrings, disk: Disk) -> dict[str, str]:
     """Write the ids of a segment, which differ from each other; file name -> what it holds."""
-    hashes = np.concatenate(
-        [np.zeros(0, np.uint64), *(id_hashes(strings[start : start + 65_536]) for start in range(0, len(strings), 65_536))]
-    )
+    chunks = range(0, len(strings), _TOGETHER)
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(id_hashes(strings[start : start + _TOGETHER]) for start in chunks)])
     by_hash = np.argsort(hashes, kind="stable")
     ranks = np.empty(len(strings), np.uint32)
     ranks[strings.order()] = np.arange(len(strings), dtype=np.uint32)
@@ -102,6 +101,11 @@ def write_ids(folder: Path, strings: PackedStrings, disk: Disk) -> dict[str, str
         _ROWS: "the row of each hash, (P,) uint32",
         _RANKS: "the rank of each row's id in ascending order, (P,) uint32",
     }
+
+
+def is_ids(name: str) -> bool:
+    """Whether a file of a segment holds the ids themselves."""
+    return name == f"{_STEM}.utf8"
 
 
 def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:

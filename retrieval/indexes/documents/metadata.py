@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 Type: TypeAlias = Literal["boolean", "integer", "number", "string"]
 Values: TypeAlias = PackedStrings | NDArray[Any]
 
-_LIST = "metadata.json"
+_STEM = "metadata"
+_LIST = f"{_STEM}.json"
 _DTYPES: dict[str, type[np.generic]] = {"boolean": np.bool_, "integer": np.int64, "number": np.float64}
 # Longer strings are texts, which nobody compares with a value.
 _LONGEST = 512
@@ -89,10 +90,10 @@ class MetadataTable:
                 raise
             raise DamagedIndexError(f"{path}: not the list of the metadata ({error}); quiver index repair") from error
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Names of the fields, each once, in order."""
-        return tuple(dict.fromkeys(column.field for column in self.columns))
+
+def is_metadata(name: str) -> bool:
+    """Whether a file of a segment is one of its metadata."""
+    return name.startswith(_STEM)
 
 
 class MetadataWriter:
@@ -149,12 +150,19 @@ class _Collected:
 
 
 def typed(value: Value) -> tuple[Type, Value]:
-    """The type of a value and the value as its column holds it; an integer that 64 bits cannot hold is a number."""
+    """The type of a value and the value as its column holds it; an integer that 64 bits cannot hold is a number, infinite if need be."""
     if isinstance(value, bool):
         return "boolean", value
     if isinstance(value, int):
-        return ("integer", value) if -_INT64 <= value < _INT64 else ("number", float(value))
+        return ("integer", value) if -_INT64 <= value < _INT64 else ("number", _nearest_float(value))
     return ("number", value + 0.0) if isinstance(value, float) else ("string", value)
+
+
+def _nearest_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[str, str]:
@@ -162,7 +170,7 @@ def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[s
     holds = {_LIST: "the fields of the metadata, their types and sizes"}
     listed = []
     for number, column in enumerate(sorted(columns, key=lambda each: (each.field, each.type))):
-        stem, what = f"metadata-{number:04d}", f"of the metadata's field {column.field!r} ({column.type})"
+        stem, what = f"{_STEM}-{number:04d}", f"of the metadata's field {column.field!r} ({column.type})"
         if isinstance(column.values, PackedStrings):
             holds |= column.values.save(folder / f"{stem}.values", disk, f"distinct values {what}")
         else:
@@ -237,14 +245,14 @@ def _distinct(values: Values) -> tuple[Values, NDArray[np.int64]]:
         return distinct, inverse.astype(np.int64)
     order = values.order()
     new = np.ones(len(order), bool)
-    new[1:] = [values.bytes_of(int(a)) != values.bytes_of(int(b)) for a, b in pairwise(order)]
+    new[1:] = ~values.equal(order[1:], values, order[:-1])
     place = np.empty(len(order), np.int64)
     place[order] = np.cumsum(new) - 1
     return values.select(order[new]), place
 
 
 def _open_column(folder: Path, number: int, *, field: str, type: Type, values: int, entries: int) -> Column:  # noqa: A002
-    stem = folder / f"metadata-{number:04d}"
+    stem = folder / f"{_STEM}-{number:04d}"
     opened: Values
     if type == "string":
         opened = PackedStrings.open(folder / f"{stem.name}.values", values)

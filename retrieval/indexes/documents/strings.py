@@ -20,6 +20,10 @@ LOOK = "the index is damaged: quiver index check names the file"
 """What to do where a file that is mapped turns out not to be what was written."""
 
 
+# Bytes whose places are worked out together.
+_PLACES = 1 << 20
+
+
 class PackedStrings(Sequence[str]):
     """Strings in two arrays, in memory or mapped.
 
@@ -101,8 +105,15 @@ class PackedStrings(Sequence[str]):
         lengths = self.ends[indices] - begins
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
-        places = np.repeat(begins - (ends - lengths), lengths) + np.arange(total)
-        return PackedStrings(np.asarray(self.blob[places]), ends)
+        blob = np.empty(max(total, 0), np.uint8)
+        first = done = 0
+        while done < total:  # some at a time: the place of a byte takes eight of them
+            last = max(first + 1, int(np.searchsorted(ends, done + _PLACES, side="right")))
+            end = int(ends[last - 1])
+            shifts = begins[first:last] - (ends[first:last] - lengths[first:last])
+            blob[done:end] = self.blob[np.repeat(shifts, lengths[first:last]) + np.arange(done, end)]
+            first, done = last, end
+        return PackedStrings(blob, ends)
 
     def equal(self, indices: NDArray[np.intp], others: PackedStrings, theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Whether strings are those of another pack, pair by pair, (len(indices),).

@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.disk import Disk, write_array
 from retrieval.indexes.documents.filters import Condition, matching_rows
-from retrieval.indexes.documents.ids import IdTable, write_ids
-from retrieval.indexes.documents.metadata import MetadataTable, MetadataWriter, merge_columns, write_columns
+from retrieval.indexes.documents.ids import IdTable, is_ids, write_ids
+from retrieval.indexes.documents.metadata import MetadataTable, MetadataWriter, is_metadata, merge_columns, write_columns
 from retrieval.indexes.documents.strings import PackedStrings
 from retrieval.indexes.documents.texts import Texts, TextWriter
 from retrieval.indexes.mapped import map_array
 from retrieval.records import Document, TextTokens, TokenCounts
 
 DOCUMENT_BYTES = 256
-"""What writing or merging holds of a document, about, beside its metadata: id, hash, rank and places, and copies of them."""
+"""What writing or merging holds of a document at most, whatever its id and metadata are: hash, rank and places, and copies of them."""
+
+DESCRIBED_COPIES = 12
+"""What it holds of ids and metadata at most, as a multiple of the bytes of their files (`is_described`)."""
 
 _TOKENS = "documents.tokens"
 
@@ -73,6 +76,11 @@ class DocumentTable:
         rows = self.ids.rows_of(list(ids))
         found[rows[rows >= 0]] = True
         return found
+
+
+def is_described(name: str) -> bool:
+    """Whether the size of a segment's file is that of ids or of metadata, and thus does not follow from the number of documents."""
+    return is_ids(name) or is_metadata(name)
 
 
 class DocumentTableWriter:

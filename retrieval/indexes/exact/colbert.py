@@ -20,6 +20,7 @@ from encoder.errors import InputError
 from retrieval.indexes.exact.arrays import block_rows, check_new_ids, first_bad_row, largest_norm
 from retrieval.indexes.exact.ranking import check_k, float32_error
 from retrieval.indexes.exact.walk import Ranked, nearest_by_scores, search_walk
+from retrieval.indexes.queries import token_queries
 from retrieval.maxsim import maxsim_packed
 from retrieval.protocols import Rows
 from retrieval.records import Hits, TokenVectors
@@ -141,12 +142,7 @@ class ExactColBERTIndex:
             ValueError: k < 1, or a query that is empty, not finite, of another width than the index, or too long for float32 scores.
         """
         check_k(k)
-        given = [np.ascontiguousarray(query, dtype=np.float32) for query in queries]
-        for row, query in enumerate(given):
-            if query.ndim != 2 or not len(query) or query.shape[1] != self.dim:
-                raise ValueError(f"query {row} must have the shape (>= 1, {self.dim}), got {query.shape}")
-            if not np.isfinite(query).all():
-                raise ValueError(f"a vector of query {row} is not finite")
+        given = token_queries(queries, self.dim)
         found = search_tokens(self._rows, self._offsets, given, k, largest_norm=self._largest_norm, ids=self._names)
         return Hits([self._names[rows].tolist() for rows, _ in found], [scores for _, scores in found])
 

@@ -18,15 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.exact.arrays import (
-    ROWS,
-    block_rows,
-    check_new_ids,
-    first_bad_row,
-    largest_norm,
-)
+from retrieval.indexes.exact.arrays import ROWS, block_rows, check_new_ids, first_bad_row, largest_norm
 from retrieval.indexes.exact.ranking import check_k, float32_error
 from retrieval.indexes.exact.walk import Ranked, nearest_by_scores, search_walk
+from retrieval.indexes.queries import dense_queries
 from retrieval.protocols import Rows
 from retrieval.records import DenseVectors, Hits
 from retrieval.rows import MatrixRows, PickedRows
@@ -117,7 +112,7 @@ class ExactDenseIndex:
             ValueError: k < 1, another width than the index, or a query that is not finite or makes scores that float32 cannot hold.
         """
         check_k(k)
-        matrix = check_queries(queries, self.dim)
+        matrix = dense_queries(queries, self.dim)
         found = search_dense(self._rows, matrix, k, largest_norm=self._largest_norm, ids=self._names)
         return Hits([self._names[rows].tolist() for rows, _ in found], [scores for _, scores in found])
 
@@ -165,21 +160,6 @@ def search_dense(
             _Walk(rows, queries[group], allowed), k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact
         )
     return ranked
-
-
-def check_queries(queries: DenseVectors, dim: int) -> DenseVectors:
-    """Queries as a contiguous float32 matrix, (Q, d).
-
-    Raises:
-        ValueError: They have another shape, or one is not finite.
-    """
-    if queries.ndim != 2 or queries.shape[1] != dim:
-        raise ValueError(f"queries must have the shape (Q, {dim}), got {queries.shape}")
-    matrix = np.ascontiguousarray(queries, dtype=np.float32)
-    bad = first_bad_row(MatrixRows(matrix))
-    if bad is not None:
-        raise ValueError(f"the vector of query {bad} is not finite")
-    return matrix
 
 
 class _Part:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -267,13 +267,21 @@ def train_tokens(
 
 
 def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
-    """Open what ``save`` wrote."""
-    return ExactCodec(DENSE, int(read_json(folder / _CODEC)["dim"]), _open_dense)
+    """Open what ``save`` wrote.
+
+    Raises:
+        InputError: It is something else.
+    """
+    return ExactCodec(DENSE, _described(folder / _CODEC, {"dim": int})["dim"], _open_dense)
 
 
 def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
-    """Open what ``save`` wrote."""
-    return ExactCodec(TOKENS, int(read_json(folder / _CODEC)["dim"]), _open_tokens)
+    """Open what ``save`` wrote.
+
+    Raises:
+        InputError: It is something else.
+    """
+    return ExactCodec(TOKENS, _described(folder / _CODEC, {"dim": int})["dim"], _open_tokens)
 
 
 def _check_settings(settings: Mapping[str, Setting]) -> None:
@@ -294,5 +302,16 @@ def _open_tokens(folder: Path, dim: int, rows: int) -> ExactTokenSegment:
 
 
 def _facts(folder: Path) -> _Facts:
-    fields = read_json(folder / _FACTS)
-    return _Facts(int(fields["vectors"]), float(fields["largest_norm"]))
+    return _Facts(**_described(folder / _FACTS, {"vectors": int, "largest_norm": float}))
+
+
+def _described(path: Path, numbers: Mapping[str, type[int] | type[float]]) -> dict[str, Any]:
+    """The numbers that a file says, none of which may be negative."""
+    content = read_json(path)
+    try:
+        found = {name: kind(content[name]) for name, kind in numbers.items()}
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedIndexError(f"{path}: does not say {', '.join(numbers)} ({error}); quiver index repair") from error
+    if not all(value >= 0 for value in found.values()):
+        raise DamagedIndexError(f"{path}: says {found}; quiver index repair")
+    return found

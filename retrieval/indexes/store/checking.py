@@ -47,7 +47,8 @@ class CheckReport:
 
     Attributes:
         generations: All states that are there, oldest first; the last is the one that readers open.
-        leftovers: Files and folders that no state needs: of an interrupted build, or of a commit that did not come to its end.
+        leftovers: Files and folders that no state needs: of an interrupted build, of a commit that did not come to its end, or of a writer
+            that is at work.
     """
 
     generations: tuple[GenerationReport, ...]
@@ -80,26 +81,32 @@ class RepairReport:
     removed: tuple[Path, ...]
 
 
-def check_index(root: Path) -> CheckReport:
+def check_index(root: Path | str) -> CheckReport:
     """Read every file of every state and compare it with its checksum; nothing is changed.
+
+    It takes minutes for a large index, in which a writer may commit: what is missing of a state that has been removed meanwhile is no
+    damage, and that state is left out.
 
     Raises:
         InputError: It is no index, one of another format version, or a file of it may not be read.
     """
-    layout = Layout(root.resolve())
+    layout = Layout(Path(root).resolve())
     check_format(layout)
-    reports = tuple(_check_generation(layout, generation) for generation in layout.generations())
-    readable = [report.generation for report in reports if report.manifest is not None]
-    leftovers = unreferenced(layout, readable) if len(readable) == len(reports) else []
-    return CheckReport(reports, (*leftovers, *entries(layout.temporary)))
+    reports: tuple[GenerationReport, ...] = ()
+    while not reports and (generations := layout.generations()):
+        checked = [_check_generation(layout, generation) for generation in generations]
+        there = set(layout.generations())
+        reports = tuple(report for report in checked if report.generation in there)
+    return CheckReport(reports, (*_leftovers(layout), *entries(layout.temporary)))
 
 
-def repair_index(root: Path, *, disk: Disk = REAL) -> RepairReport:
+def repair_index(root: Path | str, *, disk: Disk = REAL) -> RepairReport:
     """Make the newest state one that is whole, and remove what no state needs, interrupted builds left alone.
 
     Raises:
         InputError: It is no index, another process is writing to it, a file may not be read, or nothing of it is whole.
     """
+    root = Path(root)
     with writing(root, disk=disk, damaged=True) as writer:
         report = check_index(root)
         newest = report.generations[-1] if report.generations else None
@@ -114,6 +121,14 @@ def repair_index(root: Path, *, disk: Disk = REAL) -> RepairReport:
         removed = writer.collect_garbage(keep=1)
         before = newest.manifest.documents if newest.manifest is not None else None
         return RepairReport(restored.generation, source.generation, newest.problems, before, restored.documents, tuple(removed))
+
+
+def _leftovers(layout: Layout) -> list[Path]:
+    """What no state names; nothing where a state cannot be read, or a writer removes one in this moment."""
+    try:
+        return unreferenced(layout, layout.generations())
+    except (DamagedIndexError, FileNotFoundError):
+        return []
 
 
 def _best(root: Path, reports: Sequence[GenerationReport]) -> tuple[Manifest, tuple[SegmentEntry, ...]]:

@@ -7,6 +7,7 @@
     DIR/segments/s-<generation>-<number>/   documents and their vectors, never changed
     DIR/tombstones/t-<segment>-<generation> which rows of a segment are deleted, one bit each
     DIR/tmp/                                what is being written; only the holder of the lock touches it
+    DIR/tmp/b-<fingerprint>/                the pieces of a build, which may be resumed; all else there is rubbish once its writer is gone
 
 Generations are numbers that are never used twice, whatever happens to the files.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 FORMAT = "quiver-index"
 VERSION = 2
 
+_RESUMABLE = "b-"
 # Not \d, which other digits than these are too.
 _MANIFEST = re.compile(r"m-([0-9]{12})\.json")
 _SEGMENT = re.compile(r"s-[0-9]{12}-[0-9]{4}")
@@ -78,6 +80,14 @@ class Layout:
         """All folders in it."""
         return self.manifests, self.codecs, self.segments, self.tombstones, self.temporary
 
+    def pieces(self, fingerprint: str) -> Path:
+        """Folder of the pieces of a build."""
+        return self.temporary / f"{_RESUMABLE}{fingerprint}"
+
+    def interrupted_builds(self) -> list[Path]:
+        """The folders of builds that were not finished."""
+        return [path for path in entries(self.temporary) if is_resumable(path.name)]
+
     def manifest(self, generation: int) -> Path:
         """The manifest of a generation."""
         return self.manifests / f"m-{generation:012d}.json"
@@ -103,6 +113,11 @@ def segment_name(generation: int, number: int) -> str:
 def tombstones_name(segment: str, generation: int) -> str:
     """Name of the tombstones that a generation gives a segment."""
     return f"t-{segment}-{generation:012d}"
+
+
+def is_resumable(name: str) -> bool:
+    """Whether what has this name in the temporary folder is a build that may be resumed."""
+    return name.startswith(_RESUMABLE)
 
 
 def is_segment(name: str) -> bool:

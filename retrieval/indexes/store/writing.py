@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from encoder.data_files import file_sha256
 from encoder.errors import InputError
-from retrieval.indexes.disk import REAL, Disk, make_folders, put_file, remove_tree, write_file
+from retrieval.indexes.disk import REAL, Disk, make_folders, put_file, remove, remove_tree, write_file
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.store.layout import VERSION, Layout, entries, segment_name, tombstones_name
+from retrieval.indexes.store.layout import VERSION, Layout, entries, is_resumable, segment_name, tombstones_name
 from retrieval.indexes.store.manifest import CodecEntry, FileEntry, Manifest, SegmentEntry, TombstonesEntry, manifest_bytes, read_manifest
 from retrieval.indexes.store.reading import check_format, format_line, format_version, newest_manifest, tombstones_bytes, verify_files
 from retrieval.records import TokenCounts
@@ -319,12 +319,10 @@ def _prepare(layout: Layout, disk: Disk) -> None:
 
 
 def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
-    """The newest state, once what a killed commit or collection has left is gone; None where it is damaged and may be."""
-    for path in sorted(layout.temporary.iterdir()):
-        if path.name == _MANIFEST:
-            disk.unlink(path)
-        elif path.name.startswith(_DOOMED):
-            remove_tree(path, disk)
+    """The newest state, once what a killed process has left is gone; None where it is damaged and may be."""
+    for path in entries(layout.temporary):
+        if not is_resumable(path.name):
+            remove(path, disk)
     generations = layout.generations()
     try:
         leftovers = unreferenced(layout, generations)
@@ -335,10 +333,7 @@ def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
         return None
     for path in leftovers:
         logger.info("%s: left by an interrupted commit; removed", path)
-        if path.is_dir():
-            remove_tree(path, disk)
-        else:
-            disk.unlink(path)
+        remove(path, disk)
     return manifest
 
 

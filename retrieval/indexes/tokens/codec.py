@@ -26,9 +26,10 @@ from retrieval.indexes.clustering import Clustering, cluster
 from retrieval.indexes.disk import Disk, write_array
 from retrieval.indexes.engines import Bitmap, Preset, Sample, Setting
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.fast_scan import CODEWORDS, train_codebooks
 from retrieval.indexes.mapped import map_array
-from retrieval.indexes.tokens.candidates import train_products
-from retrieval.indexes.tokens.coding import Coding
+from retrieval.indexes.tokens.candidates import CODED_DIMENSIONS
+from retrieval.indexes.tokens.coding import TOO_LONG, Coding
 from retrieval.indexes.tokens.lloyd_max import check_bits
 from retrieval.indexes.tokens.pooling import pool
 from retrieval.indexes.tokens.segment import TokenSegment
@@ -75,6 +76,11 @@ class TokenCodec:
         self._coding = coding
         self._pool_factor = pool_factor
         self._vectors = int(vectors)
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        return self._coding.dim
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
@@ -180,7 +186,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
         seed: Equal input and seed give equal codecs.
 
     Raises:
-        InputError: A setting is wrong, or the width of the vectors is not a multiple of 8.
+        InputError: A setting is wrong, the width of the vectors is not a multiple of 8, or they are too long for half precision.
     """
     del documents
     check_settings(settings, card)
@@ -193,11 +199,13 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     if grouping == "tokens" and token_ids is None:
         raise InputError(f"{card.source} does not say which token a vector is of; choose the clustering two-level or flat")
     clustering = cluster(matrix, token_ids, count=chosen.centroids or default_centroids(expected), grouping=grouping, seed=seed)
+    if not np.isfinite(clustering.centroids).all():
+        raise InputError(TOO_LONG)
     size = min(len(matrix), _RESIDUALS)
     rows = np.sort(np.random.default_rng(seed).choice(len(matrix), size, replace=False))
     part = np.ascontiguousarray(matrix[rows])
     residuals = part - clustering.centroids[clustering.assign(part, None if token_ids is None else token_ids[rows])]
-    coding = Coding(clustering, train_products(residuals), chosen.bits)
+    coding = Coding(clustering, train_codebooks(residuals, CODED_DIMENSIONS), chosen.bits)
     return TokenCodec(coding, pool_factor=chosen.pool_factor, vectors=vectors)
 
 
@@ -210,9 +218,11 @@ def open_tokens(folder: Path) -> TokenCodec:
     """
     described = read_json(folder / _JSON)
     try:
-        bits, dim, present = check_bits(described["bits"]), int(described["dim"]), set(described["arrays"])
-        pool_factor, vectors = int(described["pool_factor"]), int(described["vectors"])
-    except (KeyError, TypeError, ValueError) as error:
+        bits, present = check_bits(described["bits"]), set(described["arrays"])
+        dim, pool_factor, vectors = (int(described[name]) for name in ("dim", "pool_factor", "vectors"))
+        if dim < 1 or dim % MULTIPLE or pool_factor < 1:
+            raise ValueError(f"width {dim}, pool factor {pool_factor}")
+    except (KeyError, TypeError, ValueError, InputError) as error:
         raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
 
     def optional(name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
@@ -225,5 +235,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         tokens=optional(_TOKENS, "<u4", (-1,)),
         heads=optional(_HEADS, "<f4", (-1, dim)),
     )
-    products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // 4, 16, 4)))
+    if not clustering.is_whole:
+        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; quiver index repair")
+    products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     return TokenCodec(Coding(clustering, products, bits), pool_factor=pool_factor, vectors=vectors)

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from encoder.errors import InputError
 from retrieval.indexes.clustering import Clustering
-from retrieval.indexes.tokens import reference
-from retrieval.indexes.tokens.candidates import CODED_DIMENSIONS
-from retrieval.indexes.tokens.kernels import kernels
+from retrieval.indexes.fast_scan import product_quantizer
+from retrieval.indexes.kernels import reference
+from retrieval.indexes.kernels.choice import kernels
+from retrieval.indexes.kernels.packing import LANES, lanes, pack, pairs
 from retrieval.indexes.tokens.lloyd_max import Bits, levels, thresholds
-from retrieval.indexes.tokens.packing import LANES, lanes, pack, pairs
 
-# FAISS's type stubs know nothing of what its Python layer adds.
-_faiss: Any = faiss
+TOO_LONG = "a token vector is too long for an index that keeps bits; use the engine exact-tokens"
+"""What is wrong with vectors whose numbers half precision cannot hold."""
 
 # Rounds of codes and scale; a third changes the error by less than a thousandth.
 _ROUNDS = 2
@@ -84,15 +84,22 @@ class Coding:
 
         Returns:
             Coarse parts, (n, coarse_width), and fine parts, (n, fine_width).
+
+        Raises:
+            InputError: A vector is so long that half precision cannot hold its scale.
         """
         numbers = self.clustering.assign(vectors, token_ids)
         residuals = vectors - self.clustering.centroids[numbers]
         product = self._quantizer.compute_codes(residuals)
         residuals -= reference.product(product, self.products)
         codes, scales = kernels().quantise(residuals, levels(self.bits), thresholds(self.bits), _ROUNDS)
+        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused
+            halves = scales.astype("<f2")
+        if not np.isfinite(halves).all():
+            raise InputError(TOO_LONG)
         return (
             np.concatenate([product, _bytes(numbers.astype(self.number_type))], axis=1),
-            np.concatenate([pack(codes, self.bits), _bytes(scales.astype("<f2"))], axis=1),
+            np.concatenate([pack(codes, self.bits), _bytes(halves)], axis=1),
         )
 
     def decode(self, coarse: NDArray[np.uint8], fine: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -101,7 +108,7 @@ class Coding:
 
     def table(self, query: NDArray[np.float32]) -> NDArray[np.float32]:
         """Inner products of a query's vectors, (n, d), with all codewords, 16 vectors side by side, (n / 16, d / 4, 16, 16)."""
-        found = np.einsum("gbjt,bcj->gbct", lanes(query).reshape(-1, len(self.products), CODED_DIMENSIONS, LANES), self.products)
+        found = np.einsum("gbjt,bcj->gbct", lanes(query).reshape(-1, *self.products.shape[::2], LANES), self.products)
         return np.ascontiguousarray(found, np.float32)
 
     def numbers(self, coarse: NDArray[np.uint8]) -> NDArray[np.integer[Any]]:
@@ -111,9 +118,7 @@ class Coding:
 
     @cached_property
     def _quantizer(self) -> Any:
-        quantizer = _faiss.ProductQuantizer(self.dim, self.dim // CODED_DIMENSIONS, 4)
-        _faiss.copy_array_to_vector(self.products.ravel(), quantizer.centroids)
-        return quantizer
+        return product_quantizer(self.products)
 
 
 def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.tokens.kernels import kernels
+from retrieval.indexes.kernels.choice import kernels
 
 _PROTECTED = 1
 WINDOW = 1024

@@ -10,7 +10,6 @@ Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.engines import Bitmap, Found, Size
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.kernels.choice import kernels
+from retrieval.indexes.kernels.packing import lanes
 from retrieval.indexes.mapped import map_array
+from retrieval.indexes.once import Once
 from retrieval.indexes.tokens.candidates import CandidateLists
 from retrieval.indexes.tokens.coding import Coding
-from retrieval.indexes.tokens.kernels import kernels
-from retrieval.indexes.tokens.packing import lanes
 from retrieval.indexes.tokens.settings import TokenEffort
 from retrieval.records import TokenVectors
 
@@ -64,7 +64,9 @@ class TokenSegment:
         self.fine: NDArray[np.uint8] = np.asarray(map_array(folder / FINE, np.uint8, (total, coding.fine_width)))
         """Fine parts, (T, bytes), mapped."""
         self._filled: Bitmap = self.offsets[1:] > self.offsets[:-1]
+        self._findable = int(np.count_nonzero(self._filled))
         self._folder = folder
+        self._lists: Once[CandidateLists] = Once()
 
     def __len__(self) -> int:
         return len(self._filled)
@@ -92,28 +94,27 @@ class TokenSegment:
         allowed: Bitmap | None = None,
     ) -> list[Found]:
         """The k best rows of each query; see `retrieval.indexes.engines.Segment`."""
-        may = self._filled if allowed is None else self._filled & allowed
-        everything = np.flatnonzero(may)
-        if effort.exhaustive or len(everything) <= k:
-            return [self._best_of(query, everything, k, ranks) for query in queries]
-        few = len(everything) <= max(k, effort.candidates) * (1 if allowed is None else _FEW)
+        may = None if allowed is None else self._filled & allowed
+        count = self._findable if may is None else int(np.count_nonzero(may))
+        wanted = max(k, effort.candidates)
+        if effort.exhaustive or count <= k:
+            everything = self._rows(may)
+            return [_best(everything, self.exact_scores(query, everything), k, ranks) for query in queries]
+        nprobe = effort.nprobe if may is None else round(effort.nprobe * min(_WIDER, len(may) / count))
+        all_rows = self._rows(may) if count <= (wanted if may is None else _FEW * wanted) else None
         found = []
         for query in queries:
             query = np.ascontiguousarray(query, np.float32)
-            lists, closeness, similarities = self._coding.clustering.probe(query, self._probes(effort, allowed, len(everything)))
-            rows = everything
-            if not few:
-                rows = self._met(query, lists, closeness, max(k, effort.candidates), effort.tokens_k, None if allowed is None else may)
-                rows = rows if len(rows) >= k else everything  # the lists met fewer documents than are wanted
+            lists, closeness, similarities = self._coding.clustering.probe(query, nprobe)
+            rows = self._met(query, lists, closeness, wanted, effort.tokens_k, may) if all_rows is None else all_rows
+            if len(rows) < k:  # the lists met fewer documents than are wanted: all are looked at
+                rows = self._rows(may)
             found.append(_best(*self._likely(query, rows, k, similarities, effort.slack), k, ranks))
         return found
 
-    def _best_of(self, query: TokenVectors, rows: NDArray[np.int64], k: int, ranks: NDArray[np.uint32]) -> Found:
-        return _best(rows, self.exact_scores(query, rows), k, ranks)
-
-    def _probes(self, effort: TokenEffort, allowed: Bitmap | None, may: int) -> int:
-        """Lists to look at, where a filter leaves so many documents."""
-        return effort.nprobe if allowed is None else round(effort.nprobe * min(_WIDER, len(allowed) / max(1, may)))
+    def _rows(self, allowed: Bitmap | None) -> NDArray[np.int64]:
+        """The rows that have a vector and are allowed."""
+        return np.flatnonzero(self._filled if allowed is None else allowed)
 
     def _met(
         self,
@@ -124,8 +125,9 @@ class TokenSegment:
         tokens_k: int,
         allowed: Bitmap | None,
     ) -> NDArray[np.int64]:
-        """So many of the rows that the query's tokens met in their lists, in no order, those that may score most."""
-        rows, guesses = self._lists.search(query, lists, closeness, tokens_k=tokens_k, allowed=allowed)
+        """So many of the rows that the query's tokens meet in their lists, in no order, those that may score most."""
+        inverted = self._lists.get(self._make_lists)
+        rows, guesses = inverted.search(query, lists, closeness, tokens_k=tokens_k, allowed=allowed)
         return rows[np.argpartition(-guesses, wanted - 1)[:wanted]] if wanted < len(rows) else rows
 
     def _likely(
@@ -133,7 +135,7 @@ class TokenSegment:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Rows that may be among the k best of these, with their scores; where rows are left out, their estimates say that they are not."""
         table = self._coding.table(query)
-        estimates = self._checked(kernels().estimate(self.coarse, self.offsets[rows], self.offsets[rows + 1], similarities, table))
+        estimates = self._checked(rows, kernels().estimate(self.coarse, self.offsets[rows], self.offsets[rows + 1], similarities, table))
         order = np.argsort(-estimates, kind="stable")
         rows, estimates = rows[order], estimates[order]
         scores = self._scores(query, rows[: max(_FIRST, 2 * k)], similarities)
@@ -146,7 +148,12 @@ class TokenSegment:
         return rows[: len(scores)], scores
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """MaxSim of a query with the coded vectors of some rows; minus infinity for a row without a vector."""
+        """MaxSim of a query with the coded vectors of some rows; minus infinity for a row without a vector.
+
+        Raises:
+            DamagedIndexError: A row names a centroid that there is not.
+            ValueError: The query makes scores that float32 cannot hold.
+        """
         if not len(rows):
             return np.empty(0, np.float32)
         query = np.ascontiguousarray(query, np.float32)
@@ -156,11 +163,14 @@ class TokenSegment:
     def _scores(self, query: NDArray[np.float32], rows: NDArray[np.int64], similarities: NDArray[np.float32]) -> NDArray[np.float32]:
         begins, ends, coding = self.offsets[rows], self.offsets[rows + 1], self._coding
         scores = kernels().score(self.coarse, self.fine, begins, ends, similarities, coding.products, coding.pairs, lanes(query))
-        return self._checked(scores)
+        return self._checked(rows, scores)
 
-    def _checked(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        if np.isnan(scores).any():
-            raise self._damage()
+    def _checked(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores of rows, unless these are damaged or the query is too long."""
+        if not (np.isfinite(scores) | (scores == -np.inf)).all():
+            for row in rows.tolist():
+                self._numbers(self.coarse[self.offsets[row] : self.offsets[row + 1]])
+            raise ValueError("the scores of a query do not fit into float32; its vectors are too long")
         return scores
 
     def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -171,27 +181,16 @@ class TokenSegment:
         self._numbers(coarse)
         return self._coding.decode(coarse, self.fine[places]), self.offsets[rows + 1] - self.offsets[rows]
 
-    @cached_property
-    def _lists(self) -> CandidateLists:
-        # Two threads that search first make them twice, and one of the two is kept.
-        numbers = self._numbers(self.coarse)
-        return CandidateLists(
-            self._coding.clustering,
-            self._coding.products,
-            self.coarse[:, : self._coding.dim // 8],
-            numbers,
-            np.diff(self.offsets),
-        )
+    def _make_lists(self) -> CandidateLists:
+        codes, numbers = self.coarse[:, : self._coding.dim // 8], self._numbers(self.coarse)
+        return CandidateLists(self._coding.clustering, self._coding.products, codes, numbers, self.lengths)
 
     def _numbers(self, coarse: NDArray[np.uint8]) -> NDArray[np.integer[Any]]:
         """The centroids of coarse parts, all of which there are."""
         numbers = self._coding.numbers(coarse)
         if len(numbers) and int(numbers.max()) >= len(self._coding.clustering.centroids):
-            raise self._damage()
+            raise DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; quiver index repair")
         return numbers
-
-    def _damage(self) -> DamagedIndexError:
-        return DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; quiver index repair")
 
 
 def _best(rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, ranks: NDArray[np.uint32]) -> Found:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.indexes.disk import Disk
 from retrieval.indexes.engines import Bitmap
+from retrieval.indexes.record_files import COPIED, RecordFiles
 from retrieval.indexes.tokens.coding import Coding
 from retrieval.indexes.tokens.pooling import WINDOW, pool
 from retrieval.indexes.tokens.segment import COARSE, FINE, LENGTHS, TokenSegment
@@ -31,8 +31,6 @@ _HOLDS = {
 _BLOCK = 16_384
 # Copies of a block that are held at once while it is coded, or of the distances of all pairs while they are merged.
 _COPIES = 8
-# Bytes copied at a time.
-_COPIED = 1 << 20
 
 
 class TokenWriter:
@@ -48,7 +46,7 @@ class TokenWriter:
     def __init__(self, coding: Coding, *, pool_factor: int, folder: Path, disk: Disk) -> None:
         self._coding = coding
         self._pool_factor = pool_factor
-        self._files = _Files(folder, disk)
+        self._files = RecordFiles(folder, disk, _HOLDS)
 
     def add(
         self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
@@ -93,7 +91,7 @@ def memory(coding: Coding, *, pool_factor: int) -> int:
     """Bytes that writing holds at most beside the vectors given, whatever the size of the segment."""
     centroids = coding.clustering.centroids.nbytes
     pairs = 8 * WINDOW * WINDOW * _COPIES if pool_factor > 1 else 0
-    return 2 * centroids + _BLOCK * coding.dim * 4 * _COPIES + 3 * _COPIED + pairs
+    return 2 * centroids + _BLOCK * coding.dim * 4 * _COPIES + 3 * COPIED + pairs
 
 
 def copy(parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
@@ -107,15 +105,13 @@ def copy(parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk)
     Returns:
         File name -> what it holds.
     """
-    files = _Files(folder, disk)
+    files = RecordFiles(folder, disk, _HOLDS)
     for segment, keep in parts:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], keep, [False]]).astype(np.int8)))
         for first, last in edges.reshape(-1, 2).tolist():  # runs of rows that follow each other
             begin, end = int(segment.offsets[first]), int(segment.offsets[last])
             for name, records in ((COARSE, segment.coarse), (FINE, segment.fine)):
-                step = max(1, _COPIED // records.shape[1])
-                for start in range(begin, end, step):
-                    files.write(name, records[start : min(start + step, end)])
+                files.copy_span(name, records, begin, end)
             files.write(LENGTHS, np.diff(segment.offsets[first : last + 1]).astype("<u4"))
     return files.close()
 
@@ -127,36 +123,3 @@ def _pieces(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         last = max(first + 1, int(np.searchsorted(ends, ends[first] + _BLOCK, side="right")) - 1)
         yield first, last
         first = last
-
-
-class _Files:
-    """The three files of a segment."""
-
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        self._open: dict[str, BinaryIO] = {}
-        try:
-            for name in _HOLDS:
-                self._open[name] = disk.create(folder / name)
-        except OSError:
-            self._abandon()
-            raise
-
-    def write(self, name: str, array: NDArray[np.generic]) -> None:
-        try:
-            self._open[name].write(np.ascontiguousarray(array).data)
-        except OSError:
-            self._abandon()
-            raise
-
-    def close(self) -> Mapping[str, str]:
-        for file in self._open.values():
-            file.close()
-        return dict(_HOLDS)
-
-    def _abandon(self) -> None:
-        """Let go of the files after an error; what their buffers hold cannot be written, which is no news."""
-        for file in self._open.values():
-            try:
-                file.close()
-            except OSError:
-                continue

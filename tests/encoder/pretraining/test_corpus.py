@@ -10,7 +10,7 @@ import pytest
 
 from encoder import InputError, Tokenizer
 from encoder.pretraining import corpus as module
-from encoder.pretraining.corpus import Corpus, prepare_corpus, side_of, train_texts
+from encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus, side_of, train_texts
 from encoder.pretraining.sections import DataSection, SourceSection
 
 TEXTS = [f"text number {number} of a body of text" for number in range(300)]
@@ -26,6 +26,11 @@ def write(path: Path, texts: list[str]) -> SourceSection:
     return SourceSection(path.stem, str(path))
 
 
+def prepared(data: DataSection, tokenizer: Tokenizer, folder: Path) -> Corpus:
+    prepare_corpus(data, tokenizer, folder)
+    return open_corpus(folder)
+
+
 def stored(corpus: Corpus, side: str) -> list[list[int]]:
     documents = corpus.train if side == "train" else corpus.held_out
     return [ids.tolist() for ids in np.split(documents.ids, documents.ends[:-1])] if len(documents) else []
@@ -34,7 +39,7 @@ def stored(corpus: Corpus, side: str) -> list[list[int]]:
 def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHARACTERS", 1000)  # several calls of the tokenizer
     data = DataSection((write(tmp_path / "a.jsonl", TEXTS[:200]), write(tmp_path / "b.jsonl", TEXTS[200:] + TEXTS[:20])), held_out=0.1)
-    corpus = prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    corpus = prepared(data, tokenizer, tmp_path / "corpus")
     given = TEXTS + TEXTS[:20]
     for side in ("train", "held_out"):
         assert stored(corpus, side) == tokenizer.encode_bare([text for text in given if side_of(text, 0.1) == side])
@@ -45,16 +50,17 @@ def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Pat
         "b": sum(side_of(text, 0.1) == "train" for text in given[200:]),
     }
     assert corpus.train.ids.dtype == np.uint16
-    assert isinstance(corpus.train.ids, np.memmap)
-    assert list(train_texts(data)) == [text for text in given if side_of(text, 0.1) == "train"]
+    for mapped in (corpus.train.ids, corpus.train.ends, corpus.held_out.ids, corpus.held_out.ends):
+        assert isinstance(mapped, np.memmap)
+    assert list(train_texts(data, share=1.0)) == [text for text in given if side_of(text, 0.1) == "train"]
 
 
 def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", TEXTS)
     data = DataSection((source,), held_out=0.1)
-    first = prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    first = prepared(data, tokenizer, tmp_path / "corpus")
     (tmp_path / "a.jsonl").unlink()
-    again = prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    again = prepared(data, tokenizer, tmp_path / "corpus")
     assert again.facts == first.facts
     assert stored(again, "train") == stored(first, "train")
 
@@ -62,7 +68,7 @@ def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_a_document_of_a_million_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """One word a token: 1.2 million words, and more tokens than that."""
     (tmp_path / "long.txt").write_text(" text" * 1_200_000)
-    corpus = prepare_corpus(DataSection((SourceSection("long", str(tmp_path / "long.txt")),), held_out=0.0), tokenizer, tmp_path / "corpus")
+    corpus = prepared(DataSection((SourceSection("long", str(tmp_path / "long.txt")),), held_out=0.0), tokenizer, tmp_path / "corpus")
     assert len(corpus.train) == 1
     assert corpus.train.ends.tolist() == [1_200_000]
     assert len(corpus.held_out) == 0
@@ -70,7 +76,7 @@ def test_a_document_of_a_million_tokens(tokenizer: Tokenizer, tmp_path: Path) ->
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(TEXTS, vocab_size=65_600)
-    corpus = prepare_corpus(DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.0), tokenizer, tmp_path / "corpus")
+    corpus = prepared(DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.0), tokenizer, tmp_path / "corpus")
     assert corpus.train.ids.dtype == np.uint32
     assert stored(corpus, "train") == tokenizer.encode_bare(TEXTS)
 
@@ -103,10 +109,51 @@ def test_an_empty_corpus(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "blank.txt"
     path.write_text("  \n")
     data = DataSection((SourceSection("blank", str(path)),), held_out=0.0)
-    for attempt in (lambda: prepare_corpus(data, tokenizer, tmp_path / "corpus"), lambda: list(train_texts(data))):
+    for attempt in (lambda: prepare_corpus(data, tokenizer, tmp_path / "corpus"), lambda: list(train_texts(data, share=1.0))):
         with pytest.raises(InputError, match=r"the corpus is empty, .*blank\.txt hold no text to train on"):
             attempt()
     assert not (tmp_path / "corpus").exists()
+
+
+def test_a_source_without_text_to_train_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A phase that reads it alone would have nothing to begin with, days later."""
+    blank = write(tmp_path / "blank.jsonl", ["", " "])
+    data = DataSection((write(tmp_path / "a.jsonl", TEXTS), blank), held_out=0.1)
+    with pytest.raises(InputError, match=r"data\.sources: blank holds no text to train on \(.*blank\.jsonl\); leave it out"):
+        prepare_corpus(data, tokenizer, tmp_path / "corpus")
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_nothing_that_grows_with_the_corpus_is_held_while_it_is_written(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Ends of documents go to the disk as they come: a side that is written holds numbers and files."""
+    with (tmp_path / "ids").open("wb") as ids, (tmp_path / "ends").open("wb") as ends:
+        side = module._Side(ids, ends, dtype=np.dtype("<u2"))
+        for count in (3, 1, 2):
+            side.add([7] * count)
+        assert not [value for value in vars(side).values() if isinstance(value, list | dict | np.ndarray)]
+        assert (side.documents, side.tokens) == (3, 6)
+    assert np.fromfile(tmp_path / "ends", "<i8").tolist() == [3, 4, 6]
+    assert np.fromfile(tmp_path / "ids", "<u2").tolist() == [7] * 6
+
+
+def test_a_vocabulary_may_be_learnt_from_a_share(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = DataSection((write(tmp_path / "a.jsonl", TEXTS[:150]), write(tmp_path / "b.jsonl", TEXTS[150:])), held_out=0.1)
+    train = list(train_texts(data, share=1.0))
+    some = list(train_texts(data, share=0.3))
+    assert some == list(train_texts(data, share=0.3))
+    assert set(some) < set(train)
+    for place, half in enumerate((TEXTS[:150], TEXTS[150:])):
+        share = len(set(some) & set(half)) / len(set(train) & set(half))
+        assert 0.15 < share < 0.45, place
+    with pytest.raises(InputError, match=r"model\.vocabulary\.share: none of \d+ documents is drawn at a share of 1e-09; raise it"):
+        list(train_texts(data, share=1e-9))
+
+
+def test_a_file_that_has_gone_since(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    prepare_corpus(DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1), tokenizer, tmp_path / "corpus")
+    (tmp_path / "corpus" / "train.ends").unlink()
+    with pytest.raises(InputError, match=r"corpus: train cannot be read \(No such file or directory\); remove the folder"):
+        open_corpus(tmp_path / "corpus")
 
 
 def test_nothing_is_held_out(tokenizer: Tokenizer, tmp_path: Path) -> None:

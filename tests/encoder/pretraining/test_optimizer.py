@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from encoder import Encoder, EncoderConfig, InputError
 from encoder.heads import MaskedLM
-from encoder.pretraining.optimizer import make_optimizer, require_optimizer, set_learning_rate
+from encoder.pretraining.optimizer import make_optimizer, require_optimizer, restore_optimizer, set_learning_rate
 from encoder.pretraining.sections import PhaseSection, TrainingSection
 
 pytest.importorskip("optimi")
@@ -91,6 +93,33 @@ def test_a_later_phase_has_a_decay_of_its_own() -> None:
     optimizer = make_optimizer(model, TRAINING, phase(weight_decay=0.0))
     set_learning_rate(optimizer, phase(weight_decay=1e-5), 1.0)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [1e-5, 0.0]
+
+
+def test_a_state_from_a_gpu_goes_on_without_one() -> None:
+    """There the optimiser runs by kernels of Triton, says so in its state, and keeps a word of scratch for each weight."""
+    torch.manual_seed(0)
+    models = [nn.Linear(4, 4) for _ in range(2)]
+    made = [make_optimizer(model, TRAINING, phase()) for model in models]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def step(place: int) -> None:
+        for weight in models[place].parameters():
+            weight.grad = torch.full_like(weight, 0.5)
+        set_learning_rate(made[place], phase(), 1.0)
+        made[place].step()
+
+    step(0)
+    state = copy.deepcopy(made[0].state_dict())
+    for group in state["param_groups"]:
+        group["triton"] = True
+    for held in state["state"].values():
+        held |= {"kahan_comp": torch.zeros(1, dtype=torch.uint8), "mean_square": torch.zeros(1)}
+    models[1].load_state_dict(models[0].state_dict())
+    restore_optimizer(made[1], state)
+    for place in range(2):
+        step(place)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_which_weights_of_a_masked_language_model_decay() -> None:

@@ -63,10 +63,16 @@ def test_random_weights_are_megatron_s(make_recipe: MakeRecipe) -> None:
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], weight) for name, weight in other.state_dict().items())
     cut = 0.02 * 0.8796  # standard deviation of a normal that is cut at two of its own
-    for name, factor in (("encoder.layers.1.attention.qkv.weight", 1.0), ("encoder.layers.1.mlp.down.weight", 1 / math.sqrt(6))):
-        assert float(first[name].std()) == pytest.approx(cut * factor, rel=0.05), name
-        assert float(first[name].abs().max()) <= 2 * 0.02 * factor
-    assert float(first["transform.dense.weight"].std()) == pytest.approx(cut, rel=0.05)
+    matrices = {name: weight for name, weight in first.items() if weight.ndim == 2}
+    assert len(matrices) == 1 + 3 * 4 + 1
+    for name, weight in matrices.items():
+        factor = 1 / math.sqrt(6) if name.endswith(("attention.out.weight", "mlp.down.weight")) else 1.0
+        assert float(weight.std()) == pytest.approx(cut * factor, rel=0.05), name
+        assert float(weight.abs().max()) <= 2 * 0.02 * factor, name
+        assert abs(float(weight.mean())) < 5 * 0.02 * factor / math.sqrt(weight.numel()), name
+    for name, weight in first.items():
+        if weight.ndim == 1:
+            assert torch.equal(weight, torch.zeros_like(weight) if name.endswith("bias") else torch.ones_like(weight)), name
 
 
 def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -79,10 +85,16 @@ def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe,
     found = first_model(make_recipe(f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}"), tokenizer)
     for name, weight in start.state_dict().items():
         assert torch.equal(weight, found.state_dict()[name])
-    with pytest.raises(InputError, match=r"model: .*start has another shape than the recipe: .*layers\.2.* is missing"):
-        first_model(make_recipe(f"model.init={tmp_path / 'start'}", "model.layers=3"), tokenizer)
-    with pytest.raises(InputError, match=r"has another shape than the recipe: .* is \(48, 16\), asked for \(64, 16\)"):
-        first_model(make_recipe(f"model.init={tmp_path / 'start'}", "model.intermediate_size=32"), tokenizer)
+    named = (f"model.init={tmp_path / 'start'}", f"model.tokenizer={tmp_path / 'start'}")
+    for override, told in (
+        ("model.layers=3", r"model: .*start has another shape than the recipe: .*layers\.2.* is missing"),
+        ("model.intermediate_size=32", r"has another shape than the recipe: .* is \(48, 16\), asked for \(64, 16\)"),
+        ("model.window=16", r"model: .*start is another model than the recipe's: window is 8, asked for 16"),
+        ("model.global_every=1", r"layer_types is \('global', 'local'\), asked for \('global', 'global'\)"),
+        ("model.local_theta=500", r"local_theta is 10000\.0, asked for 500\.0"),
+    ):
+        with pytest.raises(InputError, match=told):
+            first_model(make_recipe(*named, override), tokenizer)
 
 
 def test_a_vocabulary_that_lacks_a_special_token(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ SHIPPED = ["pretrain_base", "pretrain_large", "pretrain_small"]
             ("training.averaging.best=2", "training.averaging.ema_half_life=5"),
             "training.averaging.best: the mean of checkpoints and the moving average exclude each other",
         ),
+        (
+            ("training.averaging.best=2", "training.evaluate_every="),
+            "training.evaluate_every: training.averaging.best 2 needs it: without it the last checkpoint alone has a held-out loss",
+        ),
+        (
+            ("model.init=runs/other",),
+            "model.tokenizer: a vocabulary learnt anew is not the one that the weights of runs/other know; name theirs",
+        ),
         (("training.averaging.with_last=false",), "training.averaging.with_last: leaves no checkpoint where training.averaging.best is 0"),
         (("model.heads=3",), "model.heads: twice it must divide hidden_size 16, got 3"),
         (("model.vocabulary.size=330",), "model.vocabulary.size: must be a multiple of 64, got '330'"),
@@ -156,3 +164,4 @@ def test_the_paper_s_figures(
     assert (training.beta1, training.beta2, training.eps) == (0.9, 0.98, 1e-6)
     assert (training.mask_probability, training.precision, model.dropout) == (0.3, "bf16", 0.1)
     assert (model.vocabulary.size, model.vocabulary.unused) == (50_368, 83)
+    assert model.tokenizer != "train" or model.vocabulary.share <= 0.001, "merges of all two trillion tokens are counted by nobody"

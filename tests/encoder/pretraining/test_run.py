@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from encoder import InputError, Tokenizer, load_encoder
+from encoder.data_files import file_sha256
 from encoder.files import read_json, write_json
 from encoder.head_checkpoint import load_masked_lm
 from encoder.pretraining.averaging import mean_of_checkpoints
@@ -29,7 +30,7 @@ pytest.importorskip("optimi")
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("seconds", "tokens_per_second", "flops_per_second")
 """Keys of the log that no two runs share."""
 
 
@@ -68,6 +69,9 @@ def test_a_run_leaves_a_model_that_has_learnt(whole_run: Path) -> None:
     assert result["curves"]["held_out_loss"][-1][1] < result["curves"]["held_out_loss"][0][1] - 0.5
     assert result["tokens"] >= 5000
     assert 0.95 < result["packing"] <= 1
+    flops, tokens = (dict(result["curves"][key]) for key in ("flops_per_second", "tokens_per_second"))
+    assert flops.keys() == tokens.keys()
+    assert {flops[step] / tokens[step] > 6 * 2 * (4 * 16 * 16 + 3 * 16 * 24) for step in flops} == {True}, "matrices alone are so many"
     assert [phase["name"] for phase in result["phases"]] == ["short", "long"]
     assert result["phases"][1]["last_step"] == result["steps"]
     rates = dict(result["curves"]["learning_rate"])
@@ -140,6 +144,15 @@ def test_the_best_checkpoints_and_the_last_make_the_model(make_recipe: MakeRecip
     for name, weight in found.state_dict().items():
         assert torch.equal(weight, mean.state_dict()[name])
         torch.testing.assert_close(weight, torch.stack([state[name] for state in states]).mean(0))
+
+
+def test_the_last_checkpoint_of_each_phase_stays(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """A larger model begins with the first phase's, which by the end is no longer among the newest."""
+    record = pretrain(make_recipe("training.keep_checkpoints=1", "training.save_every=2"), tmp_path / "out")
+    ends = [phase["last_step"] for phase in record["result"]["phases"]]
+    assert ends[1] - ends[0] > 4
+    assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == [f"step-{step:06d}" for step in ends]
+    assert load_masked_lm(tmp_path / "out" / "checkpoints" / f"step-{ends[0]:06d}").encoder.config.global_theta == 10_000
 
 
 def test_the_moving_average_goes_on_from_phase_to_phase(make_recipe: MakeRecipe, tmp_path: Path) -> None:
@@ -222,6 +235,34 @@ def test_a_start_of_another_shape_is_refused(make_recipe: MakeRecipe, tmp_path: 
     with pytest.raises(InputError, match="has another shape than the recipe"):
         pretrain(make_recipe(*start, "model.layers=3"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_start_that_cannot_be_used_is_told_before_the_corpus_is_read(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
+) -> None:
+    monkeypatch.setattr("encoder.pretraining.run.prepare_corpus", lambda *arguments: pytest.fail("the corpus was read"))
+    with pytest.raises(InputError, match="has another shape than the recipe"):
+        pretrain(
+            make_recipe(f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}", "model.layers=3"), tmp_path / "out"
+        )
+
+
+def test_a_resumed_run_reads_its_corpus_once_to_know_that_it_is_sound(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, out, read = make_recipe("phases.1.tokens=300", "phases.1.decay_tokens=100"), tmp_path / "out", []
+    with monkeypatch.context() as patch:
+        kill_before(2, patch)
+        with pytest.raises(Killed):
+            pretrain(recipe, out)
+
+    def noted(path: Path) -> str:
+        read.append(path.name)
+        return file_sha256(path)
+
+    monkeypatch.setattr("encoder.pretraining.corpus.file_sha256", noted)
+    pretrain(recipe, out, resume=True)
+    assert sorted(read) == ["held_out.ends", "held_out.ids", "train.ends", "train.ids"]
 
 
 def test_a_document_of_a_million_tokens_is_split(make_recipe: MakeRecipe, tmp_path: Path, texts: Path) -> None:

@@ -1,14 +1,16 @@
-"""The order of pieces: every one once a pass, upsampled as asked, the same again from its state."""
+"""The order of pieces: every one once a pass, upsampled as asked, the same again from its state, in memory that does not grow."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder.pretraining.sampler import PieceSampler, cut
+from encoder.pretraining import sampler as module
+from encoder.pretraining.sampler import PieceSampler, Share, cut
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 20), st.integers(0, 9))
@@ -29,42 +31,106 @@ def test_a_document_of_a_million_tokens() -> None:
     assert sizes[-2:].tolist() == [1_000_000 - 978 * 1022, 3]
 
 
-def sampler(times: list[float], *, serial: int = 0) -> PieceSampler:
-    count = len(times)
-    return PieceSampler(np.arange(count) * 10, np.arange(count) + 1, np.array(times), seed=(3, 0), serial=serial)
+LENGTHS = np.random.default_rng(5).integers(1, 30, size=400)
+ENDS = np.cumsum(LENGTHS)
+ROOM = 9
 
 
-def test_a_pass_holds_every_piece_once_in_another_order_than_the_last() -> None:
-    found = sampler([1.0] * 50)
-    first, second = ([found.take() for _ in range(50)] for _ in range(2))
-    for held in (first, second):
-        assert sorted(piece.offset for piece in held) == [place * 10 for place in range(50)]
-        assert all(piece.length == piece.offset // 10 + 1 for piece in held)
-    assert [piece.offset for piece in first] != [piece.offset for piece in second]
-    assert [piece.serial for piece in first + second] == list(range(100))
-    expected = np.random.Generator(np.random.PCG64DXSM([3, 0, 1]))
-    expected.random(50)
-    assert [piece.offset // 10 for piece in second] == expected.permutation(50).tolist()
+def sampler(times: list[tuple[int, float]], *, window: int = 1 << 22, block: int = 4) -> PieceSampler:
+    """Of so many documents each so often, one source after the other."""
+    lasts = np.cumsum([count for count, _ in times]).tolist()
+    shares = [Share(last - count, last, often) for last, (count, often) in zip(lasts, times, strict=True)]
+    return PieceSampler(ENDS, shares, room=ROOM, seed=(3, 0), block=block, window=window)
 
 
-def test_upsampling() -> None:
-    found = sampler([3.0] * 20 + [1.0] * 20 + [0.5] * 400)
-    passes: list[Counter[int]] = [Counter(), Counter()]
-    while (piece := found.take()) and found.passes < 2:
-        passes[found.passes][piece.offset // 10] += 1
-    for held in passes:
-        assert [held[place] for place in range(40)] == [3] * 20 + [1] * 20
-        halves = [held[place] for place in range(40, 440)]
+def a_pass(found: PieceSampler) -> list[tuple[int, int]]:
+    """The pieces up to the end of the pass that has begun; the first of the next is taken too."""
+    number, held = found.passes, []
+    while (piece := found.take()) and found.passes == number:
+        held.append((piece.offset, piece.length))
+    return held
+
+
+def pieces(first: int, last: int) -> list[tuple[int, int]]:
+    offsets, lengths = cut(ENDS[first:last], ROOM, begin=int(ENDS[first - 1]) if first else 0)
+    return list(zip(offsets.tolist(), lengths.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("window", [1 << 22, 100, 7, 1])
+@pytest.mark.parametrize("documents", [1, 8, 400])
+def test_a_pass_holds_every_piece_once(window: int, documents: int) -> None:
+    held = a_pass(sampler([(documents, 1.0)], window=window))
+    assert sorted(held) == pieces(0, documents)
+
+
+def test_a_corpus_of_one_window_is_one_permutation() -> None:
+    """And each pass is another."""
+    found = sampler([(400, 1.0)])
+    everything = pieces(0, 400)
+    for number in range(2):
+        taken = [found.take() for _ in everything]
+        assert [piece.serial for piece in taken] == list(range(number * len(everything), (number + 1) * len(everything)))
+        expected = np.random.Generator(np.random.PCG64DXSM([3, 0, number, 0]))
+        expected.random(len(everything))
+        order = expected.permutation(len(everything))
+        assert [(piece.offset, piece.length) for piece in taken] == [everything[place] for place in order]
+
+
+def test_windows_are_of_pieces_from_all_over_the_corpus() -> None:
+    found = sampler([(400, 1.0)], window=100, block=1)
+    everything = pieces(0, 400)
+    number = {piece: place for place, piece in enumerate(everything)}
+    first = [number[(piece.offset, piece.length)] for piece in (found.take() for _ in range(100))]
+    quarters = Counter(place * 4 // len(everything) for place in first)
+    assert all(quarters[quarter] >= 10 for quarter in range(4)), quarters
+    assert first != sorted(first)
+
+
+@pytest.mark.parametrize("window", [1 << 22, 60])
+def test_upsampling(window: int) -> None:
+    found = sampler([(50, 3.0), (50, 1.0), (300, 0.5)], window=window)
+    passes = [Counter(a_pass(found)) for _ in range(2)]
+    for held in passes[:1]:  # of the second the first piece went to the first
+        assert all(held[piece] == 3 for piece in pieces(0, 50))
+        assert all(held[piece] == 1 for piece in pieces(50, 100))
+        halves = [held[piece] for piece in pieces(100, 400)]
         assert set(halves) == {0, 1}
-        assert 150 < sum(halves) < 250
+        assert abs(sum(halves) - len(halves) / 2) < 5 * (len(halves) / 4) ** 0.5
     assert passes[0] != passes[1], "the half is drawn anew"
 
 
-def test_it_goes_on_where_it_was() -> None:
-    times = [1.0, 2.5, 0.5, 1.0, 0.25, 3.0]
-    whole, resumed = sampler(times), sampler(times)
-    for _ in range(13):
-        whole.take()
-    resumed.restore(whole.state())
-    assert [resumed.take() for _ in range(40)] == [whole.take() for _ in range(40)]
-    assert resumed.passes == whole.passes > 2
+def test_a_source_that_is_left_out_is_not_read() -> None:
+    shares = [Share(10, 20, 1.0), Share(300, 310, 2.0)]
+    held = Counter(a_pass(PieceSampler(ENDS, shares, room=ROOM, seed=(1,), block=4, window=50)))
+    assert held == Counter(pieces(10, 20)) + Counter(pieces(300, 310)) + Counter(pieces(300, 310))
+
+
+@pytest.mark.parametrize("window", [1 << 22, 40])
+def test_it_goes_on_where_it_was(window: int) -> None:
+    times = [(5, 1.0), (5, 2.5), (10, 0.5), (3, 0.25), (4, 3.0)]
+    whole = sampler(times, window=window)
+    for taken in (3, 13, 40, 61):
+        for _ in range(taken):
+            whole.take()
+        resumed = sampler(times, window=window)
+        resumed.restore(whole.state())
+        ahead = sampler(times, window=window)
+        ahead.restore(whole.state())
+        expected = [whole.take() for _ in range(200)]
+        assert [resumed.take() for _ in range(200)] == expected
+        assert resumed.passes == whole.passes
+    assert whole.passes > 4
+
+
+def test_what_is_in_memory_is_one_window_and_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four hundred thousand documents: arrays of some hundredths of them, and no more of them read at a time than asked for."""
+    monkeypatch.setattr(module, "_DOCUMENTS", 1000)
+    ends = np.cumsum(np.tile(LENGTHS, 1000))
+    found = PieceSampler(ends, [Share(0, len(ends), 1.0)], room=ROOM, seed=(1,), block=100, window=5000)
+    for _ in range(12_000):
+        found.take()
+    held = sum(value.nbytes for name, value in vars(found).items() if isinstance(value, np.ndarray) and name != "_ends")
+    held += sum(value.nbytes for value in vars(found._blocks).values())
+    total = int((-(-np.diff(ends, prepend=0) // ROOM)).sum())
+    assert total > 800_000
+    assert held < 2 * 5000 * 20 + (total / 100 + 401) * 48 * 1.3

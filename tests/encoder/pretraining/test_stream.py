@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from encoder.packing import pack_ids
-from encoder.pretraining.corpus import Corpus, prepare_corpus
+from encoder.pretraining.corpus import Corpus, Documents, open_corpus, prepare_corpus
 from encoder.pretraining.masking import special_ids
-from encoder.pretraining.packing import SPECIAL
+from encoder.pretraining.packing import SPECIAL, Piece
 from encoder.pretraining.phases import make_tokenizer
+from encoder.pretraining.recipe import load_pretraining_recipe
+from encoder.pretraining.sampler import Share
 from encoder.pretraining.sections import PretrainingRecipe
-from encoder.pretraining.stream import PhaseStream, UpdateBatch, held_out_rows, mixed_pieces
+from encoder.pretraining.stream import PhaseStream, UpdateBatch, held_out_rows, read_shares
 from encoder.running.processes import Processes
 from encoder.tokens import Tokenizer
 
@@ -27,7 +29,8 @@ MakeRecipe = Callable[..., PretrainingRecipe]
 def prepared(make_recipe: MakeRecipe, tmp_path: Path) -> tuple[PretrainingRecipe, Tokenizer, Corpus]:
     recipe = make_recipe()
     tokenizer = make_tokenizer(recipe)
-    return recipe, tokenizer, prepare_corpus(recipe.data, tokenizer, tmp_path / "corpus")
+    prepare_corpus(recipe.data, tokenizer, tmp_path / "corpus")
+    return recipe, tokenizer, open_corpus(tmp_path / "corpus")
 
 
 def updates(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus], number: int, *, rank: int = 0, size: int = 1) -> list[UpdateBatch]:
@@ -93,30 +96,80 @@ def test_a_mix_reads_its_sources_alone_and_each_as_often_as_it_says(
     prepared: tuple[PretrainingRecipe, Tokenizer, Corpus], make_recipe: MakeRecipe
 ) -> None:
     _, _, corpus = prepared
-    border = int(corpus.train.ends[corpus.train.sources["code"] - 1])
-    offsets, lengths, times = mixed_pieces(corpus.train, make_recipe().phases[1])
-    assert Counter(times[offsets < border].tolist()).keys() == {0.5}
-    assert Counter(times[offsets >= border].tolist()).keys() == {2.0}
-    assert int(lengths.sum()) == int(corpus.train.ends[-1])
-    prose = make_recipe("phases.1.mix=[]").phases[1]
-    assert set(mixed_pieces(corpus.train, prose)[2].tolist()) == {1.0}
+    code, prose = corpus.train.sources["code"], corpus.train.sources["prose"]
+    assert code + prose == len(corpus.train)
+    assert read_shares(corpus.train, make_recipe().phases[1]) == [Share(0, code, 0.5), Share(code, code + prose, 2.0)]
+    both = make_recipe("phases.1.mix=[]").phases[1]
+    assert read_shares(corpus.train, both) == [Share(0, code, 1.0), Share(code, code + prose, 1.0)]
     alone = make_recipe(change=lambda raw: raw["phases"][1]["mix"].pop(0)).phases[1]
-    offsets, lengths, times = mixed_pieces(corpus.train, alone)
-    assert offsets.min() == border
-    assert int(lengths.sum()) == int(corpus.train.ends[-1]) - border
-    assert set(times.tolist()) == {2.0}
+    assert read_shares(corpus.train, alone) == [Share(code, code + prose, 2.0)]
 
 
-def test_held_out_rows_are_the_first_tokens_in_order(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus]) -> None:
+def read_by(stream: PhaseStream) -> list[int]:
+    """Offsets of all pieces that a phase reads."""
+    return [piece.offset for update in stream.updates() for row in update.rows for piece in row.pieces]
+
+
+def test_a_phase_of_the_same_pieces_goes_on_with_the_pass(
+    prepared: tuple[PretrainingRecipe, Tokenizer, Corpus], make_recipe: MakeRecipe
+) -> None:
+    """Another learning rate alone: nothing is read again before all has been read, and the order is that of one long phase."""
+    _, tokenizer, corpus = prepared
+
+    def split(raw: dict[str, Any]) -> None:
+        short = raw["phases"][0] | {"warmup_tokens": 0, "batch_warmup_tokens": 0}
+        raw["phases"] = [short | {"tokens": 1200}, short | {"tokens": 1200, "learning_rate": 1e-3}, raw["phases"][1]]
+
+    recipe = make_recipe(change=split)
+    first = PhaseStream(recipe, 0, corpus, tokenizer, Processes())
+    read, state = [], None
+    for update in first.updates():
+        read += [piece.offset for row in update.rows for piece in row.pieces]
+        state = update.state
+    assert state is not None
+    second = PhaseStream(recipe, 1, corpus, tokenizer, Processes())
+    second.follow(state)
+    assert set(read).isdisjoint(rest := read_by(second))
+    long = make_recipe("phases.0.tokens=2400", change=split)
+    expected = read_by(PhaseStream(long, 0, corpus, tokenizer, Processes()))
+    assert (read + rest)[: len(expected)] == expected
+    assert len(expected) > len(read)
+    third = PhaseStream(recipe, 2, corpus, tokenizer, Processes())
+    third.follow(state)
+    assert third._sampler.state() == {"passes": 0, "window": 0, "place": 0, "serial": state["sampler"]["serial"]}
+
+
+def held_out_text(rows: list[list[Piece]]) -> list[int]:
+    """Places in the held-out tokens that rows read, rising."""
+    return [place for row in rows for piece in row for place in range(piece.offset, piece.offset + piece.length)]
+
+
+def test_held_out_rows_are_the_same_text_in_every_phase(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus]) -> None:
     recipe, _, corpus = prepared
-    phase = recipe.phases[0]
-    rows = held_out_rows(corpus.held_out, phase, most=200)
-    pieces = [piece for row in rows for piece in row]
-    assert [piece.serial for piece in pieces] == list(range(len(pieces)))
-    assert all(sum(piece.length + SPECIAL for piece in row) <= phase.micro_batch * phase.context for row in rows)
-    total = sum(piece.length + SPECIAL for piece in pieces)
-    assert 200 - phase.context < total <= 200
-    ids = np.concatenate([corpus.held_out.ids[piece.offset : piece.offset + piece.length] for piece in pieces])
-    np.testing.assert_array_equal(ids, corpus.held_out.ids[: len(ids)])
-    everything = held_out_rows(corpus.held_out, phase, most=10**9)
-    assert sum(piece.length for row in everything for piece in row) == len(corpus.held_out.ids)
+    texts = []
+    for phase in recipe.phases:
+        rows = held_out_rows(corpus.held_out, phase, longest=48, most=200)
+        pieces = [piece for row in rows for piece in row]
+        assert [piece.serial for piece in pieces] == list(range(len(pieces)))
+        assert max(piece.length for piece in pieces) <= phase.context - SPECIAL
+        assert all(sum(piece.length + SPECIAL for piece in row) <= phase.micro_batch * phase.context for row in rows)
+        texts.append(held_out_text(rows))
+    assert texts[0] == texts[1]
+    assert texts[0] == sorted(set(texts[0]))
+    assert 200 - 48 < len(texts[0]) + SPECIAL * len(pieces) <= 200
+    everything = held_out_rows(corpus.held_out, recipe.phases[0], longest=48, most=10**9)
+    assert held_out_text(everything) == list(range(len(corpus.held_out.ids)))
+
+
+def test_held_out_rows_are_of_all_sources() -> None:
+    """Sources lie one behind the other; the first 40,000 tokens would be of the first alone."""
+    lengths = np.random.default_rng(1).integers(20, 300, size=3000)
+    ends = np.cumsum(lengths)
+    documents = Documents(np.zeros(int(ends[-1]), np.uint16), ends, {"code": 2000, "prose": 1000})
+    phase = load_pretraining_recipe("pretrain_small").phases[0]
+    rows = held_out_rows(documents, phase, longest=512, most=40_000)
+    offsets = np.array([piece.offset for row in rows for piece in row])
+    lengths_read = np.array([piece.length for row in rows for piece in row])
+    assert 39_000 < (lengths_read + SPECIAL).sum() < 41_500
+    prose = lengths_read[offsets >= ends[1999]].sum() / lengths_read.sum()
+    assert prose == pytest.approx((ends[-1] - ends[1999]) / ends[-1], abs=0.1)

@@ -26,6 +26,7 @@ def test_json_lines(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", {"title": "T", "text": "one"}, {"text": "two"}, {"title": None, "text": "three"}, {"text": " "})
     assert read(path) == ["T\n\none", "two", "three"]
     assert read(path, fields=("text",))[0] == "one"
+    assert read(rows(tmp_path / "b.jsonl", {"text": None}, {"title": "", "text": None}, {"text": "one"})) == ["one"], "as in Parquet"
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert read(packed) == read(path)
@@ -88,6 +89,16 @@ def test_broken_utf_8_names_file_and_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"text": "one"}\n{"text": "\xc3"}\n')
     with pytest.raises(InputError, match=r"b\.jsonl:2: not UTF-8"):
         read(path)
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_damaged_gzip_names_the_file(tmp_path: Path, lines: bool) -> None:
+    path = tmp_path / "a.txt.gz"
+    whole = gzip.compress(" ".join(map(str, range(5000))).encode())
+    for content in (whole[: len(whole) // 2], b"not gzip at all"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"a\.txt\.gz: damaged gzip after line 0 .*; fetch the file again$"):
+            read(path, lines=lines)
 
 
 @pytest.mark.parametrize(

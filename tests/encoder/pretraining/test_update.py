@@ -12,7 +12,7 @@ import torch
 from encoder import InputError
 from encoder.heads import MaskedLM
 from encoder.packing import concatenate
-from encoder.pretraining.corpus import Corpus, prepare_corpus
+from encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus
 from encoder.pretraining.evaluation import HeldOut
 from encoder.pretraining.masking import Masker
 from encoder.pretraining.optimizer import make_optimizer
@@ -33,7 +33,8 @@ MakeRecipe = Callable[..., PretrainingRecipe]
 def prepared(make_recipe: MakeRecipe, tmp_path: Path) -> tuple[PretrainingRecipe, Tokenizer, Corpus, MaskedLM]:
     recipe = make_recipe("model.dropout=0")
     tokenizer = make_tokenizer(recipe)
-    return recipe, tokenizer, prepare_corpus(recipe.data, tokenizer, tmp_path / "corpus"), first_model(recipe, tokenizer)
+    prepare_corpus(recipe.data, tokenizer, tmp_path / "corpus")
+    return recipe, tokenizer, open_corpus(tmp_path / "corpus"), first_model(recipe, tokenizer)
 
 
 def largest(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus, MaskedLM]) -> UpdateBatch:
@@ -94,7 +95,7 @@ def test_the_held_out_loss_is_the_mean_over_asked_tokens(prepared: tuple[Pretrai
     assert model.training
     assert held_out.loss(model) == loss, "the same tokens under the same masks"
     make = RowMaker(corpus.held_out, tokenizer, Masker(tokenizer, probability=training.held_out_mask_probability, seed=training.seed))
-    rows = [make(row) for row in held_out_rows(corpus.held_out, phase, most=recipe.data.held_out_tokens)]
+    rows = [make(row) for row in held_out_rows(corpus.held_out, phase, longest=48, most=recipe.data.held_out_tokens)]
     assert len(rows) > 1
     with torch.no_grad():
         whole = model.eval()(concatenate([row.batch for row in rows]), torch.cat([row.labels for row in rows]))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from encoder import InputError
+from encoder.data_files import file_sha256
 from encoder.running import checkpoints as module
 from encoder.running.checkpoints import SEAL, Checkpoints
 
@@ -190,12 +191,10 @@ def test_one_under_the_name_of_another_step(two: Checkpoints, caplog: pytest.Log
 def test_a_file_that_the_disk_does_not_give_back(
     two: Checkpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = module.file_sha256
-
     def failing(path: Path) -> str:
         if path == two.path(8) / "model.bin":
             raise OSError(5, "Input/output error")
-        return real(path)
+        return file_sha256(path)
 
     monkeypatch.setattr(module, "file_sha256", failing)
     with caplog.at_level(logging.WARNING, logger=module.__name__):

@@ -35,7 +35,8 @@ def talk(rank: int, meeting: Path, answers: Any) -> None:
         who = (processes.rank, processes.size, processes.leads)
         sums = processes.sums([0.1, 2.0**60 + rank * 2.0**8, rank])  # float32 would round them
         told = processes.told(0.1 + rank)
-        gathered = processes.gathered({"rank": rank, "state": (torch.tensor([rank, 7]), None)})
+        said: dict[str, Any] = {"rank": rank, "state": (torch.tensor([rank, 7]), None)}
+        gathered = processes.gathered(said)
         processes.wait()
         answers.put((who, sums, told, [(one["rank"], one["state"][0].tolist(), one["state"][1]) for one in gathered]))
     assert distributed.is_initialized(), "whoever has begun it ends it"

@@ -18,6 +18,7 @@ from eval.efficiency.results import OWN, Spread
 from eval.index_quality import (
     IndexBenchmark,
     IndexSettings,
+    Running,
     VectorFolder,
     bench_index,
     own_points,
@@ -65,6 +66,9 @@ for line in sys.stdin:
     if task == "build":
         if name.startswith("dies when built"):
             fail(name.rpartition(" ")[2])
+        if name == "never builds":  # nor does what it has started, which holds the pipe of answers open
+            import subprocess
+            subprocess.run(["sleep", "600"])
         folder.mkdir(parents=True)
         (folder / "index.bin").write_bytes(bytes(1000))
         with (folder.parent.parent / "built").open("a") as file:
@@ -106,8 +110,13 @@ def system(name: str, *points: str) -> System:
 SETTINGS = IndexSettings(k=5, deep=20, rounds=2, threads=(1,))
 
 
-def run(vectors: VectorFolder, systems: list[System], work: Path, module: str, settings: IndexSettings = SETTINGS) -> IndexBenchmark:
-    return bench_index(vectors, systems, settings, work=work, names=("birds", "a model"), command="quiver bench index birds", module=module)
+def run(
+    vectors: VectorFolder, systems: list[System], work: Path, module: str, settings: IndexSettings = SETTINGS, *, timeout: float = 600
+) -> IndexBenchmark:
+    running = Running(module=module, timeout=timeout)
+    return bench_index(
+        vectors, systems, settings, work=work, names=("birds", "a model"), command="quiver bench index birds", running=running
+    )
 
 
 def test_what_is_found_is_what_is_counted(make_vectors: MakeVectors, by_the_book: Scores, fake: str, tmp_path: Path) -> None:
@@ -156,6 +165,16 @@ def test_what_fails_is_told_and_the_others_go_on(make_vectors: MakeVectors, fake
     assert not any("\n" in reason for reason in told.values())
     with pytest.raises(InputError, match=r"nothing could be measured: .*negative: balanced: gave the row -1"):
         run(VectorFolder(tmp_path / "vectors"), [system("negative")], tmp_path / "other", fake)
+
+
+@LINUX
+def test_what_takes_too_long_is_stopped_and_the_others_go_on(make_vectors: MakeVectors, fake: str, tmp_path: Path) -> None:
+    done = run(make_vectors(), [system("never builds"), system("right")], tmp_path / "work", fake, timeout=8)
+    assert [each.name for each in done.systems] == ["right"]
+    told = {each.what: each.reason for each in done.not_run}
+    assert told["never builds"] == "gave no answer in 8 seconds and was stopped"
+    with pytest.raises(ValueError, match="the timeout must be > 0"):
+        run(VectorFolder(tmp_path / "vectors"), [system("right")], tmp_path / "work", fake, timeout=0)
 
 
 def test_a_run_that_is_started_again_measures_what_is_missing(make_vectors: MakeVectors, fake: str, tmp_path: Path) -> None:
@@ -251,9 +270,12 @@ def real(vectors: VectorFolder, systems: list[System], work: Path) -> IndexBench
 @LINUX
 def test_a_real_child_of_dense_vectors(make_vectors: MakeVectors, tmp_path: Path) -> None:
     points = (Point("narrow", {"efSearch": 1}), Point("wide", {"efSearch": 300}))
-    systems = [own_system("exact", own_points([])), System("faiss:HNSW8", "faiss", {"factory": "HNSW8"}, points)]
-    done = real(make_vectors(dense=True, documents=300), systems, tmp_path / "work")
+    # Not an index that a warm-up of few documents could train.
+    factory = own_system("faiss-dense:factory=IVF16,Flat", own_points(["exact"]))
+    systems = [own_system("exact", own_points([])), System("faiss:HNSW8", "faiss", {"factory": "HNSW8"}, points), factory]
+    done = real(make_vectors(dense=True, documents=700), systems, tmp_path / "work")
     assert done.systems[0].parameters["engine"] == "exact-dense"
+    assert done.systems[2].parameters["factory"] == "IVF16,Flat", [each.reason for each in done.not_run]
     narrow, wide = done.systems[1].points
     assert wide.recall["10"] == 1.0 > narrow.recall["10"], "a knob that one point turns is turned back by the next"
 

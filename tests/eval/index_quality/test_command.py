@@ -81,6 +81,39 @@ def test_vectors_with_files(bench: Callable[..., tuple[int, str, str]], make_vec
     assert json.loads(printed)["systems"][0]["date"] == found.systems[0].date, "what is finished is not measured again"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_vectors_of_a_collection_go_and_given_ones_stay(
+    bench: Callable[..., tuple[int, str, str]],
+    make_collection: Callable[..., Path],
+    make_vectors: MakeVectors,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Any,
+    fails: bool,
+) -> None:
+    """They are as large as the collection, and come from the cache whenever the command is started again."""
+    monkeypatch.setattr("eval.index_quality.sources.load_model", lambda source: model)
+    measured: list[Path] = []
+
+    def measure(folder: VectorFolder, *arguments: Any, **named: Any) -> None:
+        folder.check()
+        measured.append(folder.path)
+        raise InputError("nothing could be measured" if fails else "this far and no farther")
+
+    monkeypatch.setattr("retrieval.cli.bench_index.bench_index", measure)
+    out = tmp_path / "bench"
+    collection = make_collection()
+    assert bench(collection, "--model", "words", "--cache", tmp_path / "cache", "--out", out)[0] == 2
+    assert measured == [out / "work" / "vectors"]
+    assert not measured[0].exists()
+    given = make_vectors(dense=True).path
+    inside = (out / "work" / "vectors").resolve()
+    given.rename(inside)
+    assert bench(inside, "--out", out)[0] == 2
+    assert measured[1] == inside
+    assert (inside / "documents.npy").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,19 @@ def test_exact_search_is_that_of_numpy(make_vectors: MakeVectors, by_the_book: S
     save_exact(exact, tmp_path / "exact.npz")
     again = load_exact(tmp_path / "exact.npz")
     assert all(np.array_equal(one, other) for one, other in zip(exact.rows + exact.scores, again.rows + again.scores, strict=True))
+
+
+def test_what_exact_search_found_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is started again believes the file."""
+
+    def killed(file: Any, **arrays: Any) -> None:
+        file.write(b"PK")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_exact(Exact([np.array([1])], [np.ones(1, np.float32)]), tmp_path / "exact.npz")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 100])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from encoder.errors import InputError
-from retrieval.indexes import BuildOptions, Filter, Index, add_documents, build_index, open_index, pieces
+from retrieval.indexes import BuildOptions, Filter, Index, add_documents, build_index, compact_index, open_index, pieces
 from retrieval.indexes.engine_table import ENGINES, Engine
 from retrieval.indexes.engines import AnyCodec, Sample, Setting
 from retrieval.indexes.exact.engine import open_tokens, train_tokens
@@ -155,6 +156,53 @@ def test_a_small_budget_makes_several_segments_that_are_searched_as_one(
     assert list(index.ids) == [document.id for document in MANY]
     assert [index.ids[number] for number in (0, 4, 39, -1)] == ["d00", "d04", "d39", "d39"]
     assert list(index.documents) == MANY
+
+
+@pytest.mark.parametrize("compacting", [False, True])
+def test_ids_and_metadata_count_in_the_budget(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, compacting: bool) -> None:
+    """Merging holds copies of them: a corpus whose documents are described at length goes into more segments, not beyond the memory."""
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 1000)
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: nothing(len(texts), word_sum.card.dim))
+    documents = [
+        Document(
+            f"https://example.org/{number:09d}/index.html", "x", "", {"url": f"https://example.org/{number:09d}/" * 8, "tags": tags(number)}
+        )
+        for number in range(6000)
+    ]
+    memory = 16 << 20
+    options = BuildOptions(memory=memory, store_text=False)
+    if compacting:
+        build_index(documents[:3000], word_sum, tmp_path / "i", options=options)
+        add_documents(tmp_path / "i", documents[3000:], word_sum, memory=memory)
+    tracemalloc.start()
+    try:
+        index = (
+            compact_index(tmp_path / "i", memory=memory)
+            if compacting
+            else build_index(documents, word_sum, tmp_path / "i", options=options)
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 1 < len(index.segments) <= 6
+    assert peak < memory
+    assert len(index) == 6000
+
+
+def tags(number: int) -> list[str]:
+    return [f"tag {(7 * number + each) % 900}" for each in range(12)]
+
+
+def nothing(count: int, dim: int) -> DenseEncoding:
+    return DenseEncoding(
+        np.zeros((count, dim), np.float32), TextTokens(np.ones(count, np.int32), np.zeros(count, bool), np.zeros(count, bool))
+    )
+
+
+def test_a_memory_that_is_too_small_for_the_sample_is_said(tmp_path: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
+    documents = [Document(f"d{number}", f"word{number}") for number in range(100)]
+    build_index(documents, word_sum, tmp_path / "i", options=BuildOptions("pq-dense", memory=8 * 256 * 30, calibrate=False))
+    assert "the memory holds 30 of the 100 vectors that the index is best trained on" in caplog.text
 
 
 def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, word_sum: Any) -> None:

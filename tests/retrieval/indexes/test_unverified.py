@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from retrieval.indexes import DamagedIndexError, Filter, Index, delete_documents, open_index
-from retrieval.indexes.tokens import compiled, reference
+from retrieval.indexes.kernels import compiled, reference
+from retrieval.indexes.kernels.packing import lanes, pairs
 from retrieval.indexes.tokens.lloyd_max import levels
-from retrieval.indexes.tokens.packing import lanes, pairs
 
 
 def searched(index: Index, faults: ModuleType, effort: Any, where: Filter | None = None) -> object:

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import torch
 
 from retrieval.training.data import TrainingRows, prepare_rows
 from retrieval.training.loop.board import SCORE
@@ -19,7 +18,6 @@ from retrieval.training.run_record import (
     describe_data,
     describe_result,
     negatives_per_query,
-    peak_memory,
     versions,
 )
 from retrieval.training.sections import Recipe
@@ -108,12 +106,3 @@ def test_a_result_is_the_log_and_the_progress() -> None:
         "seconds": 3.5,
         "resumed_at": [1],
     }
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is counted there")
-def test_memory_is_in_bytes() -> None:
-    status = Path("/proc/self/status")
-    if not status.exists():
-        pytest.skip("needs /proc")
-    [kilobytes] = [int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-    assert peak_memory() == pytest.approx(kilobytes * 1024, rel=0.05)

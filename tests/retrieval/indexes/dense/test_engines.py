@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from encoder.errors import InputError
+from retrieval.indexes.dense.scalar import ScalarCoding
 from retrieval.indexes.disk import REAL
 from retrieval.indexes.engine_table import ENGINES, open_codec
 from retrieval.indexes.engines import Sample
@@ -317,6 +319,47 @@ def test_writing_holds_what_it_declares(dense: Any, tmp_path: Path, kind: str) -
     else:
         index = (tmp_path / "s" / "index.faiss").stat().st_size
         assert index < codec.memory(12_000, 12_000) < 2 * index + (16 << 20)
+
+
+def test_looking_at_everything_copies_nothing_as_long_as_the_segment(dense: Any, tmp_path: Path) -> None:
+    """Neither the numbers of all rows nor their ranks, which are mapped: every query would pay for them."""
+    documents = dense.collection(200_000, width=2)
+    codec = documents.codec("pq")
+    segment = dense.write(codec, tmp_path / "s", documents.vectors)
+    effort, ranks = codec.effort("exact", k=3), np.arange(200_000, dtype=np.uint32)
+    segment.search(documents.queries(1), 3, effort=effort, ranks=ranks)
+    tracemalloc.start()
+    try:
+        segment.search(documents.queries(1)[:1], 3, effort=effort, ranks=ranks)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 200_000
+
+
+def test_learning_takes_no_more_than_the_sample_again(dense: Any) -> None:
+    """Of the memory of a build one half is the sample's, the other one is for what is learned from it."""
+    vectors = dense.collection(60_000, width=32).vectors
+    for learn in (
+        lambda: ScalarCoding.learn(vectors),
+        lambda: type(dense.collection(1))(vectors).codec("faiss-codes", factory="Flat"),
+    ):
+        tracemalloc.start()
+        try:
+            learn()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 1.1 * vectors.nbytes + (8 << 20)
+
+
+@pytest.mark.parametrize("change", [{"dsub": 0}, {"dim": 0}, {"nlist": 0}, {"nlist": -1}, {"bits": 3}, {"dim": "wide"}])
+def test_a_codec_of_numbers_that_cannot_be_is_damage(documents: Any, tmp_path: Path, change: dict[str, Any]) -> None:
+    documents.codec("ivf").save(tmp_path, REAL)
+    path = tmp_path / "codec.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DamagedIndexError):
+        open_codec("ivf-dense", tmp_path)
 
 
 def test_sizes_are_those_of_the_files(dense: Any, segments: Any, documents: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from retrieval.indexes.disk import REAL
 from retrieval.indexes.documents import ids as ids_module
+from retrieval.indexes.documents import strings
 from retrieval.indexes.documents.ids import IdTable, id_hashes, write_ids
 from retrieval.indexes.documents.strings import PackedStrings
 from retrieval.indexes.errors import DamagedIndexError
@@ -37,6 +39,24 @@ def test_strings_are_a_list_and_sort_as_python_sorts(seed: int) -> None:
     assert list(packed.select(chosen)) == [ids[row] for row in chosen]
     with pytest.raises(IndexError, match=f"string {len(ids)} of {len(ids)}"):
         packed[len(ids)]
+
+
+def test_choosing_strings_holds_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of a byte takes eight: of all bytes at once that would be twenty times the strings."""
+    packed = PackedStrings.pack(f"https://example.org/{number:09d}/" * (number % 9) for number in range(30_000))
+    chosen = np.random.default_rng(0).permutation(30_000)
+    wanted = [packed[row] for row in chosen[:50].tolist()]
+    monkeypatch.setattr(strings, "_PLACES", 100)  # shorter than some of the strings
+    assert list(packed.select(chosen[:50])) == wanted
+    monkeypatch.setattr(strings, "_PLACES", 1 << 16)
+    tracemalloc.start()
+    try:
+        selected = packed.select(chosen)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert list(selected)[:50] == wanted
+    assert peak < 1.5 * len(packed.blob) + 60 * 30_000
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -13,6 +13,7 @@ from encoder.errors import InputError
 from retrieval.indexes.disk import REAL
 from retrieval.indexes.engine_table import open_codec, train_codec
 from retrieval.indexes.engines import AnyCodec, AnySegment, Sample
+from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.exact.arrays import largest_norm
 from retrieval.records import ModelCard
 from retrieval.rows import MatrixRows
@@ -129,6 +130,21 @@ def test_equal_scores_go_to_the_greater_rank(tmp_path: Path) -> None:
     assert segment.search(np.ones((1, DIM), np.float32), 3, effort=effort, ranks=ranks)[0].rows.tolist() == [2, 4, 0]
     allowed = np.array([True, True, False, True, False, True])
     assert segment.search(np.ones((1, DIM), np.float32), 3, effort=effort, ranks=ranks, allowed=allowed)[0].rows.tolist() == [0, 5, 3]
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"vectors": null}', '{"vectors": 20, "largest_norm": -1}', '{"vectors": 20, "largest_norm": "x"}']
+)
+def test_facts_that_are_missing_or_cannot_be_are_damage(tmp_path: Path, content: str) -> None:
+    codec = codec_of("dense")
+    write(codec, tmp_path / "s", *documents("dense", 20), 20)
+    (tmp_path / "s" / "vectors.json").write_text(content)
+    with pytest.raises(DamagedIndexError, match=r"vectors\.json"):
+        codec.open(tmp_path / "s", 20)
+    (tmp_path / "codec.json").write_text(content)
+    for name in NAMES.values():
+        with pytest.raises(DamagedIndexError, match=r"codec\.json"):
+            open_codec(name, tmp_path)
 
 
 def test_what_an_exact_engine_does_not_take() -> None:

@@ -27,8 +27,8 @@ from retrieval.indexes import (
     repair_index,
 )
 from retrieval.indexes.disk import REAL, RealDisk, make_folders, remove_tree
+from retrieval.indexes.store import checking, reading
 from retrieval.indexes.store import manifest as manifests
-from retrieval.indexes.store import reading
 from retrieval.indexes.store import writing as store_writing
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import manifest_bytes, read_manifest
@@ -85,6 +85,45 @@ def test_a_forged_manifest_is_refused_before_anything_is_sized_by_it(built: Path
     with pytest.raises(InputError, match=message) as caught:
         open_index(built, verify=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"dim": 8}, {"dim": 0}, {"kind": "colbert"}, {"kind": "other"}])
+def test_a_model_of_another_width_than_the_codecs_is_damage(built: Path, change: dict[str, Any]) -> None:
+    """Queries would be checked against the manifest, and read by loops that take the width of the codec for granted."""
+    forge(Layout(built).manifest(1), lambda content: content["model"].update(change))
+    with pytest.raises(DamagedIndexError, match="not a codec for"):
+        open_index(built, verify=False)
+
+
+def test_a_check_beside_a_writer_takes_no_state_that_is_gone_for_damage(
+    built: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading all files of a large index takes long enough for two commits, which remove what is just being read."""
+    verify, commits = checking.verify_files, iter(["old1", "old2", "old3"])
+
+    def slowly(*arguments: Any, **named: Any) -> None:
+        for key in commits:
+            compact_index(built)
+            delete_documents(built, [key])
+        verify(*arguments, **named)
+
+    monkeypatch.setattr(checking, "verify_files", slowly)
+    report = check_index(str(built))
+    assert report.problems == ()
+    assert [each.problems for each in report.generations] == [()] * len(report.generations)
+    assert report.generations[-1].generation == Layout(built).generations()[-1] > 3
+    assert repair_index(str(built)).problems == ()
+
+
+def test_what_a_killed_compaction_has_written_is_removed_by_the_next_writer(built: Path) -> None:
+    scratch = Layout(built).temporary / "compact"
+    scratch.mkdir()
+    (scratch / "vectors.f32").write_bytes(bytes(1000))
+    resumable = Layout(built).pieces("0123")
+    resumable.mkdir()
+    assert [path.name for path in check_index(built).leftovers] == ["b-0123", "compact"]
+    delete_documents(built, ["old1"])
+    assert [path.name for path in check_index(built).leftovers] == ["b-0123"]
 
 
 def test_tombstones_of_another_number_of_documents_are_no_array_of_that_size(built: Path) -> None:

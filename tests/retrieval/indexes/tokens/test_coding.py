@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrieval.indexes.clustering import Clustering, cluster
-from retrieval.indexes.tokens.candidates import train_products
+from retrieval.indexes.fast_scan import train_codebooks
 from retrieval.indexes.tokens.coding import Coding
 from retrieval.indexes.tokens.lloyd_max import Bits
 
@@ -25,7 +25,7 @@ def clustering(tokens: Any) -> Clustering:
 
 def coding_of(tokens: Any, clustering: Clustering, bits: Bits) -> Coding:
     residuals = tokens.vectors - clustering.centroids[clustering.assign(tokens.vectors, tokens.token_ids)]
-    return Coding(clustering, train_products(residuals), bits)
+    return Coding(clustering, train_codebooks(residuals, 4), bits)
 
 
 @pytest.mark.parametrize(("bits", "width", "error"), [(2, 18, 0.055), (3, 26, 0.018), (4, 34, 0.006)])

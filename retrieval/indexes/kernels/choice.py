@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Kernels(Protocol):
-    """The functions that both modules have; contracts in `retrieval.indexes.tokens.reference`."""
+    """The functions that both modules have; contracts in `retrieval.indexes.kernels.reference`."""
 
     def quantise(
         self, residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
@@ -72,10 +72,10 @@ class Kernels(Protocol):
 def kernels() -> Kernels:
     """The compiled loops, or their NumPy reference where numba is not installed, which is several times slower."""
     if importlib.util.find_spec("numba") is None:
-        from retrieval.indexes.tokens import reference
+        from retrieval.indexes.kernels import reference
 
         logger.warning("numba is not installed: an index of token vectors is searched several times more slowly")
         return reference
-    from retrieval.indexes.tokens import compiled  # takes half a second, so not before it is needed
+    from retrieval.indexes.kernels import compiled  # takes half a second, so not before it is needed
 
     return compiled

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.tokens.packing import LANES, bits_of, unpack
+from retrieval.indexes.kernels.packing import LANES, bits_of, unpack
 
 # Products of vectors and centroids that are held at a time.
 _PRODUCTS = 1 << 22
@@ -68,7 +68,7 @@ def nearest(
         vectors: (n, d) float32; fast where neighbours have the same range.
         first: First centroid that may be chosen, (n,).
         last: One past the last, (n,), greater than ``first``.
-        lanes: The centroids, (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges them.
+        lanes: The centroids, (L, d, 16), as `retrieval.indexes.kernels.packing.lanes` arranges them.
         half_squares: Half the squared length of each centroid, (K,).
 
     Returns:
@@ -95,7 +95,7 @@ def probe(
 
     Args:
         query: (n, d) float32.
-        lanes: The centroids, (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges them.
+        lanes: The centroids, (L, d, 16), as `retrieval.indexes.kernels.packing.lanes` arranges them.
         centroids: Their number K; what lies behind is padding.
         count: Centroids for each vector, 1 to K.
 
@@ -168,7 +168,7 @@ def score(
         similarities: Of the query's tokens with all centroids, (L, K, 16), as `probe` gives them.
         products: Codebooks of the product codes, (d / 4, 16, 4).
         pairs: Levels of two neighbouring codes together, (4^bits, 2).
-        query: (L, d, 16), as `retrieval.indexes.tokens.packing.lanes` arranges it; lanes of zeros add nothing.
+        query: (L, d, 16), as `retrieval.indexes.kernels.packing.lanes` arranges it; lanes of zeros add nothing.
 
     Returns:
         (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.

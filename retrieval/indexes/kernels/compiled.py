@@ -1,6 +1,6 @@
-"""The loops that a search and an encoding spend their time in, compiled by numba. Import it through `retrieval.indexes.tokens.kernels`.
+"""The loops that a search and an encoding spend their time in, compiled by numba. Import it through `retrieval.indexes.kernels.choice`.
 
-Every function does what the one of the same name in `retrieval.indexes.tokens.reference` does, where its contract is written. Sums go over
+Every function does what the one of the same name in `retrieval.indexes.kernels.reference` does, where its contract is written. Sums go over
 the same terms in the same order whatever stands beside a vector: codes, assignments and scores of a document do not depend on the
 documents it is processed with. Compiled code is cached beside this file, or in the user's cache folder where that is not writable.
 
@@ -162,7 +162,7 @@ def nearest(
 ) -> NDArray[np.int64]:
     """The nearest centroid of each vector; see ``reference``."""
     n, d = vectors.shape
-    found = np.empty(n, np.int64)
+    found: NDArray[np.int64] = first.copy()  # where no product is a number
     block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
     best = np.empty(_ROWS, np.float32)
     begin = 0
@@ -320,8 +320,8 @@ def _decode(code: NDArray[np.uint8], bits: int, pairs: NDArray[np.uint64], out: 
 
 @_compiled
 def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
-    """A number of half precision, not negative, from its bits; numba has no such type."""
-    exponent, fraction = bits >> 10, bits & 1023
+    """A number of half precision, its sign left out, from its bits; numba has no such type."""
+    exponent, fraction = (bits >> 10) & 31, bits & 1023
     value: float = np.float32(fraction if exponent == 0 else fraction + 1024) * powers[max(exponent, 1)]
     return value
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from retrieval.indexes.tokens import compiled, kernels, reference
+from retrieval.indexes.kernels import choice, compiled, reference
+from retrieval.indexes.kernels.packing import lanes, pairs
 from retrieval.indexes.tokens.lloyd_max import Bits, levels, thresholds
-from retrieval.indexes.tokens.packing import lanes, pairs
 
 
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
@@ -194,13 +194,13 @@ def test_clusters_are_those_of_ward(points: int) -> None:
 
 
 def test_without_numba_numpy_is_used_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    kernels.kernels.cache_clear()
+    choice.kernels.cache_clear()
     try:
-        assert kernels.kernels() is compiled
-        kernels.kernels.cache_clear()
+        assert choice.kernels() is compiled
+        choice.kernels.cache_clear()
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
         with caplog.at_level(logging.WARNING):
-            assert kernels.kernels() is reference
+            assert choice.kernels() is reference
         assert "numba is not installed" in caplog.text
     finally:
-        kernels.kernels.cache_clear()
+        choice.kernels.cache_clear()

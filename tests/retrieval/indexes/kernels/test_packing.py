@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from retrieval.indexes.kernels.packing import bits_of, lanes, pack, pairs, unpack
 from retrieval.indexes.tokens.lloyd_max import Bits, levels
-from retrieval.indexes.tokens.packing import bits_of, lanes, pack, pairs, unpack
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

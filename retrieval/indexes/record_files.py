@@ -1,4 +1,4 @@
-"""Files of records, one a document, that are appended to together."""
+"""Files of records, one a document or one a vector, that are appended to together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from retrieval.indexes.disk import Disk, little_endian
 from retrieval.indexes.engines import Bitmap
 
-# Documents copied at a time.
-_COPIED = 16_384
+COPIED = 1 << 20
+"""Bytes copied at a time."""
 
 
 class RecordFiles:
@@ -46,9 +46,16 @@ class RecordFiles:
 
     def copy(self, name: str, records: NDArray[Any], keep: Bitmap) -> None:
         """Append those of the records of another segment, (P, ...), that are kept, (P,)."""
-        for start in range(0, len(records), _COPIED):
-            part = slice(start, start + _COPIED)
+        step = _step(records)
+        for start in range(0, len(records), step):
+            part = slice(start, start + step)
             self.write(name, records[part][keep[part]])
+
+    def copy_span(self, name: str, records: NDArray[Any], first: int, last: int) -> None:
+        """Append the records ``first`` to ``last - 1`` of another segment."""
+        step = _step(records)
+        for start in range(first, last, step):
+            self.write(name, records[start : min(start + step, last)])
 
     def close(self) -> dict[str, str]:
         """Finish the files; file name -> what it holds."""
@@ -67,3 +74,8 @@ class RecordFiles:
                 file.close()
             except OSError:
                 continue
+
+
+def _step(records: NDArray[Any]) -> int:
+    """Records that are copied at a time."""
+    return max(1, COPIED // max(1, records.nbytes // max(1, len(records))))

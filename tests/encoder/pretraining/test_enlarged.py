@@ -1,0 +1,51 @@
+"""A larger model goes on from a pretrained one: by its held-out loss it starts nearer to it than random weights do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from encoder import MaskedLM, Tokenizer
+from encoder.files import read_json
+from encoder.head_checkpoint import load_masked_lm
+from encoder.pretraining.corpus import open_corpus
+from encoder.pretraining.evaluation import HeldOut
+from encoder.pretraining.phases import first_model
+from encoder.pretraining.recipe import load_pretraining_recipe
+from encoder.pretraining.sections import PretrainingRecipe
+from encoder.pretraining.snapshot import save_model
+from encoder.running.processes import Processes
+from encoder.tiling import enlarge_masked_lm
+
+LARGER = ("model.layers=3", "model.hidden_size=24", "model.heads=3", "model.intermediate_size=41")
+
+
+def recipe_of(run: Path, *overrides: str) -> PretrainingRecipe:
+    return load_pretraining_recipe(run / "recipe.json", overrides)
+
+
+@pytest.fixture
+def enlarged(whole_run: Path) -> MaskedLM:
+    config = first_model(recipe_of(whole_run, *LARGER), Tokenizer.from_pretrained(whole_run / "model")).encoder.config
+    parent = load_masked_lm(whole_run / "model")
+    return enlarge_masked_lm(parent, replace(config, max_positions=48, global_theta=160_000.0, attention_output_dropout=0.0))
+
+
+def test_it_starts_nearer_to_its_parent_than_random(whole_run: Path, enlarged: MaskedLM) -> None:
+    recipe, tokenizer = recipe_of(whole_run), Tokenizer.from_pretrained(whole_run / "model")
+    held_out = HeldOut(recipe, recipe.phases[-1], open_corpus(whole_run / "corpus").held_out, tokenizer, Processes())
+    random = first_model(recipe_of(whole_run, *LARGER, "phases.0.context=48"), tokenizer)
+    parent, tiled, untrained = (held_out.loss(model) for model in (load_masked_lm(whole_run / "model"), enlarged, random))
+    assert parent < untrained - 0.5
+    assert tiled - parent <= 0.8 * (untrained - parent), (parent, tiled, untrained)
+
+
+def test_a_run_begins_with_it(whole_run: Path, enlarged: MaskedLM, tmp_path: Path) -> None:
+    save_model(enlarged, Tokenizer.from_pretrained(whole_run / "model"), tmp_path / "enlarged")
+    start = (f"model.init={tmp_path / 'enlarged'}", f"model.tokenizer={tmp_path / 'enlarged'}")
+    found = first_model(recipe_of(whole_run, *LARGER, *start), Tokenizer.from_pretrained(tmp_path / "enlarged"))
+    assert read_json(tmp_path / "enlarged" / "config.json")["num_hidden_layers"] == 3
+    for name, weight in enlarged.state_dict().items():
+        assert found.state_dict()[name].equal(weight)
