@@ -11,13 +11,13 @@ Source: SQuAD, arXiv:1606.05250, section 3, for the format; KorQuAD 1.0, https:/
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from encoder.data_files import atomic_file
 from encoder.errors import InputError
-from encoder.files import read_json
+from eval.collections.squad_json import RawParagraph, is_impossible, read_paragraphs, text_under
 from retrieval.corpus import read_judgements
 
 ALL = "test"
@@ -50,15 +50,16 @@ def read_squad(path: Path) -> Squad:
     """
     squad = Squad({}, {}, {})
     first: dict[str, str] = {}
-    for number, context, questions, where in _paragraphs(path):
+    for paragraph in read_paragraphs(path):
+        questions, context = _answerable(paragraph), paragraph.context
         if not questions:
             continue
-        key = first.setdefault(context, f"{next(iter(questions)).rpartition('-')[0] or next(iter(questions))}p{number}")
+        key = first.setdefault(context, f"{next(iter(questions)).rpartition('-')[0] or next(iter(questions))}p{paragraph.number}")
         if squad.documents.setdefault(key, context) != context:
-            raise InputError(f"{where}: two paragraphs would have the id {key!r}")
+            raise InputError(f"{paragraph.where}: two paragraphs would have the id {key!r}")
         for question, text in questions.items():
             if question in squad.queries:
-                raise InputError(f"{where}: the question id {question!r} comes twice")
+                raise InputError(f"{paragraph.where}: the question id {question!r} comes twice")
             squad.queries[question] = text
             squad.answers[question] = key
     if not squad.queries:
@@ -97,31 +98,13 @@ def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[s
     return list(splits)
 
 
-def _paragraphs(path: Path) -> Iterator[tuple[int, str, dict[str, str], str]]:
-    """Number in its article, text, questions by id, and place of every paragraph."""
-    for article_number, article in enumerate(_list(read_json(path), "data", f"{path}")):
-        for number, paragraph in enumerate(_list(article, "paragraphs", f"{path}: data[{article_number}]")):
-            where = f"{path}: data[{article_number}].paragraphs[{number}]"
-            found = _list(paragraph, "qas", where)
-            answerable = [one for one in found if not (isinstance(one, Mapping) and one.get("is_impossible") is True)]
-            questions = {_text(one, "id", where): _text(one, "question", where) for one in answerable}
-            if len(questions) < len(answerable):
-                raise InputError(f"{where}: a question id comes twice")
-            yield number, _text(paragraph, "context", where), questions, where
-
-
-def _list(value: object, key: str, where: str) -> list[object]:
-    found = value.get(key) if isinstance(value, Mapping) else None
-    if not isinstance(found, list):
-        raise InputError(f"{where}: not SQuAD's format, '{key}' must be a list")
-    return found
-
-
-def _text(value: object, key: str, where: str) -> str:
-    found = value.get(key) if isinstance(value, Mapping) else None
-    if not isinstance(found, str) or not found.strip():
-        raise InputError(f"{where}: not SQuAD's format, '{key}' must be text")
-    return found
+def _answerable(paragraph: RawParagraph) -> dict[str, str]:
+    """The questions of a paragraph that have an answer, by id."""
+    found = [one for one in paragraph.questions if not is_impossible(one)]
+    questions = {text_under(one, "id", paragraph.where): text_under(one, "question", paragraph.where) for one in found}
+    if len(questions) < len(found):
+        raise InputError(f"{paragraph.where}: a question id comes twice")
+    return questions
 
 
 def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:

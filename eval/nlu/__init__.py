@@ -1,1 +1,1 @@
-"""Language understanding: answers to questions as spans of a text, trained and scored as the official scripts score them."""
+"""Language understanding: GLUE and answers as spans of a text, fine-tuned by recipe and scored as their official scripts score them."""

@@ -1,6 +1,6 @@
 """The recipe of a span QA fine-tuning: what each field means, its unit, its bounds.
 
-Source: BERT, arXiv:1810.04805, section 4.2 and appendix A.3, for the usual values; Jeong et al., HCLT 2023, for longer positions.
+Source: BERT, arXiv:1810.04805, section 4.2; Jeong et al., HCLT 2023, for longer positions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 from encoder.running.recipe_file import load_sections
 from encoder.running.schema import Rule
 from eval.nlu.answer_scores import Official
+from eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 from eval.nlu.windows import WindowSettings
 
 KINDS = ("span_qa",)
@@ -44,32 +45,12 @@ class QaDataSection:
     """A ``.tsv`` of judgements whose questions are trained on; null for all of the file."""
     test_split: str | None = field(default=None, metadata={"not_blank": True})
     """The same for the test."""
+    development: str | None = field(default=None, metadata={"not_blank": True})
+    """File of the questions whose F1 says which checkpoint is best, and when to stop; null to take the last one."""
+    development_split: str | None = field(default=None, metadata={"not_blank": True})
+    """As ``train_split``."""
     limit: int | None = field(default=None, metadata={"at_least": 1})
     """Questions that are trained on, the first of them; null for all."""
-
-
-@dataclass(frozen=True)
-class QaTrainingSection:
-    """How it is trained."""
-
-    epochs: float = field(metadata={"above": 0})
-    """Passes over all windows."""
-    batch_size: int = field(metadata={"at_least": 1})
-    """Windows of an update."""
-    learning_rate: float = field(metadata={"above": 0, "at_most": 1})
-    """Peak of the schedule; BERT: 3e-5 to 5e-5."""
-    warmup_ratio: float = field(default=0.1, metadata={"at_least": 0, "at_most": 1})
-    """Share of the updates over which the learning rate rises from zero; then it falls to zero in a line."""
-    weight_decay: float = field(default=0.01, metadata={"at_least": 0, "at_most": 1})
-    """Of matrices and embeddings, decoupled, per unit of learning rate."""
-    max_grad_norm: float = field(default=1.0, metadata={"above": 0})
-    """L2 norm that the gradient is clipped to."""
-    seed: int = field(default=12, metadata={"at_least": 0, "at_most": 2**32 - 1})
-    """Of the head's weights, the order of the windows and dropout."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of the forward and backward pass; weights and optimiser state stay float32."""
-    log_every: int = field(default=10, metadata={"at_least": 1})
-    """Updates between two losses in run.json."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +75,10 @@ class QaRecipe:
     """The questions."""
     windows: WindowSettings
     """How paragraphs are cut."""
-    training: QaTrainingSection
-    """How it is trained."""
+    updates: UpdatesSection
+    """How many updates, of how many windows, at what rate."""
+    training: FineTuningSection
+    """How it is trained, and what is kept on the way."""
 
 
 RULES = (
@@ -103,6 +86,16 @@ RULES = (
         ("windows.overlap", "windows.max_answer_length"),
         lambda overlap, longest: overlap < longest,
         "must be >= {1}, max_answer_length, so that no answer is cut; got {0}",
+    ),
+    Rule(
+        ("training.patience", "data.development"),
+        lambda patience, development: patience is not None and development is None,
+        "needs data.development, whose scores it counts",
+    ),
+    Rule(
+        ("data.development_split", "data.development"),
+        lambda split, development: split is not None and development is None,
+        "needs data.development, of which it is a part",
     ),
 )
 
@@ -112,7 +105,7 @@ def load_qa_recipe(path: str | Path, overrides: Sequence[str] = ()) -> QaRecipe:
 
     Args:
         path: A YAML file, or the name of a shipped recipe.
-        overrides: ``training.epochs=1`` and the like, see `encoder.running.recipe_file.load_sections`.
+        overrides: ``updates.epochs=1`` and the like, see `encoder.running.recipe_file.load_sections`.
 
     Raises:
         RecipeError: The recipe cannot be used; names everything that is wrong with it.

@@ -5,13 +5,12 @@ Source: SQuAD, arXiv:1606.05250 and arXiv:1806.03822; KorQuAD 1.0, arXiv:1909.07
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from encoder.errors import InputError
-from encoder.files import read_json
+from eval.collections.squad_json import is_impossible, list_under, read_paragraphs, text_under
 from retrieval.corpus import read_judgements
 
 
@@ -66,11 +65,13 @@ def read_questions(path: Path, *, only: Collection[str] | None = None) -> Questi
     """
     wanted = None if only is None else set(only)
     questions: dict[str, Question] = {}
-    for context, raw, where in _raw_questions(path):
-        question = _question(context, raw, where)
-        if question.id in questions:
-            raise InputError(f"{where}: the question id {question.id!r} comes twice")
-        questions[question.id] = question
+    for paragraph in read_paragraphs(path):
+        for place, raw in enumerate(paragraph.questions):
+            where = f"{paragraph.where}.qas[{place}]"
+            question = _question(paragraph.context, raw, where)
+            if question.id in questions:
+                raise InputError(f"{where}: the question id {question.id!r} comes twice")
+            questions[question.id] = question
     if not questions:
         raise InputError(f"{path}: holds no questions")
     if wanted is not None:
@@ -98,20 +99,10 @@ def stands(answer: Answer, context: str) -> bool:
     return answer.start >= 0 and context.startswith(answer.text, answer.start)
 
 
-def _raw_questions(path: Path) -> Iterator[tuple[str, Any, str]]:
-    """Paragraph, question as it stands in the file, and its place."""
-    for article_number, article in enumerate(_list(read_json(path), "data", f"{path}")):
-        for number, paragraph in enumerate(_list(article, "paragraphs", f"{path}: data[{article_number}]")):
-            where = f"{path}: data[{article_number}].paragraphs[{number}]"
-            context = _text(paragraph, "context", where)
-            for place, raw in enumerate(_list(paragraph, "qas", where)):
-                yield context, raw, f"{where}.qas[{place}]"
-
-
 def _question(context: str, raw: object, where: str) -> Question:
-    key, text = _text(raw, "id", where), _text(raw, "question", where)
-    impossible = isinstance(raw, Mapping) and raw.get("is_impossible") is True
-    answers = () if impossible else tuple(_answer(one, where) for one in _list(raw, "answers", where))
+    key, text = text_under(raw, "id", where), text_under(raw, "question", where)
+    impossible = is_impossible(raw)
+    answers = () if impossible else tuple(_answer(one, where) for one in list_under(raw, "answers", where))
     if not answers and not impossible:
         raise InputError(f'{where}: has no answers, and does not say "is_impossible": true')
     return Question(key, text, context, answers)
@@ -121,18 +112,4 @@ def _answer(raw: object, where: str) -> Answer:
     start = raw.get("answer_start") if isinstance(raw, Mapping) else None
     if type(start) is not int:
         raise InputError(f"{where}: not SQuAD's format, 'answer_start' must be a whole number")
-    return Answer(_text(raw, "text", where), start)
-
-
-def _list(value: object, key: str, where: str) -> list[object]:
-    found = value.get(key) if isinstance(value, Mapping) else None
-    if not isinstance(found, list):
-        raise InputError(f"{where}: not SQuAD's format, '{key}' must be a list")
-    return found
-
-
-def _text(value: object, key: str, where: str) -> str:
-    found = value.get(key) if isinstance(value, Mapping) else None
-    if not isinstance(found, str) or not found.strip():
-        raise InputError(f"{where}: not SQuAD's format, '{key}' must be text")
-    return found
+    return Answer(text_under(raw, "text", where), start)

@@ -11,6 +11,7 @@ from eval.published.efficiency import (
     Runtime,
     SetStatistics,
 )
+from eval.published.glue import GLUE_SOURCE, TABLE_5, TABLE_6, HyperParameters
 from eval.published.retrieval import (
     BM25_FLAT,
     BM25_SOURCE,
@@ -32,9 +33,12 @@ __all__ = [
     "EFFICIENCY_SETS",
     "EFFICIENCY_SOURCE",
     "ENCODER_EFFICIENCY",
+    "GLUE_SOURCE",
     "OVERVIEW_COLUMNS",
     "RETRIEVAL_SOURCE",
     "TABLE_1",
+    "TABLE_5",
+    "TABLE_6",
     "TABLE_7",
     "TABLE_8",
     "TABLE_9",
@@ -42,6 +46,7 @@ __all__ = [
     "BeirTable",
     "Column",
     "EncoderEfficiency",
+    "HyperParameters",
     "LearningRates",
     "PublishedRow",
     "Runtime",

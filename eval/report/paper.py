@@ -124,10 +124,15 @@ def render_paper(results: Sequence[Results], *, against: str | None = None) -> s
     """
     parts = ["# Retrieval results beside the ModernBERT paper"]
     for layout in paper_layouts(results, against=against):
-        header = ["", *layout.columns, "Measured"]
-        body = [[line.label, *(shown(line, cell) for cell in line.cells), line.measured] for line in layout.lines]
-        parts += [f"## {escape(layout.title)}", table(header, body), escape(" ".join(layout.notes))]
+        parts += layout_markdown(layout)
     return "\n\n".join(parts) + "\n"
+
+
+def layout_markdown(layout: Layout) -> list[str]:
+    """Heading, table and notes of a layout."""
+    header = ["", *layout.columns, "Measured"]
+    body = [[line.label, *(shown(line, cell) for cell in line.cells), line.measured] for line in layout.lines]
+    return [f"## {escape(layout.title)}", table(header, body), escape(" ".join(layout.notes))]
 
 
 def shown(line: Line, cell: float | None) -> str:

@@ -18,8 +18,15 @@ KINDS: Mapping[str, str] = {"paper": "published", "floor": "published", "measure
 
 
 @dataclass(frozen=True)
-class _Section:
-    """A layout as the page shows it."""
+class Section:
+    """A table as the page shows it.
+
+    Attributes:
+        name: Its anchor.
+        title: What it is.
+        table: Its rows.
+        notes: What a reader must know, in sentences.
+    """
 
     name: str
     title: str
@@ -37,8 +44,21 @@ def render_paper_html(results: Sequence[Results], *, against: str | None = None)
     Raises:
         InputError: There are no results, they do not fit in one table, the paper has no such row, or jinja2 is not installed.
     """
-    sections = [_Section(each.name, each.title, _table(each), each.notes) for each in paper_layouts(results, against=against)]
-    return render_page("paper.html.j2", {"layouts": sections}, title=TITLE)
+    return render_sections([layout_section(each) for each in paper_layouts(results, against=against)], title=TITLE)
+
+
+def render_sections(sections: Sequence[Section], *, title: str) -> str:
+    """A page of tables, published rows among ours.
+
+    Raises:
+        InputError: jinja2 is not installed.
+    """
+    return render_page("paper.html.j2", {"layouts": sections}, title=title)
+
+
+def layout_section(layout: Layout) -> Section:
+    """A layout with its notes."""
+    return Section(layout.name, layout.title, _table(layout), layout.notes)
 
 
 def _table(layout: Layout) -> Table:

@@ -18,6 +18,7 @@ from retrieval.cli import (
     doctor,
     enlarging,
     evaluation,
+    glue,
     index,
     interchange,
     mining,
@@ -54,6 +55,7 @@ app.add_typer(index.app, name="index")
 app.command("search")(search.search)
 app.command("evaluate")(evaluation.evaluate)
 app.add_typer(qa.app, name="qa")
+app.command("glue")(glue.glue)
 app.add_typer(reports.app, name="report")
 app.add_typer(collections.app, name="collections")
 app.add_typer(bench.app, name="bench")

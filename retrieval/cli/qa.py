@@ -10,14 +10,28 @@ from typing import Annotated
 import typer
 
 from encoder import InputError
+from encoder.running.stopping import RunStoppedError
 from eval.nlu.answer_scores import Scores
 from eval.nlu.answering import answer_questions
+from eval.nlu.qa_model import open_span_qa, warn_of_token_types
 from eval.nlu.qa_recipe import load_qa_recipe
 from eval.nlu.qa_results import RESULTS, QaResults, answer_texts, score_predictions, write_qa_results
-from eval.nlu.qa_training import MODEL, check_answerable, open_span_qa, train_qa, warn_of_token_types
+from eval.nlu.qa_training import check_answerable, train_qa
 from eval.nlu.questions import read_questions, read_split
 from eval.nlu.windows import WindowSettings, check_settings
-from retrieval.cli.output import JsonOption, OverwriteOption, ProgressOption, help_alone, print_json, print_table, say, show_progress
+from retrieval.cli.output import (
+    JsonOption,
+    OverwriteOption,
+    ProgressOption,
+    command_line,
+    help_alone,
+    print_json,
+    print_table,
+    say,
+    say_error,
+    show_progress,
+)
+from retrieval.training.run_folder import MODEL
 
 app = typer.Typer(help="Answer questions with spans of a text.", invoke_without_command=True, callback=help_alone)
 
@@ -33,17 +47,25 @@ class OfficialScores(str, Enum):
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="A .yaml file, or the name of a shipped recipe (qa_korquad_512, qa_korquad_1024).")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, results.json, predictions.json.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, results.json, predictions.json, ...")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change, as section.setting=value.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Train a model that answers with spans, and answer the recipe's test.
 
+    SIGTERM and Ctrl-C finish the update and save; --resume goes on from the last checkpoint and ends with the same weights.
+
     Example: quiver qa train qa_korquad_512 --out runs/qa-512 model.init=klue/bert-base
     """
-    results = train_qa(load_qa_recipe(recipe, overrides or []), out, overwrite=overwrite, progress=show_progress(progress))
+    resolved, watched = load_qa_recipe(recipe, overrides or []), show_progress(progress)
+    try:
+        results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=watched, command=command_line())
+    except RunStoppedError as stopped:
+        say_error(f"{stopped}; the same command{'' if resume else ' with --resume'} goes on")
+        raise typer.Exit(1) from stopped
     if as_json:
         print_json({"model": str(out / MODEL), **asdict(results)})
         return

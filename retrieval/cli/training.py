@@ -13,6 +13,8 @@ from encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
 from encoder.pretraining.recipe import load_pretraining_recipe
 from encoder.running.recipe_file import find_recipe, recipe_kind
 from eval.development import development_scorer
+from eval.nlu.glue_recipe import KINDS as GLUE_KINDS
+from eval.nlu.glue_recipe import load_glue_recipe
 from eval.nlu.qa_recipe import KINDS as QA_KINDS
 from eval.nlu.qa_recipe import load_qa_recipe
 from eval.report.training_run import write_run_report
@@ -130,4 +132,6 @@ def _load(name: str) -> object:
     kind = recipe_kind(find_recipe(name))
     if kind in PRETRAINING_KINDS:
         return load_pretraining_recipe(name)
+    if kind in GLUE_KINDS:
+        return load_glue_recipe(name)
     return load_qa_recipe(name) if kind in QA_KINDS else load_recipe(name)

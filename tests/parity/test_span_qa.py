@@ -11,7 +11,7 @@ import torch
 
 from encoder import Encoder, SpanQA, Tokenizer, init_head, init_weights, pack_ids, preset
 from eval.nlu.answer_scores import score_answer, squad_text
-from eval.nlu.qa_training import save_qa_model
+from eval.nlu.qa_model import save_qa_model
 from eval.nlu.questions import Question
 from eval.nlu.windows import WindowSettings, make_windows
 

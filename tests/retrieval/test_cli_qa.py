@@ -57,7 +57,8 @@ def recipe(tmp_path: Path) -> Path:
             "official": "squad_v1",
         },
         "windows": {"max_length": 24, "overlap": 6, "max_question_length": 4, "max_answer_length": 4},
-        "training": {"epochs": 8, "batch_size": 8, "learning_rate": "3e-3"},
+        "updates": {"epochs": 8, "batch_size": 8, "learning_rate": "3e-3"},
+        "training": {"seed": 12},
     }
     path = tmp_path / "numbers.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -75,11 +76,11 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
     assert results["scores"]["exact"] > 0.9
     assert results["windows"] >= 60
     record = json.loads((out / "run.json").read_text())
-    assert record["schema"] == "quiver-qa-run/1"
-    assert record["train"]["questions"] == 80
+    assert record["schema"] == "quiver-run/fine-tuning-1"
+    assert record["counts"]["questions"] == 80
     files = [tmp_path / "train.json", tmp_path / "test.json"]
     assert record["sha256"] == {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    assert record["train"]["with_answer"] >= 80
+    assert record["counts"]["with_answer"] >= 80
     assert record["result"]["steps"] == record["result"]["losses"][-1][0]
     # The predictions are in the form of the official scripts, and score what was written.
     predictions = json.loads((out / "predictions.json").read_text())
@@ -108,18 +109,18 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
 def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
-    (full / "notes.txt").write_text("mine")
+    (full / "model").write_text("mine")
     none = write_numbers(tmp_path / "none.json", 3, 4, impossible=2)
     all_none = write_numbers(tmp_path / "all.json", 4, 4, impossible=4)
     out = tmp_path / "out"
     cases: list[tuple[list[Any], str]] = [
-        ([recipe, "--out", full], "not empty"),
+        ([recipe, "--out", full], "holds model already, and not from a training run"),
         ([recipe, "--out", out, f"data.test={none}"], "'3-0' has no answer, which squad_v1 does not know; take squad_v2"),
         ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to learn"),
         ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 questions of the test are trained on too"),
         ([recipe, "--out", out, "model.extend_positions=2"], "no position embeddings but rope"),
         ([recipe, "--out", out, "windows.max_length=65"], "must be <= 64, the encoder's positions"),
-        ([recipe, "--out", out, "training.epoch=2"], "unknown key, did you mean 'epochs'?"),
+        ([recipe, "--out", out, "updates.epoch=2"], "unknown key, did you mean 'epochs'?"),
         ([recipe, "--out", out, f"data.train={tmp_path / 'no.json'}"], "the file is missing"),
     ]
     for arguments, complaint in cases:
@@ -128,4 +129,4 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_pat
         assert complaint in done.err
         assert len([line for line in done.err.splitlines() if "drew new weights" not in line]) == 1
         assert not out.exists()
-    assert (full / "notes.txt").read_text() == "mine"
+    assert (full / "model").read_text() == "mine"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +16,14 @@ from encoder.files import read_json, write_json
 from encoder.position_extension import interpolate_positions
 from encoder.running.recipe_file import RecipeError, find_recipe
 from eval.nlu.answering import answer_questions
-from eval.nlu.qa_recipe import KINDS, QaTrainingSection, load_qa_recipe
+from eval.nlu.fine_tuning.loop import _Loop
+from eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
+from eval.nlu.qa_model import open_span_qa, save_qa_model, warn_of_token_types
+from eval.nlu.qa_recipe import KINDS, QaDataSection, QaModelSection, QaRecipe, load_qa_recipe
 from eval.nlu.qa_results import score_predictions
-from eval.nlu.qa_training import open_span_qa, save_qa_model, train_windows, warn_of_token_types
+from eval.nlu.qa_training import SpanTask, train_qa
 from eval.nlu.questions import Answer, Question
-from eval.nlu.windows import LabelledWindow, WindowSettings, labelled_windows
+from eval.nlu.windows import WindowSettings
 from retrieval.biencoder import BiEncoder
 from retrieval.model_folder import ModelFolder
 
@@ -53,51 +58,109 @@ def small_model() -> SpanQA:
     return model
 
 
-def training(**changes: object) -> QaTrainingSection:
-    section = QaTrainingSection(epochs=4, batch_size=8, learning_rate=3e-3, log_every=10)
-    return replace(section, **changes)
+def squad(path: Path, questions: list[Question]) -> str:
+    """Questions as a file."""
+    paragraphs = [
+        {
+            "context": one.context,
+            "qas": [
+                {"id": one.id, "question": one.text, "answers": [{"text": each.text, "answer_start": each.start} for each in one.answers]}
+            ],
+        }
+        for one in questions
+    ]
+    write_json(path, {"version": "1", "data": [{"title": "t", "paragraphs": paragraphs}]})
+    return str(path)
 
 
-def windows_of(questions: list[Question], tokenizer: Tokenizer) -> list[LabelledWindow]:
-    return list(labelled_windows(questions, tokenizer, SETTINGS))
-
-
-def test_a_model_learns_to_answer_across_windows(tokenizer: Tokenizer) -> None:
+@pytest.fixture
+def make_recipe(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., QaRecipe]:
     """Lines of three windows each; the answer is in one of them, the others say that there is none."""
-    held_out = numbers(2, 40, words=30)
-    model = small_model()
-    before = score_predictions(held_out, answer_questions(model, tokenizer, held_out, SETTINGS), tokenizer, "squad_v1")
-    trained = train_windows(model, windows_of(numbers(1, 80, words=30), tokenizer), training())
-    after = score_predictions(held_out, answer_questions(model, tokenizer, held_out, SETTINGS), tokenizer, "squad_v1")
+    config = small_model().encoder.config
+    save_encoder(init_weights(Encoder(replace(config, embedding_dropout=0.01)), seed=1), tmp_path / "encoder")
+    tokenizer.save(tmp_path / "encoder")
+    files = {name: squad(tmp_path / f"{name}.json", numbers(seed, count, words=30)) for name, seed, count in SETS}
+
+    def make(*, epochs: float = 4, **training: Any) -> QaRecipe:
+        return QaRecipe(
+            **dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test"),
+            kind="span_qa",
+            model=QaModelSection(str(tmp_path / "encoder")),
+            data=QaDataSection(**files, official="squad_v1"),
+            windows=SETTINGS,
+            updates=UpdatesSection(epochs=epochs, batch_size=8, learning_rate=3e-3),
+            training=FineTuningSection(**training),
+        )
+
+    return make
+
+
+SETS = (("train", 1, 80), ("test", 2, 40), ("development", 3, 20))
+
+
+def test_a_model_learns_to_answer_across_windows(make_recipe: Callable[..., QaRecipe], tmp_path: Path, tokenizer: Tokenizer) -> None:
+    recipe, out, held_out = make_recipe(epochs=8), tmp_path / "out", numbers(2, 40, words=30)
+    first, _ = open_span_qa(recipe.model.init, seed=12)
+    before = score_predictions(held_out, answer_questions(first, tokenizer, held_out, SETTINGS), tokenizer, "squad_v1")
+    after = train_qa(recipe, out)
     assert before.scores.exact < 0.3
     assert after.scores.exact > 0.9
     assert after.windows >= 2 * len(held_out)
-    assert trained.losses[-1][1] < 0.2 * trained.losses[0][1]
-    assert not model.training
+    result = read_json(out / "run.json")["result"]
+    assert result["losses"][-1][1] < 0.2 * result["losses"][0][1]
+    # The best of eight epochs by the development's F1 is the model.
+    marks = {line["step"]: line["f1"] for line in result["development"]}
+    assert len(marks) == 8
+    assert marks[result["best_step"]] == max(marks.values())
+    assert set(read_json(out / "run.json")["sha256"]) == {str(tmp_path / f"{name}.json") for name, *_ in SETS}
 
 
-def test_training_is_the_same_twice_and_its_steps_are_counted(tokenizer: Tokenizer) -> None:
-    windows = windows_of(numbers(1, 7, words=30), tokenizer)
-    results = []
-    for _ in range(2):
-        model = small_model()
-        torch.manual_seed(5)
-        results.append((train_windows(model, windows, training(epochs=1.5, batch_size=4, log_every=2)), model.state_dict()))
-    (first, state), (second, again) = results
-    per_epoch = -(-len(windows) // 4)
-    assert first.steps == round(1.5 * per_epoch)
-    assert [step for step, _ in first.losses] == [*range(2, first.steps, 2), first.steps]
-    assert first.losses == second.losses
-    assert all(torch.equal(state[name], again[name]) for name in state)
-    assert sum(len(one.window.ids) for one in windows) <= first.tokens <= 2 * sum(len(one.window.ids) for one in windows)
+def test_killed_and_resumed_it_is_the_run_that_was_not(
+    make_recipe: Callable[..., QaRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(epochs=1, save_every=5)
+    train_qa(recipe, tmp_path / "whole")
+    real = _Loop._step
+
+    def interrupted(self: Any, step: int) -> Any:
+        if step == 13:
+            raise KeyboardInterrupt
+        return real(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Loop, "_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_qa(recipe, tmp_path / "out")
+    torch.manual_seed(99)
+    train_qa(recipe, tmp_path / "out", resume=True)
+    assert read_json(tmp_path / "out" / "run.json")["result"]["resumed_at"] == [10]
+    for name in ("model/model.safetensors", "predictions.json", "results.json"):
+        ours, theirs = ((tmp_path / run / name).read_bytes().replace(run.encode(), b"") for run in ("out", "whole"))
+        assert ours == theirs, name
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tokenizer: Tokenizer) -> None:
-    model = small_model()
-    with torch.no_grad():
-        model.out.weight.fill_(torch.inf)
-    with pytest.raises(InputError, match=r"training\.learning_rate: loss .* not finite"):
-        train_windows(model, windows_of(numbers(1, 7, words=30), tokenizer), training())
+def test_a_batch_that_cannot_be_trained_on_is_kept(
+    make_recipe: Callable[..., QaRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SpanTask, "loss", lambda self, model, batch: model.out.weight.sum() * torch.inf)
+    with pytest.raises(InputError, match=r"the loss is (inf|-inf|nan) at step 1; .*lower updates\.learning_rate"):
+        train_qa(make_recipe(), tmp_path / "out")
+    [row, *_] = read_json(tmp_path / "out" / "nonfinite" / "step-000001" / "batch.json")["batches"][0]["rows"]
+    assert row["question"].startswith("1-")
+    assert row["text"].startswith("[CLS]number?[SEP]")
+
+
+def test_no_question_is_in_two_sets(make_recipe: Callable[..., QaRecipe], tmp_path: Path) -> None:
+    recipe = make_recipe()
+    data = recipe.data
+    for changes, complaint in (
+        ({"test": data.train}, "80 questions of the test are trained on too"),
+        ({"development": data.train}, "80 questions of the development are trained on too"),
+        ({"development": data.test}, "40 questions of the test are in the development too"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            train_qa(replace(recipe, data=replace(data, **changes)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_encoder_gets_a_head_and_a_head_is_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -161,16 +224,23 @@ def test_the_shipped_recipes(name: str, length: int, factor: int) -> None:
     assert find_recipe(name, KINDS).name == f"{name}.yaml"
     # They differ in nothing else that is trained with.
     other = load_qa_recipe("qa_korquad_512")
-    assert (recipe.training, recipe.data) == (other.training, other.data)
+    assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)
+    assert recipe.data.development_split is not None
     assert replace(recipe.windows, max_length=512) == other.windows
 
 
 def test_a_recipes_problems_are_all_told() -> None:
     with pytest.raises(RecipeError) as caught:
-        load_qa_recipe("qa_korquad_512", ["windows.max_answer_length=129", "training.epochs=0", "data.official=squad", "model.dropout=1"])
+        load_qa_recipe("qa_korquad_512", ["windows.max_answer_length=129", "updates.epochs=0", "data.official=squad", "model.dropout=1"])
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "model.dropout",
         "data.official",
-        "training.epochs",
+        "updates.epochs",
         "windows.overlap",
+    ]
+    with pytest.raises(RecipeError) as caught:
+        load_qa_recipe("qa_korquad_512", ["data.development=", "training.patience=2"])
+    assert caught.value.problems == [
+        "training.patience: needs data.development, whose scores it counts",
+        "data.development_split: needs data.development, of which it is a part",
     ]

@@ -1,0 +1,210 @@
+"""A fine-tuning from start to end, or from where an earlier session left it: the folder, the loop, the best model, the record.
+
+What lies in the folder of a run is what `retrieval.training.run_folder` says, and the results of the task beside it. A session may end at
+any instruction: what is there afterwards is the run as it was at its last checkpoint, and a run that is resumed ends with the weights of
+one that was not interrupted, on a CPU to the bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from encoder.errors import InputError
+from encoder.running.checkpoints import Checkpoints
+from encoder.running.lock import alone
+from encoder.running.log import LOG, RunLog, curve, read_log
+from encoder.running.random_state import random_state_kept
+from eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
+from eval.nlu.fine_tuning.snapshot import Progress
+from eval.nlu.fine_tuning.task import Example, Model, Task
+from retrieval.models import default_device
+from retrieval.training.run_folder import (
+    CHECKPOINTS,
+    RECORD,
+    Beginning,
+    finish_run,
+    new_run,
+    refuse_existing,
+    refuse_nothing_to_resume,
+    refuse_other_run,
+    remove_leftovers,
+    unfinished_model,
+    warn_of_changes,
+)
+from retrieval.training.run_record import peak_memory, versions
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result", bound="DataclassInstance")
+
+SCHEMA = "quiver-run/fine-tuning-1"
+"""Of ``run.json``."""
+
+
+@dataclass(frozen=True)
+class Prepared(Generic[Model, Example, Result]):
+    """A run of which all has been read that it needs.
+
+    Attributes:
+        task: What is learnt.
+        course: How long and how fast.
+        facts: What a session that goes on with it must have the same, as JSON: checksums of the data.
+        counts: What was counted, as JSON, for the record.
+        first_model: Gives the model that it starts from.
+        finish: Takes the trained model, scores it, and writes the results into the folder.
+    """
+
+    task: Task[Model, Example]
+    course: Course
+    facts: Mapping[str, Any]
+    counts: Mapping[str, Any]
+    first_model: Callable[[], Model]
+    finish: Callable[[Model], Result]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        recipe: Resolved, as JSON.
+        out: Folder of the run.
+        results: Names of the files that ``finish`` writes there.
+        resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
+        overwrite: Replace an earlier run there.
+        progress: Show bars.
+        command: The command line to record.
+    """
+
+    recipe: Mapping[str, Any]
+    out: Path
+    results: Sequence[str]
+    resume: bool = False
+    overwrite: bool = False
+    progress: bool = False
+    command: str | None = None
+
+
+def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Example, Result]]) -> Result:
+    """Fine-tune, and write model, results and record.
+
+    Args:
+        request: Recipe and folder.
+        prepare: Reads what the run needs; called when it is clear that the run may go where it is asked to.
+
+    Returns:
+        What ``finish`` gave; ``run.json`` holds it as ``scores``.
+
+    Raises:
+        InputError: What ``prepare`` reads cannot be used; ``out`` holds a run already or another session is training there; there is
+            nothing to resume, or what is there was begun otherwise; or the loss is no number.
+        RunStoppedError: SIGTERM or SIGINT came; the run is saved and can be resumed.
+    """
+    if request.resume and request.overwrite:
+        raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
+    out = request.out
+    with random_state_kept(), alone(out):
+        if request.resume:
+            refuse_nothing_to_resume(out)
+            refuse_other_run(out, _beginning(request, {}))
+        else:
+            refuse_existing(out, overwrite=request.overwrite)
+        prepared = prepare()
+        now = _beginning(request, prepared.facts)
+        room: AbstractContextManager[None] = nullcontext() if request.resume else new_run(out)
+        try:
+            with room:
+                return _train(request, prepared, now)
+        finally:
+            if not (out / RECORD).exists():  # results of the run that was here before, which are not this one's
+                for name in request.results:
+                    (out / name).unlink(missing_ok=True)
+
+
+def _beginning(request: Request, facts: Mapping[str, Any]) -> Beginning:
+    about = {"command": request.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
+    return Beginning(request.recipe, facts, about)
+
+
+def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Beginning) -> Result:
+    out, checkpoints = request.out, Checkpoints(request.out / CHECKPOINTS)
+    step = None
+    if request.resume:
+        refuse_other_run(out, now)
+        warn_of_changes(out, now)
+        step = checkpoints.newest() or 0
+        RunLog(out / LOG).cut(step)
+        logger.info("%s: going on from update %d", out, step)
+    now.write(out)
+    session = Session(prepared.task, prepared.course, out, checkpoints, default_device(), request.progress)
+    progress, last = fine_tune(session, prepared.first_model, step=step)
+    model = last if progress.best_step in (None, progress.step) else _best(session, progress)
+    shutil.rmtree(unfinished_model(out), ignore_errors=True)
+    prepared.task.save(model, unfinished_model(out))
+    scores = prepared.finish(model)
+    record = {
+        "schema": SCHEMA,
+        "recipe": request.recipe,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+        **now.about,
+        **prepared.facts,
+        "counts": prepared.counts,
+        "model": {"parameters": sum(weight.numel() for weight in model.parameters())},
+        "result": _result(session, progress),
+        "scores": asdict(scores),
+    }
+    finish_run(out, record)
+    return scores
+
+
+def _best(session: Session[Model, Example], progress: Progress) -> Model:
+    """The model with the best score, from its checkpoint."""
+    best = progress.best_step or 0
+    if not session.checkpoints.sound([best]):
+        raise InputError(f"{session.checkpoints.path(best)}: the best checkpoint is damaged or gone; train again with --overwrite")
+    model: Model = session.task.open(session.checkpoints.path(best)).to(session.device)
+    return model
+
+
+def _result(session: Session[Model, Example], progress: Progress) -> dict[str, Any]:
+    """How the run went, from its log and its last progress."""
+    log, course = read_log(session.out / LOG), session.course
+    about = ("epoch", "seconds")
+    return {
+        "steps": progress.step,
+        "planned_steps": course.steps,
+        "epochs": progress.step / course.per_epoch,
+        "stopped_early": progress.step < course.steps,
+        "best_step": progress.best_step,
+        "losses": curve(log, "loss"),
+        "learning_rates": curve(log, "learning_rate"),
+        "grad_norms": curve(log, "grad_norm"),
+        "tokens_per_second": curve(log, "tokens_per_second"),
+        "development": [{key: value for key, value in line.items() if key not in about} for line in log if SCORE in line],
+        "tokens": progress.tokens,
+        "seconds": progress.seconds,
+        "resumed_at": list(progress.resumed_at),
+        "peak_memory_bytes": peak_memory(),
+    }
+
+
+def finished(out: Path) -> bool:
+    """Whether the folder holds a run that is complete; what a session that was killed at its very end has left is removed."""
+    if not (out / RECORD).is_file():
+        return False
+    remove_leftovers(out)
+    return True

@@ -1,0 +1,134 @@
+"""A classifier for a task of GLUE: opened with its tokenizer, its matrix of labels drawn anew; texts to tokens, tokens to predictions.
+
+One text is ``[CLS] text [SEP]`` and two are ``[CLS] first [SEP] second [SEP]``, whatever the tokenizer's tokens are; of two that are too
+long together the longer is cut, and both to a half if both are longer than that. There are no token types: what stands between two texts
+tells them apart.
+
+Shapes: B sequences, C labels, n examples.
+Source: BERT, arXiv:1810.04805, section 3; transformers' truncation ``longest_first``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from encoder.errors import InputError
+from encoder.head_checkpoint import load_classifier
+from encoder.head_transform import SHARED_TRANSFORM
+from encoder.heads import ClassifierPooling, SequenceClassifier, init_head
+from encoder.packing import pack
+from encoder.tokens import TokenizedTexts, Tokenizer
+from eval.nlu.fine_tuning.start import encoder_folder
+from eval.nlu.glue_tasks import GlueTask
+
+# Tokens of one batch; sequences of any length fit, for a batch holds at least one.
+BATCH_TOKENS = 16_384
+
+
+def open_glue_model(
+    source: str | Path, task: GlueTask, *, seed: int, pooling: ClassifierPooling | None = None
+) -> tuple[SequenceClassifier, Tokenizer]:
+    """Open a model to be trained on a task.
+
+    The matrix of labels is drawn anew, also where the model is a classifier already; what stands between it and the encoder is the
+    model's, and drawn anew only where it has none: so does ModernBERT's release, which goes on to RTE, MRPC and STS-B from MNLI.
+
+    Args:
+        source: Folder or hub id of an encoder with its tokenizer, with a head or without; of a model of sentence-transformers the encoder
+            is taken.
+        task: Its labels.
+        seed: Of what is drawn.
+        pooling: What stands for a sequence; config.json's by default.
+
+    Raises:
+        InputError: It is no model, has no tokenizer, or the family has no such pooling.
+    """
+    folder = encoder_folder(source)
+    tokenizer = Tokenizer.from_pretrained(folder)
+    opened = load_classifier(folder, num_labels=len(task.labels) or 1, pooling=pooling, new_head_seed=seed)
+    family = opened.encoder.config.family
+    if opened.pooling != "cls" and family not in SHARED_TRANSFORM:
+        raise InputError(f"model.pooling: a {family} classifies by its first token; set it to cls")
+    model = SequenceClassifier(
+        opened.encoder,
+        opened.num_labels,
+        pooling=opened.pooling,
+        problem_type="regression" if task.is_regression else "single_label_classification",
+        dropout=opened.dropout.p,
+        transform=opened.transform.config,
+        label_names=task.labels or None,
+    )
+    init_head(model, seed=seed)
+    model.transform.load_state_dict(opened.transform.state_dict())
+    return model.eval(), tokenizer
+
+
+def tokenise(texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, *, max_length: int) -> TokenizedTexts:
+    """Texts, or pairs of texts, as sequences.
+
+    Args:
+        texts: All single, or all pairs; at least one.
+        tokenizer: Its tokens around and between them.
+        max_length: Tokens of a sequence, special ones included; more than those.
+
+    Example:
+        >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
+        >>> tokenised = tokenise([("a bird has", "a bird"), ("a bird", "a")], tokenizer, max_length=6)
+        >>> [len(ids) for ids in tokenised.ids], tokenised.truncated
+        ([6, 6], [True, False])
+    """
+    if len(texts[0]) == 1:
+        return tokenizer.encode([text for (text,) in texts], max_length=max_length)
+    template = tokenizer.pair_template()
+    room = max_length - len(template.before) - len(template.between) - len(template.behind)
+    first, second = (tokenizer.encode_bare([pair[place] for pair in texts]) for place in (0, 1))
+    sequences = []
+    for one, other in zip(first, second, strict=True):
+        kept = lengths_kept(len(one), len(other), room=room)
+        head, tail = (_cut(ids, count, tokenizer.truncation_side) for ids, count in zip((one, other), kept, strict=True))
+        sequences.append([*template.before, *head, *template.between, *tail, *template.behind])
+    return TokenizedTexts(sequences, [len(one) + len(other) > room for one, other in zip(first, second, strict=True)])
+
+
+def lengths_kept(first: int, second: int, *, room: int) -> tuple[int, int]:
+    """How many tokens of two texts stay where they have room for so many together: the longer is cut first.
+
+    Example:
+        >>> lengths_kept(3, 20, room=10), lengths_kept(20, 30, room=9), lengths_kept(4, 4, room=10)
+        ((3, 7), (4, 5), (4, 4))
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+
+
+def _cut(ids: list[int], count: int, side: str) -> list[int]:
+    return ids[:count] if side == "right" else ids[len(ids) - count :]
+
+
+def predict(model: SequenceClassifier, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """What a model says of sequences.
+
+    Args:
+        model: In training mode or not: it is put into evaluation mode, and back.
+        sequences: n of them, special tokens included.
+
+    Returns:
+        Number of the label with the highest score, (n,) int64; for one label the score itself, (n,) float32. On the CPU.
+    """
+    scores = torch.empty(len(sequences), model.num_labels)
+    longest = max(map(len, sequences), default=0)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in pack(sequences, max_tokens=max(BATCH_TOKENS, longest)):
+                scores[list(batch.rows)] = model(batch).float().cpu()
+    finally:
+        model.train(was_training)
+    return scores[:, 0] if model.num_labels == 1 else scores.argmax(dim=1)

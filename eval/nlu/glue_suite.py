@@ -1,0 +1,100 @@
+"""A model fine-tuned on the tasks of GLUE, one after the other: MNLI before those that start from it.
+
+DIR/TASK/       the run of a task, see `eval.nlu.glue_training`
+DIR/results.json    the scores of all that are complete, written anew behind each
+
+Sessions may share a folder if they train different tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from encoder.errors import InputError
+from encoder.files import read_json
+from eval.nlu.fine_tuning.run import Request, finished
+from eval.nlu.glue_recipe import MNLI, GlueRecipe
+from eval.nlu.glue_results import GlueResults, gather_results, write_results
+from eval.nlu.glue_tasks import TaskName
+from eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, run_recipe, train_glue_task
+from retrieval.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
+
+logger = logging.getLogger(__name__)
+
+
+def train_glue(
+    recipe: GlueRecipe,
+    out: Path,
+    *,
+    tasks: Collection[TaskName] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+    command: str | None = None,
+) -> GlueResults:
+    """Train a model on each task of a recipe, and score it.
+
+    Args:
+        recipe: What to do.
+        out: Folder of the runs; made if it is not there.
+        tasks: Those that are trained; by default all of the recipe's.
+        resume: Leave runs that are complete, go on with those that are not, begin the others.
+        overwrite: Train anew where a run has been.
+        progress: Show bars on standard error.
+        command: The command line to record.
+
+    Returns:
+        The scores of all runs in the folder.
+
+    Raises:
+        InputError: ``resume`` and ``overwrite`` are both given; the recipe does not train a task, or one that starts from MNLI has no model
+            to start from; ``out`` holds a run already, or one by another recipe; or as `train_glue_task`.
+        RunStoppedError: As `train_glue_task`.
+    """
+    if resume and overwrite:
+        raise InputError("--resume goes on with runs and --overwrite replaces them; give one of them")
+    chosen = _chosen(recipe, out, tasks)
+    for task in chosen:
+        if not resume:
+            refuse_existing(out / task, overwrite=overwrite)
+        elif finished(out / task):
+            _refuse_other_recipe(recipe, out, task)
+    for number, task in enumerate(chosen, start=1):
+        if resume and finished(out / task):
+            continue
+        logger.info("%s, %d of %d", task, number, len(chosen))
+        begun = (out / task / BEGUN).is_file()
+        request = Request(
+            run_recipe(recipe, task), out / task, (RESULTS, PREDICTIONS), resume and begun, overwrite, progress=progress, command=command
+        )
+        train_glue_task(recipe, task, _start(recipe, out, task), request)
+        write_results(out, gather_results(out))
+    results = gather_results(out)
+    write_results(out, results)  # once more: a session beside this one may have written what it knew
+    return results
+
+
+def _chosen(recipe: GlueRecipe, out: Path, tasks: Collection[TaskName]) -> list[TaskName]:
+    if unknown := [task for task in tasks if task not in recipe.trained]:
+        raise InputError(f"--task {unknown[0]}: the recipe trains {', '.join(recipe.trained)}")
+    chosen = [task for task in recipe.trained if not tasks or task in tasks]
+    waiting = [task for task in chosen if task in recipe.model.from_mnli]
+    if waiting and MNLI not in chosen and not finished(out / MNLI):
+        raise InputError(
+            f"{out / MNLI}: {', '.join(waiting)} start from the model of MNLI, which is not there; train it too, or set model.from_mnli=[]"
+        )
+    return chosen
+
+
+def _start(recipe: GlueRecipe, out: Path, task: TaskName) -> Start:
+    return Start(str(out / MNLI / MODEL), MNLI) if task in recipe.model.from_mnli else Start(recipe.model.init)
+
+
+def _refuse_other_recipe(recipe: GlueRecipe, out: Path, task: TaskName) -> None:
+    """Say that a run which is complete was begun otherwise, so that its score does not belong with the others."""
+    changes = recipe_changes(read_json(out / task / RECORD)["recipe"], run_recipe(recipe, task))
+    told = [f"{path} was {was!r}, is {value!r}" for path, was, value in changes if path not in WITHOUT_WEIGHT]
+    if told:
+        raise InputError(f"{out / task}: complete, but by another recipe; {'; '.join(told)}; choose another --out, or --overwrite")

@@ -1,0 +1,66 @@
+"""A model that answers with spans: opened with its tokenizer, its positions extended, written so that others open it.
+
+Source: BERT, arXiv:1810.04805, section 4.2.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from encoder.head_checkpoint import load_span_qa, save_span_qa
+from encoder.heads import SpanQA
+from encoder.position_extension import extend_positions
+from encoder.tokens import Tokenizer
+from eval.nlu.fine_tuning.start import TYPES, encoder_folder, save_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def open_span_qa(source: str | Path, *, seed: int | None, extend: int = 1) -> tuple[SpanQA, Tokenizer]:
+    """Open a model that answers with spans, or an encoder with a head drawn anew.
+
+    Args:
+        source: Folder or hub id; of a model of sentence-transformers the encoder is taken.
+        seed: Of what the folder lacks of the head; None: nothing may lack.
+        extend: How many times as many absolute positions it gets.
+
+    Raises:
+        InputError: It is no model, has no tokenizer, lacks a head, or its positions cannot be extended.
+    """
+    folder = encoder_folder(source)
+    tokenizer = Tokenizer.from_pretrained(folder)
+    model = load_span_qa(folder, new_head_seed=seed)
+    if extend == 1:
+        return model, tokenizer
+    longer = SpanQA(
+        extend_positions(model.encoder, extend),
+        dropout=model.dropout.p,
+        transform=None if model.transform is None else model.transform.config,
+    )
+    head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
+    longer.load_state_dict(longer.state_dict() | head)
+    tokenizer.settings["model_max_length"] = longer.encoder.config.max_positions
+    return longer.eval(), tokenizer
+
+
+def save_qa_model(model: SpanQA, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a model with its tokenizer so that transformers gives the same logits.
+
+    Args:
+        model: Its weights are on any device.
+        tokenizer: Told that a question and its paragraph have no token types.
+        folder: Made if it is not there.
+
+    Raises:
+        InputError: The family's config.json has no words for the head.
+    """
+    save_span_qa(model, folder)
+    save_tokenizer(tokenizer, folder)
+
+
+def warn_of_token_types(model: SpanQA, tokenizer: Tokenizer, source: str) -> None:
+    """Say that a model was trained elsewhere with paragraphs of BERT's second token type, which there is none of here."""
+    names = tokenizer.settings.get("model_input_names", [TYPES])
+    if model.encoder.config.type_vocab_size > 1 and TYPES in names:
+        logger.warning("%s: was trained with two token types, of which the first is used here; its answers may be worse", source)

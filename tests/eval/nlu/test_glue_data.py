@@ -1,0 +1,134 @@
+"""The eight loaders on the hub's layout, and what is wrong with a row named by its file and number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder import InputError
+from eval.nlu.glue_data import GlueExample, read_split
+from eval.nlu.glue_tasks import TASKS, TaskName
+
+pytest.importorskip("pyarrow")
+
+FIRST: dict[TaskName, tuple[tuple[str, ...], float]] = {
+    "cola": (("The bird that sang it flew.",), 1),
+    "sst2": (("two hours of fog ",), 0),
+    "mrpc": (("The port opened again on Monday .", "On Monday ships came back to the port ."), 1),
+    "stsb": (("A man is cutting bread.", "A man cuts bread."), 5.0),
+    "qqp": (("How deep is the sea?", ""), 0),  # some of the questions that people asked are empty
+    "mnli": (("The mill stood by the river.", "There was a river."), 0),
+    "qnli": (("Who built the bridge?", "The bridge is the oldest of the town."), 1),
+    "rte": (("No ship was found in the harbour.", "A ship was found."), 1),
+}
+"""The first row of a task; an empty text is one."""
+
+
+def written(folder: Path, name: TaskName, split: str, *, parts: int = 1, **columns: list[Any]) -> list[Path]:
+    """Three rows of a task, the first of them as above, with the columns and types of the hub's card."""
+    import pyarrow
+    from pyarrow import parquet
+
+    task, (texts, label) = TASKS[name], FIRST[name]
+    rows: dict[str, Any] = {column: [text, "b", "c"] for column, text in zip(task.columns, texts, strict=True)}
+    rows["label"] = pyarrow.array([label, 0, 1], pyarrow.float32() if task.is_regression else pyarrow.int64())
+    rows["idx"] = pyarrow.array([0, 1, 2], pyarrow.int32())
+    table = pyarrow.table(rows | columns)
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    files = [folder / name / f"{split}-{part:05}-of-{parts:05}.parquet" for part in range(parts)]
+    for part, file in enumerate(files):
+        parquet.write_table(table.slice(part * 3 // parts, (part + 1) * 3 // parts - part * 3 // parts), file)
+    return files
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_eight_tasks(tmp_path: Path, name: TaskName) -> None:
+    task = TASKS[name]
+    written(tmp_path, name, "train", parts=2)
+    written(tmp_path, name, task.held_out)
+    for split in ("train", task.held_out):
+        found = read_split(str(tmp_path), task, split)
+        assert found.examples[0] == GlueExample(0, *FIRST[name])
+        assert [example.index for example in found.examples] == [0, 1, 2]
+        assert [example.label for example in found.examples][1:] == [0.0, 1.0]
+    assert read_split(str(tmp_path), task, "train").sha256 == read_split(str(tmp_path), task, task.held_out).sha256
+    first = read_split(str(tmp_path), task, "train", limit=2)
+    assert len(first.examples) == 2
+    assert first.sha256 != found.sha256
+
+
+def test_all_eight_are_here() -> None:
+    assert [task.title for task in TASKS.values()] == ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
+    assert {name: len(task.columns) for name, task in TASKS.items()} == {**dict.fromkeys(TASKS, 2), "cola": 1, "sst2": 1}
+    assert {name for name, task in TASKS.items() if task.held_out != "validation"} == {"mnli"}
+
+
+@pytest.mark.parametrize("name", ["sst2", "stsb", "mnli"])
+def test_hidden_labels_say_that_they_are(tmp_path: Path, name: TaskName) -> None:
+    split = "test_matched" if name == "mnli" else "test"
+    [file] = written(tmp_path, name, split, label=[-1, -1, -1])
+    with pytest.raises(InputError) as caught:
+        read_split(str(tmp_path), TASKS[name], split)
+    assert str(caught.value).startswith(f"{file}:1: the label is -1, so it is hidden, as in GLUE's test splits; score on 'validation")
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "complaint"),
+    [
+        ("cola", {"label": [0, 2, 1]}, ":2: a label of CoLA is a whole number from 0 to 1, got 2"),
+        ("stsb", {"label": [0.0, 2.5, 5.5]}, ":3: a label of STS-B is a number from 0 to 5, got 5.5"),
+        ("rte", {"label": [0, 1, None]}, ":3: 'label' must be a number, got missing"),
+        ("rte", {"label": ["0", "1", "0"]}, ":1: 'label' must be a number, got '0'"),
+        ("rte", {"label": [0.0, 0.5, 1.0]}, ":2: a label of RTE is a whole number from 0 to 1, got 0.5"),
+        ("qqp", {"question2": ["a", None, "b"]}, ":2: QQP needs the text 'question2', which is missing"),
+        ("mnli", {"premise": [1, 2, 3]}, ":1: MNLI needs the text 'premise', which is 1"),
+        ("cola", {"idx": ["a", "b", "c"]}, ":1: 'idx' must be a whole number, got 'a'"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(tmp_path: Path, name: TaskName, columns: dict[str, list[Any]], complaint: str) -> None:
+    [file] = written(tmp_path, name, "train", **columns)
+    with pytest.raises(InputError) as caught:
+        read_split(str(tmp_path), TASKS[name], "train")
+    assert str(caught.value).startswith(f"{file}{complaint}")
+
+
+def test_folders_that_are_wrong_are_named(tmp_path: Path) -> None:
+    task = TASKS["mnli"]
+    with pytest.raises(InputError, match=r"no folder 'mnli' in it; its tasks are none, its layout nyu-mll/glue's"):
+        read_split(str(tmp_path), task, "train")
+    written(tmp_path, "cola", "train")
+    with pytest.raises(InputError, match=r"no folder 'mnli' in it; its tasks are cola"):
+        read_split(str(tmp_path), task, "train")
+    files = written(tmp_path, "mnli", "train", parts=3)
+    with pytest.raises(InputError, match=r"mnli: no validation_matched-00000-of-00001.parquet; its splits are train"):
+        read_split(str(tmp_path), task, "validation_matched")
+    files[1].write_bytes(b"no parquet")
+    with pytest.raises(InputError, match=r"train-00001-of-00003.parquet: damaged Parquet"):
+        read_split(str(tmp_path), task, "train")
+    files[1].unlink()
+    with pytest.raises(InputError, match="2 of the 3 files of train are there; fetch the others"):
+        read_split(str(tmp_path), task, "train")
+    other = written(tmp_path / "other", "rte", "train")[0]
+    (tmp_path / "other" / "qnli").mkdir()
+    other.rename(tmp_path / "other" / "qnli" / other.name)
+    with pytest.raises(InputError, match="QNLI needs the text 'question', which is missing; is this another task's file"):
+        read_split(str(tmp_path / "other"), TASKS["qnli"], "train")
+
+
+def test_a_local_copy_of_the_hub_is_read_as_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a card as the hub has it: configurations, their splits, the files of each."""
+    pytest.importorskip("datasets")
+    folder = tmp_path / "hub" / "nyu-mll" / "glue"
+    lines = ["---", "configs:"]
+    for name, task in TASKS.items():
+        lines += [f"- config_name: {name}", "  data_files:"]
+        for split in ("train", task.held_out):
+            written(folder, name, split)
+            lines += [f"  - split: {split}", f"    path: {name}/{split}-*"]
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
+    monkeypatch.setenv("QUIVER_HUB", str(tmp_path / "hub"))
+    for name in ("cola", "mnli", "stsb"):
+        hub, local = (read_split(source, TASKS[name], TASKS[name].held_out) for source in ("hub://nyu-mll/glue", str(folder)))  # type: ignore[index]
+        assert hub == local

@@ -1,0 +1,97 @@
+"""Heads drawn and kept, pairs cut, predictions in the order of what was asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from encoder import Encoder, InputError, MaskedLM, Tokenizer, init_head, load_encoder, preset, save_encoder, save_masked_lm
+from eval.nlu.fine_tuning.start import save_tokenizer
+from eval.nlu.glue_model import lengths_kept, open_glue_model, predict, tokenise
+from eval.nlu.glue_tasks import TASKS
+
+
+def test_a_head_is_drawn_by_its_seed(small_encoder: Path) -> None:
+    first, again, other = (open_glue_model(small_encoder, TASKS["mnli"], seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first.out.weight, again.out.weight)
+    assert not torch.equal(first.out.weight, other.out.weight)
+    assert (first.num_labels, first.label_names, first.problem_type) == (3, TASKS["mnli"].labels, "single_label_classification")
+    number = open_glue_model(small_encoder, TASKS["stsb"], seed=1)[0]
+    assert (number.num_labels, number.problem_type, number.label_names) == (1, "regression", None)
+    assert not first.training
+
+
+def test_what_stands_before_the_labels_is_the_masked_language_models(small_encoder: Path, tmp_path: Path) -> None:
+    pretrained = MaskedLM(load_encoder(small_encoder))
+    init_head(pretrained, seed=9)
+    save_masked_lm(pretrained, tmp_path)
+    save_tokenizer(Tokenizer.from_pretrained(small_encoder), tmp_path)
+    model, tokenizer = open_glue_model(tmp_path, TASKS["cola"], seed=1, pooling="mean")
+    assert torch.equal(model.transform.dense.weight, pretrained.transform.dense.weight)
+    assert torch.equal(model.out.weight, open_glue_model(small_encoder, TASKS["cola"], seed=1)[0].out.weight)
+    assert model.pooling == "mean"
+    assert tokenizer.settings["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+def test_a_classifier_of_as_many_labels_gets_new_ones(small_encoder: Path, tmp_path: Path) -> None:
+    from encoder import save_classifier
+
+    model, tokenizer = open_glue_model(small_encoder, TASKS["rte"], seed=1)
+    with torch.no_grad():
+        model.out.weight.fill_(7.0)
+    save_classifier(model, tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
+    again = open_glue_model(tmp_path, TASKS["sst2"], seed=1)[0]
+    assert not (again.out.weight == 7.0).any()
+    assert again.label_names == ("negative", "positive")
+
+
+def test_bert_classifies_by_its_first_token_alone(small_encoder: Path, tmp_path: Path) -> None:
+    config = replace(preset("bert-base"), vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",))
+    save_encoder(Encoder(config), tmp_path)
+    Tokenizer.from_pretrained(small_encoder).save(tmp_path)
+    assert open_glue_model(tmp_path, TASKS["cola"], seed=1)[0].pooling == "cls"
+    with pytest.raises(InputError, match=r"model\.pooling: a bert classifies by its first token; set it to cls"):
+        open_glue_model(tmp_path, TASKS["cola"], seed=1, pooling="mean")
+
+
+@pytest.mark.parametrize("room", range(1, 12))
+def test_two_texts_fill_the_room_and_the_longer_is_cut(room: int) -> None:
+    for first in range(12):
+        for second in range(12):
+            kept = lengths_kept(first, second, room=room)
+            assert sum(kept) == min(room, first + second)
+            assert kept[0] <= first
+            assert kept[1] <= second
+            cut = [count < length for count, length in zip(kept, (first, second), strict=True)]
+            if all(cut):
+                assert abs(kept[0] - kept[1]) <= 1
+            elif any(cut):
+                assert kept[cut.index(True)] >= kept[cut.index(False)] - 1, "the one that is cut is still the longer"
+
+
+def test_the_left_end_is_cut_where_the_tokenizer_says_so(small_encoder: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(small_encoder)
+    pair = ("bird sea", "stone tree river cloud field road lamp")
+    first, second = tokenizer.encode_bare(pair)
+    template = tokenizer.pair_template()
+    head, tail = [*template.before, *first, *template.between], template.behind
+    length = len(head) + 4 + len(tail)
+    assert tokenise([pair], tokenizer, max_length=length).ids == [[*head, *second[:4], *tail]]
+    tokenizer.settings["truncation_side"] = "left"
+    left = tokenise([pair], tokenizer, max_length=length)
+    assert (left.ids, left.truncated) == ([[*head, *second[-4:], *tail]], [True])
+
+
+def test_predictions_come_in_the_order_of_the_texts(small_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = open_glue_model(small_encoder, TASKS["stsb"], seed=1)
+    pairs = [("bird", "sea " * count) for count in (1, 9, 3, 20, 2)]
+    sequences = tokenise(pairs, tokenizer, max_length=64).ids
+    alone = torch.cat([predict(model, [ids]) for ids in sequences])
+    monkeypatch.setattr("eval.nlu.glue_model.BATCH_TOKENS", 30)
+    model.train()
+    torch.testing.assert_close(predict(model, sequences), alone)
+    assert model.training

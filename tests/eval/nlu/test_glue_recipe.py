@@ -1,0 +1,60 @@
+"""The shipped recipes are Table 6's, and a recipe's problems are all told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from encoder.running.recipe_file import RecipeError, find_recipe, shipped_recipes
+from eval.nlu.glue_recipe import KINDS, load_glue_recipe
+from eval.nlu.glue_tasks import TASKS
+from eval.published import TABLE_6
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_the_shipped_recipes_are_the_papers(size: Literal["base", "large"]) -> None:
+    name = f"glue_{size}"
+    recipe = load_glue_recipe(name)
+    assert (recipe.name, recipe.model.init) == (name, f"answerdotai/ModernBERT-{size}")
+    assert f"quiver glue {name} --out" in find_recipe(name, KINDS).read_text(encoding="utf-8")
+    assert set(recipe.model.from_mnli) == {"rte", "mrpc", "stsb"}
+    assert recipe.trained == ["cola", "sst2", "qqp", "mnli", "qnli", "mrpc", "stsb", "rte"]
+    for task in TASKS:
+        updates, published = recipe.updates(task), TABLE_6[TASKS[task].title, size]
+        assert updates is not None
+        assert (updates.learning_rate, updates.weight_decay, updates.epochs) == (
+            published.learning_rate,
+            published.weight_decay,
+            published.epochs,
+        )
+    assert recipe.training.decoupled_decay
+    assert recipe.training.patience is not None
+
+
+def test_there_are_two() -> None:
+    assert shipped_recipes(KINDS) == ["glue_base", "glue_large"]
+
+
+def test_tasks_are_left_out_and_changed() -> None:
+    recipe = load_glue_recipe("glue_base", ["tasks.qqp=", "tasks.cola.epochs=1", "training.seed=2", "model.from_mnli=rte"])
+    assert "qqp" not in recipe.trained
+    assert recipe.trained[-1] == "rte"
+    cola = recipe.updates("cola")
+    assert cola is not None
+    assert (cola.epochs, cola.learning_rate, recipe.training.seed) == (1, 8e-5, 2)
+
+
+def test_problems_are_all_told() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_glue_recipe("glue_base", ["tasks.wnli.epochs=1", "tasks.cola.epochs=0", "training.patience=0", "model.from_mnli=[cola, rtf]"])
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "model.from_mnli.1",
+        "tasks.wnli",
+        "tasks.cola.epochs",
+        "training.patience",
+    ]
+    with pytest.raises(RecipeError, match="tasks: must name at least one task"):
+        load_glue_recipe("glue_base", [f"tasks.{task}=" for task in TASKS])
+    with pytest.raises(RecipeError, match="MNLI cannot start from itself"):
+        load_glue_recipe("glue_base", ["model.from_mnli=mnli"])

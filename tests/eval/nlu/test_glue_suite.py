@@ -1,0 +1,101 @@
+"""Whole runs on GLUE's layout: what chance cannot reach, what starts from MNLI, what is left and gone on with, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from encoder import InputError, load_classifier
+from encoder.files import read_json
+from eval.nlu.fine_tuning.loop import _Loop
+from eval.nlu.glue_model import open_glue_model
+from eval.nlu.glue_recipe import GlueRecipe
+from eval.nlu.glue_suite import train_glue
+from eval.nlu.glue_tasks import TASKS
+
+MakeGlue = Callable[..., GlueRecipe]
+
+
+def test_every_task_is_learnt(make_glue: MakeGlue, tmp_path: Path) -> None:
+    """Chance has 0 for a correlation and at most 0.6 of 60 for an accuracy; every model starts below that."""
+    results = train_glue(make_glue(*TASKS, from_mnli=("rte", "mrpc", "stsb")), tmp_path / "out")
+    assert list(results.runs) == list(TASKS)
+    for task, run in results.runs.items():
+        assert run.scores.score > 0.85, (task, run)
+        assert run.scores.examples == 60
+        assert run.trained_on == 240
+        assert run.from_mnli is (task in ("rte", "mrpc", "stsb"))
+        assert list(run.scores.measures) == list(TASKS[task].measures)
+        told = read_json(tmp_path / "out" / task / "predictions.json")
+        assert len(told) == 60
+        assert set(told.values()) <= set(TASKS[task].labels) or TASKS[task].is_regression
+    assert results.average.value == pytest.approx(sum(run.scores.score for run in results.runs.values()) / 8)
+    written = read_json(tmp_path / "out" / "results.json")
+    assert (written["schema"], written["average"]["known"], list(written["runs"])) == ("quiver-glue/1", 8, list(TASKS))
+
+
+def test_a_task_starts_from_mnli_with_new_labels(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, out = make_glue("mnli", "rte", from_mnli=("rte",), updates={"epochs": 0.3}), tmp_path / "out"
+    firsts: dict[str, dict[str, torch.Tensor]] = {}
+    real = _Loop.__init__
+
+    def noted(self: Any, session: Any, first_model: Any, step: int) -> None:
+        real(self, session, first_model, step)
+        firsts[session.course.setting] = {name: weight.clone() for name, weight in self.model.state_dict().items()}
+
+    monkeypatch.setattr(_Loop, "__init__", noted)
+    results = train_glue(recipe, out)
+    assert [run.from_mnli for run in results.runs.values()] == [False, True]
+    mnli, begun = load_classifier(out / "mnli" / "model").state_dict(), firsts["tasks.rte"]
+    for name, weight in begun.items():
+        if name.startswith("out."):
+            assert weight.shape[0] == 2
+            assert mnli[name].shape[0] == 3
+        else:
+            assert torch.equal(weight, mnli[name]), name
+    assert not torch.equal(begun["encoder.embeddings.tokens.weight"], firsts["tasks.mnli"]["encoder.embeddings.tokens.weight"])
+    assert torch.equal(begun["out.weight"], open_glue_model(recipe.model.init, TASKS["rte"], seed=12)[0].out.weight), "drawn by the seed"
+    assert read_json(out / "rte" / "run.json")["start"]["task"] == "mnli"
+
+
+def test_what_starts_from_mnli_needs_it(make_glue: MakeGlue, tmp_path: Path) -> None:
+    recipe = make_glue("mnli", "rte", from_mnli=("rte",), updates={"epochs": 0.2})
+    with pytest.raises(InputError, match=r"rte start from the model of MNLI, which is not there; train it too, or set model\.from_mnli="):
+        train_glue(recipe, tmp_path / "out", tasks=["rte"])
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="--task cola: the recipe trains mnli, rte"):
+        train_glue(recipe, tmp_path / "out", tasks=["cola"])
+    assert list(train_glue(recipe, tmp_path / "out", tasks=["mnli"]).runs) == ["mnli"]
+    results = train_glue(recipe, tmp_path / "out", tasks=["rte"])  # a session of its own finds the model of the first
+    assert list(results.runs) == ["mnli", "rte"]
+    assert (results.average.value, results.average.known, results.average.members) == (None, 2, 8)
+
+
+def test_what_is_complete_is_left_and_the_rest_gone_on_with(make_glue: MakeGlue, tmp_path: Path) -> None:
+    recipe, out = make_glue("cola", "rte", updates={"epochs": 0.4}), tmp_path / "out"
+    train_glue(recipe, out, tasks=["cola"])
+    before = (out / "cola" / "run.json").read_bytes()
+    with pytest.raises(InputError, match=r"cola: holds a run already; choose another --out, or --overwrite"):
+        train_glue(recipe, out)
+    assert not (out / "rte").exists(), "refused before anything is trained"
+    results = train_glue(recipe, out, resume=True)
+    assert list(results.runs) == ["cola", "rte"]
+    assert (out / "cola" / "run.json").read_bytes() == before
+    other = make_glue("cola", "rte", updates={"epochs": 0.4, "learning_rate": 1e-3})
+    with pytest.raises(InputError, match=r"cola: complete, but by another recipe; tasks\.cola\.learning_rate was 0\.003, is 0\.001"):
+        train_glue(other, out, resume=True)
+    train_glue(other, out, overwrite=True)
+    assert [read_json(out / task / "run.json")["recipe"]["tasks"][task]["learning_rate"] for task in ("cola", "rte")] == [1e-3, 1e-3]
+
+
+def test_positions_are_enough(make_glue: MakeGlue, tmp_path: Path) -> None:
+    recipe = make_glue("cola")
+    longer = replace(recipe, data=replace(recipe.data, max_length=65))
+    with pytest.raises(InputError, match=r"data\.max_length: must be <= 64, the encoder's positions, got 65"):
+        train_glue(longer, tmp_path / "out")
+    assert not (tmp_path / "out" / "cola").exists()

@@ -1,0 +1,50 @@
+"""Tables 5 and 6: a sample by hand, and every row against what else the paper says of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from eval.published import TABLE_1, TABLE_5, TABLE_6
+from eval.published.glue import AVERAGES_OFF_BY_MORE_THAN_ROUNDING, GLUE_COLUMNS
+
+ROWS = {row.name: row for row in TABLE_5}
+
+
+def test_every_encoder_and_every_column() -> None:
+    assert len(ROWS) == len(TABLE_5) == 12
+    assert set(ROWS) == {row.name for row in TABLE_1} | {"MosaicBERT-128-base"}
+    assert all(tuple(row.scores) == GLUE_COLUMNS for row in TABLE_5)
+    assert len(GLUE_COLUMNS) == 8
+
+
+def test_a_sample_of_table_5() -> None:
+    assert list(ROWS["ModernBERT-base"].scores.values()) == [65.1, 96.0, 92.2, 91.8, 92.1, 89.1, 93.9, 87.4]
+    assert list(ROWS["ModernBERT-large"].scores.values()) == [71.4, 97.1, 91.7, 92.8, 92.7, 90.8, 95.2, 92.1]
+    assert ROWS["NomicBERT-base"].scores["CoLA"] == 50.0
+    assert ROWS["GTE-en-MLM-base"].scores["QQP"] == 88.8
+    assert ROWS["DeBERTaV3-large"].scores["RTE"] == 92.7
+    assert ROWS["BERT-large"].scores["MRPC"] == 87.8
+
+
+def test_the_averages_are_those_of_table_1() -> None:
+    off = set()
+    for row in TABLE_1:
+        mean = sum(ROWS[row.name].scores.values()) / 8
+        assert ROWS[row.name].average == row.scores["GLUE"]
+        assert row.scores["GLUE"] == pytest.approx(mean, abs=0.2)
+        if abs(row.scores["GLUE"] - mean) > 0.05 + 1e-9:
+            off.add(row.name)
+    assert off == AVERAGES_OFF_BY_MORE_THAN_ROUNDING
+    assert ROWS["MosaicBERT-128-base"].average is None
+
+
+def test_table_6_is_of_the_values_that_were_searched() -> None:
+    """Appendix E.1 names them: four rates, four decays, and the epochs by task."""
+    assert {task for task, _ in TABLE_6} == set(GLUE_COLUMNS)
+    assert len(TABLE_6) == 16
+    for (task, _), chosen in TABLE_6.items():
+        assert chosen.learning_rate in (1e-5, 3e-5, 5e-5, 8e-5)
+        assert chosen.weight_decay in (1e-6, 5e-6, 8e-6, 1e-5)
+        assert chosen.epochs in ((1, 2, 3) if task in ("SST-2", "MNLI", "RTE") else (2, 5, 10))
+    assert (TABLE_6["SST-2", "large"].learning_rate, TABLE_6["MRPC", "large"].epochs) == (1e-5, 2)
+    assert (TABLE_6["STS-B", "base"].weight_decay, TABLE_6["QQP", "base"].epochs) == (5e-6, 10)
