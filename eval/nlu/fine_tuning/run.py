@@ -23,6 +23,7 @@ from encoder.errors import InputError
 from encoder.running.checkpoints import Checkpoints
 from encoder.running.lock import alone
 from encoder.running.log import LOG, RunLog, curve, read_log
+from encoder.running.machine import peak_memory
 from encoder.running.random_state import random_state_kept
 from eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
 from eval.nlu.fine_tuning.snapshot import Progress
@@ -41,7 +42,7 @@ from retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from retrieval.training.run_record import peak_memory, versions
+from retrieval.training.run_record import versions
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
