@@ -27,7 +27,7 @@ class GlueModelSection:
 
     init: str = field(metadata={"not_blank": True})
     """Folder or hub id of an encoder with its tokenizer; of a model of sentence-transformers the encoder is taken."""
-    pooling: Literal["cls", "mean"] | None = None
+    pooling: Literal["mean", "cls"] | None = None
     """What stands for a sequence: its first token or the mean of its tokens; null for what config.json says."""
     from_mnli: tuple[TaskName, ...] = ()
     """Tasks that start from the model that was trained on MNLI, with a new matrix of labels. The paper: RTE, MRPC, STS-B."""

@@ -76,16 +76,19 @@ def test_a_change_of_a_damaged_index_says_so_too(tmp_path: Path, faults: ModuleT
         delete_documents(tmp_path / "i", ["a1"])
 
 
-@pytest.mark.parametrize("kernel", [reference.score, compiled.score])
-def test_a_document_with_a_centroid_that_does_not_exist_has_no_score(kernel: Any) -> None:
+@pytest.mark.parametrize("module", [reference, compiled])
+def test_a_document_with_a_centroid_that_does_not_exist_has_no_score(module: Any) -> None:
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 5, (12, 8 // 8 + 2)).astype(np.uint8)
     coarse[:, 2] = 0
     coarse[5, 1:] = 0xFF  # 65,535 of 5
     fine = rng.integers(0, 50, (12, 8 * 4 // 8 + 2)).astype(np.uint8)
-    centroids, products = rng.standard_normal((5, 8)).astype(np.float32), rng.standard_normal((2, 16, 4)).astype(np.float32)
-    query = lanes(rng.standard_normal((3, 8)).astype(np.float32))
+    products, query = rng.standard_normal((2, 16, 4)).astype(np.float32), lanes(rng.standard_normal((3, 8)).astype(np.float32))
+    similarities, table = rng.standard_normal((1, 5, 16)).astype(np.float32), rng.standard_normal((1, 2, 16, 16)).astype(np.float32)
     begins, ends = np.array([0, 4, 8, 12]), np.array([4, 8, 12, 12])
-    scores = kernel(coarse, fine, begins, ends, centroids, products, pairs(levels(4)), query)
-    assert np.isnan(scores).tolist() == [False, True, False, False]
-    assert scores[3] == -np.inf
+    for scores in (
+        module.score(coarse, fine, begins, ends, similarities, products, pairs(levels(4)), query),
+        module.estimate(coarse, begins, ends, similarities, table),
+    ):
+        assert np.isnan(scores).tolist() == [False, True, False, False]
+        assert scores[3] == -np.inf
