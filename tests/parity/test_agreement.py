@@ -230,13 +230,8 @@ def test_three_harnesses_one_score_on_scifact(minilm: Path, quiver_data: Path, s
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(
-    ("name", "expected", "documents", "queries"),
-    [
-        pytest.param("cranfield", 0.509, 1400, 225, marks=pytest.mark.slow),
-        pytest.param("cosqa", 0.593, 6267, 500, marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "expected", "documents", "queries"), [("cranfield", 0.509, 1400, 225), ("cosqa", 0.593, 6267, 500)])
 def test_minilm_on_other_collections(minilm: Path, quiver_data: Path, name: str, expected: float, documents: int, queries: int) -> None:
     """Measured on these very folders with sentence-transformers' vectors, FAISS and ir_measures."""
     scored = evaluate(BiEncoder.from_pretrained(minilm), quiver_data / name, baselines=()).collections[0]
