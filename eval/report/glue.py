@@ -14,8 +14,8 @@ from eval.published.glue import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
 from eval.report.page_tables import Cell, Column, Table
 from eval.report.paper import Layout, Line, layout_markdown
 from eval.report.paper_html import Section, layout_section, render_sections
+from eval.report.run_files import write_both
 from eval.report.tables import escape, table
-from eval.report.training_run import write_both
 
 TITLE = "GLUE beside the ModernBERT paper"
 

@@ -15,8 +15,9 @@ from encoder.files import read_json
 from encoder.pretraining.record import curves
 from encoder.pretraining.run_folder import BEGUN, RECIPE, RECORD, SCHEMA
 from eval.report.html import render_page
+from eval.report.run_files import write_both
 from eval.report.tables import escape, table
-from eval.report.training_run import TrainingRun, charts, duration, flat, log_lines, origins, page_table, settings, size, write_both
+from eval.report.training_run import TrainingRun, charts, duration, flat, log_lines, origins, page_table, settings, size
 
 TITLES: Mapping[str, str] = {
     "loss": "Loss",

@@ -6,30 +6,24 @@ it appends to. No number is added that is not in them, except running means and 
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from encoder.errors import InputError
-from encoder.files import read_json, write_text
+from encoder.files import read_json
 from encoder.running.log import LOG, curve, read_log
 from eval.report.curves import Curve, CurveChart, Points, curve_chart
 from eval.report.html import render_page
 from eval.report.page_tables import Cell, Column, Table
+from eval.report.run_files import write_both
 from eval.report.systems import LABELS, points
 from eval.report.tables import escape, table
 from eval.results import HEADLINE
-from retrieval.training.run_folder import BEGUN, RECIPE, RECORD, REPORTS
-
-logger = logging.getLogger(__name__)
-
-REPORT, PAGE = REPORTS
-"""What `write_run_report` writes into the folder of a run."""
+from retrieval.training.run_folder import BEGUN, RECIPE, RECORD
 
 CURVES: Mapping[str, str] = {
     "loss": "Loss",
@@ -114,28 +108,6 @@ def write_run_report(folder: str | Path) -> Path:
     """
     run = read_run(folder)
     return write_both(Path(folder), render_run(run), lambda: render_run_page(run))
-
-
-def write_both(folder: Path, markdown: str, page: Callable[[], str]) -> Path:
-    """Write a run's report into its folder, as Markdown and, where jinja2 is installed, as a page.
-
-    Args:
-        folder: It is there.
-        markdown: The one.
-        page: Gives the other.
-
-    Returns:
-        The page, or without jinja2 the Markdown.
-
-    Raises:
-        InputError: A file cannot be written.
-    """
-    write_text(folder / REPORT, markdown)
-    if importlib.util.find_spec("jinja2") is None:
-        logger.warning("%s: no %s, which needs jinja2: pip install 'quiver-retrieval[eval]'", folder, PAGE)
-        return folder / REPORT
-    write_text(folder / PAGE, page())
-    return folder / PAGE
 
 
 def read_run(folder: str | Path) -> TrainingRun:

@@ -4,18 +4,16 @@ Every function does what the one of the same name in `retrieval.indexes.kernels.
 the same terms in the same order whatever stands beside a vector: codes, assignments and scores of a document do not depend on the
 documents it is processed with. Compiled code is cached beside this file, or in the user's cache folder where that is not writable.
 
-``_products`` is written in LLVM's vector types because the compiler does not keep an array of sums in registers: twelve vectors of eight
-sums are what a processor with AVX2 can hold beside its operands, and they run twice as fast as a matrix product of OpenBLAS on these
-narrow shapes.
+``_products`` and ``_roofs`` are written in LLVM's vector types because the compiler does not keep an array of sums in registers. Twelve
+vectors of eight sums are what a processor with AVX2 can hold beside its operands, and such products run twice as fast as OpenBLAS's on
+these narrow shapes.
 
 Shapes: n vectors, T tokens, K centroids, d width, L lanes of 16 query tokens or centroids.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numba
 import numpy as np
@@ -24,28 +22,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
+from retrieval.indexes.kernels.plain_loops import aggregate, compiled, quantise, ward
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+__all__ = ["aggregate", "estimate", "nearest", "probe", "quantise", "score", "ward"]
 
 # numba's own types know nothing of its helpers for code.
 _cgutils: Any = cgutils
 
 LANES = 16
+# Vectors that are multiplied with 16 lanes at a time.
 _ROWS = 6
-_STEPS = 32_000
+# Lanes of 16 bits that are looked up at a time, and what they count; see ``reference``.
 _WIDE = 2 * LANES
-_FAST = frozenset({"contract", "nsz"})
-
-
-def _compiled(function: Function) -> Function:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
-    try:
-        made = numba.njit(cache=True, **options)(function)
-    except RuntimeError as error:  # numba finds no folder that it may write to
-        logger.info("%s is compiled again in every process (%s)", function.__name__, error)
-        made = numba.njit(**options)(function)
-    return cast(Function, made)
+_STEPS = 32_000
+_LEAST = 1e-30
 
 
 def _emit_products(_context: Any, rows: Any, lanes: Any, sums: Any, width: Any) -> Any:
@@ -123,36 +113,7 @@ def _emit_roofs(_context: Any, entries: Any, numbers: Any, count: Any, means: An
 _roofs: Any = intrinsic(_emit_roofs)
 
 
-@_compiled
-def quantise(
-    residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes and scales of residuals; see ``reference``."""
-    n, d = residuals.shape
-    codes = np.empty((n, d), np.uint8)
-    scales = np.empty(n, np.float32)
-    for i in range(n):
-        row, code = residuals[i], codes[i]
-        square = 0.0
-        for j in range(d):
-            square += np.float64(row[j]) * np.float64(row[j])
-        scale = np.float32(np.sqrt(square / d))
-        for _ in range(rounds):
-            dot, norm = 0.0, 0.0
-            for j in range(d):
-                value = row[j] / scale if scale > 0 else np.float32(0)
-                count = 0
-                for threshold in thresholds:
-                    count += threshold < value
-                code[j] = count
-                dot += np.float64(row[j]) * np.float64(levels[count])
-                norm += np.float64(levels[count]) * np.float64(levels[count])
-            scale = np.float32(dot / norm)
-        scales[i] = scale
-    return codes, scales
-
-
-@_compiled
+@compiled
 def nearest(
     vectors: NDArray[np.float32],
     first: NDArray[np.int64],
@@ -185,7 +146,7 @@ def nearest(
     return found
 
 
-@_compiled
+@compiled
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
@@ -215,7 +176,7 @@ def probe(
     return found, products, similarities
 
 
-@_compiled
+@compiled
 def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, centroids: int, numbers: NDArray[np.int64]) -> bool:
     """The centroids of some tokens; whether there are all of these, which is not so in a file that is damaged alone."""
     known = True
@@ -229,7 +190,7 @@ def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, cent
     return known
 
 
-@_compiled
+@compiled
 def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray[np.uint16]) -> None:
     """Where the product codes of some tokens point to, in a table of the codewords of all books."""
     for row in range(count):
@@ -239,7 +200,7 @@ def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray
             out[2 * place + 1] = 32 * place + 16 + (token[place] >> np.uint8(4))
 
 
-@_compiled
+@compiled
 def estimate(
     coarse: NDArray[np.uint8],
     begins: NDArray[np.int64],
@@ -255,13 +216,16 @@ def estimate(
         for group in range(groups):
             greatest = max(greatest, _highest(table[group, book].ravel()))
         bound += np.float64(greatest)
-    steps = np.float32(_STEPS / bound) if bound > 0 else np.float32(1)
+    scores = np.full(len(begins), -np.inf, np.float32)
+    if not np.isfinite(bound):
+        scores[ends > begins] = np.nan
+        return scores
+    steps = np.float32(_STEPS / bound) if bound > _LEAST else np.float32(1)
     means, codewords = _rounded(similarities, steps), _rounded(table.reshape(groups, 16 * books, LANES), steps)
     longest = 0
     for document in range(len(begins)):
         longest = max(longest, ends[document] - begins[document])
     numbers, entries, best = np.empty(longest, np.int64), np.empty((longest, books), np.uint16), np.empty(_WIDE, np.int16)
-    scores = np.full(len(begins), -np.inf, np.float32)
     for document in range(len(begins)):
         count, total = ends[document] - begins[document], 0
         if not count:
@@ -277,15 +241,16 @@ def estimate(
     return scores
 
 
-@_compiled
+@compiled
 def _highest(values: NDArray[np.float32]) -> float:
+    """The greatest magnitude, 0 of none."""
     highest: float = np.float32(0)
     for value in values:
         highest = max(highest, abs(value))
     return highest
 
 
-@_compiled
+@compiled
 def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
     """Groups of 16 lanes as whole numbers of steps, two groups side by side, the last beside zeros if it is alone."""
     groups, rows, _ = values.shape
@@ -297,7 +262,7 @@ def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
     return rounded
 
 
-@_compiled
+@compiled
 def _decode(code: NDArray[np.uint8], bits: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """The levels of one token, two to a number of 64 bits."""
     if bits == 4:
@@ -318,7 +283,7 @@ def _decode(code: NDArray[np.uint8], bits: int, pairs: NDArray[np.uint64], out: 
             out[2 * place + 1] = pairs[code[place] >> np.uint8(4)]
 
 
-@_compiled
+@compiled
 def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
     """A number of half precision, its sign left out, from its bits; numba has no such type."""
     exponent, fraction = (bits >> 10) & 31, bits & 1023
@@ -326,7 +291,7 @@ def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
     return value
 
 
-@_compiled
+@compiled
 def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """The vector of one product code, two coordinates to a number of 64 bits."""
     for place in range(len(out) // 4):
@@ -337,7 +302,7 @@ def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArra
         out[4 * place + 3] = codewords[2 * place + 1, high, 1]
 
 
-@_compiled
+@compiled
 def score(
     coarse: NDArray[np.uint8],
     fine: NDArray[np.uint8],
@@ -381,71 +346,3 @@ def score(
                         best[group, lane] = value if value > best[group, lane] else best[group, lane]
         scores[document] = best.sum() if known else np.float32(np.nan)
     return scores
-
-
-@_compiled
-def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Documents met by the tokens of a query, with estimates of their scores; see ``reference``."""
-    n, k = rows.shape
-    capacity = 64
-    while capacity < 2 * n * k:
-        capacity *= 2
-    slots = np.full(capacity, -1, np.int64)  # an open hash table: slot -> place of the document among those found
-    found, seen = np.empty(n * k, np.int64), np.empty(n * k, np.int64)
-    totals = np.empty(n * k, np.float64)
-    count, missing = 0, 0.0
-    for token in range(n):
-        valid = 0
-        while valid < k and rows[token, valid] >= 0:
-            valid += 1
-        if not valid:
-            continue
-        least = np.float64(similarities[token, valid - 1])
-        floor = least - below * (np.float64(similarities[token, 0]) - least)
-        missing += floor
-        for place in range(valid):
-            row = rows[token, place]
-            slot = ((row * 0x9E3779B1) >> 7) & (capacity - 1)
-            while slots[slot] >= 0 and found[slots[slot]] != row:
-                slot = (slot + 1) & (capacity - 1)
-            if slots[slot] < 0:
-                slots[slot], found[count], seen[count], totals[count] = count, row, -1, 0.0
-                count += 1
-            document = slots[slot]
-            if seen[document] != token:  # the first is the best: they come in descending order
-                seen[document] = token
-                totals[document] += np.float64(similarities[token, place]) - floor
-    return found[:count].copy(), (totals[:count] + missing).astype(np.float32)
-
-
-@_compiled
-def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """Merge points until so many clusters are left; see ``reference``."""
-    n = len(distances)
-    sizes, labels, alive = np.ones(n), np.arange(n), np.ones(n, np.bool_)
-    nearest_to = np.zeros(n, np.int64)
-    for i in range(n):
-        distances[i, i] = np.inf
-        nearest_to[i] = np.argmin(distances[i])
-    for _ in range(n - clusters):
-        a = -1
-        for i in range(n):
-            if alive[i] and (a < 0 or distances[i, nearest_to[i]] < distances[a, nearest_to[a]]):
-                a = i
-        b = nearest_to[a]
-        a, b = min(a, b), max(a, b)
-        between = distances[a, b]
-        for i in range(n):
-            if alive[i] and i != a and i != b:
-                merged = (sizes[a] + sizes[i]) * distances[a, i] + (sizes[b] + sizes[i]) * distances[b, i] - sizes[i] * between
-                distances[a, i] = distances[i, a] = merged / (sizes[a] + sizes[b] + sizes[i])
-        sizes[a] += sizes[b]
-        alive[b] = False
-        distances[b, :] = np.inf
-        distances[:, b] = np.inf
-        for i in range(n):
-            if labels[i] == b:
-                labels[i] = a
-            if alive[i] and (i == a or nearest_to[i] == a or nearest_to[i] == b):
-                nearest_to[i] = np.argmin(distances[i])
-    return labels

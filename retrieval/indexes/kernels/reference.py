@@ -17,6 +17,8 @@ from retrieval.indexes.kernels.packing import LANES, bits_of, unpack
 _PRODUCTS = 1 << 22
 # Steps of estimates on either side of zero: what a number of 16 bits holds, and room for rounding.
 _STEPS = 32_000
+# Below it all similarities are taken for zero: as many steps of them would not fit into float32.
+_LEAST = 1e-30
 
 
 def quantise(
@@ -130,11 +132,14 @@ def estimate(
         table: Of the query's tokens with the product codes, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
 
     Returns:
-        (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist.
+        (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist, or for any where a
+        table is not finite.
     """
     books = table.shape[1]
     bound = float(np.abs(similarities).max(initial=0)) + sum(np.abs(table).max(axis=(0, 2, 3), initial=0).astype(np.float64).tolist())
-    steps = np.float32(_STEPS / bound if bound > 0 else 1)
+    if not np.isfinite(bound):
+        return np.where(ends > begins, np.nan, -np.inf).astype(np.float32)
+    steps = np.float32(_STEPS / bound if bound > _LEAST else 1)
     similarities, table = np.rint(similarities * steps), np.rint(table * steps)  # whole numbers: their sums are exact
     scores = np.full(len(begins), -np.inf, np.float32)
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):

@@ -2,7 +2,7 @@
 
 Every token is in the list of its centroid, as the number of its document and a product code of its residual. One search finds the k'
 nearest tokens of each query token in the lists of the ``nprobe`` best centroids; what a document scored where it was met, and at most
-scored where it was not, is its estimate.
+scored where it was not, is a first guess at its score.
 
 The lists are made in memory from the tokens' codes when a segment is first searched: about a second for ten million tokens.
 
@@ -77,7 +77,7 @@ class CandidateLists:
             allowed: Documents that may be met, (P,); None for all.
 
         Returns:
-            Documents, each once, and estimates of their scores.
+            Documents, each once, and guesses at their scores.
         """
         with one_thread():
             similarities, documents = self._lists.search(query, tokens_k, lists=lists, closeness=closeness, allowed=allowed)

@@ -49,6 +49,9 @@ NAME = "ivf-tokens"
 MULTIPLE = 8
 """The width of the vectors must be a multiple of it."""
 
+WIDEST = 4096
+"""And at most this: sums of estimates of wider vectors may not fit into 16 bits (`retrieval.indexes.kernels.reference.estimate`)."""
+
 _JSON = "codec.json"
 _CENTROIDS, _GROUPS, _PRODUCTS, _TOKENS, _HEADS = (
     "centroids.f16",
@@ -167,11 +170,13 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
     """Refuse what no codec can be trained with.
 
     Raises:
-        InputError: A setting is wrong, or the width of the vectors is not a multiple of 8.
+        InputError: A setting is wrong, or the width of the vectors is not a multiple of 8 up to 4,096.
     """
     TokenSettings.parse(settings)
-    if card.dim % MULTIPLE:
-        raise InputError(f"{card.source}: vectors of width {card.dim}; {NAME} takes multiples of {MULTIPLE}, use exact-tokens")
+    if card.dim % MULTIPLE or card.dim > WIDEST:
+        raise InputError(
+            f"{card.source}: vectors of width {card.dim}; {NAME} takes multiples of {MULTIPLE} up to {WIDEST:,}, use exact-tokens"
+        )
 
 
 def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> TokenCodec:
@@ -186,7 +191,8 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
         seed: Equal input and seed give equal codecs.
 
     Raises:
-        InputError: A setting is wrong, the width of the vectors is not a multiple of 8, or they are too long for half precision.
+        InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or they are too long for half
+            precision.
     """
     del documents
     check_settings(settings, card)
@@ -220,7 +226,7 @@ def open_tokens(folder: Path) -> TokenCodec:
     try:
         bits, present = check_bits(described["bits"]), set(described["arrays"])
         dim, pool_factor, vectors = (int(described[name]) for name in ("dim", "pool_factor", "vectors"))
-        if dim < 1 or dim % MULTIPLE or pool_factor < 1:
+        if not 1 <= dim <= WIDEST or dim % MULTIPLE or pool_factor < 1:
             raise ValueError(f"width {dim}, pool factor {pool_factor}")
     except (KeyError, TypeError, ValueError, InputError) as error:
         raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error

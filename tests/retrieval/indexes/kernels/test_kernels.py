@@ -148,6 +148,23 @@ def test_estimates_of_a_query_of_zeros() -> None:
         assert module.estimate(coarse, np.array([0]), np.array([9]), *tables(np.zeros((3, 32), np.float32), *shared)).tolist() == [0.0]
 
 
+@pytest.mark.parametrize("length", [1e-37, 1e30, np.inf])
+def test_estimates_of_queries_whose_steps_float32_cannot_hold(length: float) -> None:
+    coarse, _ = coded(4, 2)
+    similarities, table = tables(normal(3, 32), normal(50, 32), normal(8, 16, 4, seed=1))
+    begins, ends = np.array([0, 4, 9]), np.array([4, 4, 12])
+    with np.errstate(over="ignore", invalid="ignore"):
+        asked = similarities * np.float32(length), table * np.float32(length)
+    scores = compiled.estimate(coarse, begins, ends, *asked)
+    np.testing.assert_array_equal(scores, reference.estimate(coarse, begins, ends, *asked))
+    assert scores[1] == -np.inf
+    assert np.isnan(scores[[0, 2]]).all() == (length == np.inf)
+    if length == 1e-37:
+        assert not scores[[0, 2]].any()
+    elif length == 1e30:
+        np.testing.assert_allclose(scores[[0, 2]], 1e30 * compiled.estimate(coarse, begins, ends, similarities, table)[[0, 2]], rtol=1e-3)
+
+
 def test_estimates_by_hand() -> None:
     similarities = np.array([[0.9, 0.8, 0.5], [0.7, 0.4, 0], [0, 0, 0]], np.float32)
     rows = np.array([[4, 4, 2], [2, 9, -1], [-1, -1, -1]])

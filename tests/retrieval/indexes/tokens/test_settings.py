@@ -35,4 +35,4 @@ def test_presets_look_less_or_more() -> None:
     fast, balanced, exact = (preset_effort(name, k=10, vectors=10**6) for name in ("fast", "balanced", "exact"))
     assert (fast.nprobe, fast.tokens_k, fast.candidates) < (balanced.nprobe, balanced.tokens_k, balanced.candidates)
     assert (balanced.exhaustive, exact.exhaustive) == (False, True)
-    assert preset_effort("balanced", k=1000, vectors=10**6).candidates == 10_000
+    assert preset_effort("balanced", k=1000, vectors=10**6).candidates == 20_000

@@ -1,0 +1,126 @@
+"""Loops that numba compiles well as they are written, and the decorator that compiles them; see `retrieval.indexes.kernels.compiled`.
+
+Shapes: n vectors, points or query tokens, d width, k tokens met.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """The function compiled when it is first called, and kept on disk where that is possible."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    try:
+        made = numba.njit(cache=True, **options)(function)
+    except RuntimeError as error:  # numba finds no folder that it may write to
+        logger.info("%s is compiled again in every process (%s)", function.__name__, error)
+        made = numba.njit(**options)(function)
+    return cast(Function, made)
+
+
+@compiled
+def quantise(
+    residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Codes and scales of residuals; see ``reference``."""
+    n, d = residuals.shape
+    codes = np.empty((n, d), np.uint8)
+    scales = np.empty(n, np.float32)
+    for i in range(n):
+        row, code = residuals[i], codes[i]
+        square = 0.0
+        for j in range(d):
+            square += np.float64(row[j]) * np.float64(row[j])
+        scale = np.float32(np.sqrt(square / d))
+        for _ in range(rounds):
+            dot, norm = 0.0, 0.0
+            for j in range(d):
+                value = row[j] / scale if scale > 0 else np.float32(0)
+                count = 0
+                for threshold in thresholds:
+                    count += threshold < value
+                code[j] = count
+                dot += np.float64(row[j]) * np.float64(levels[count])
+                norm += np.float64(levels[count]) * np.float64(levels[count])
+            scale = np.float32(dot / norm)
+        scales[i] = scale
+    return codes, scales
+
+
+@compiled
+def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Documents met by the tokens of a query, with estimates of their scores; see ``reference``."""
+    n, k = rows.shape
+    capacity = 64
+    while capacity < 2 * n * k:
+        capacity *= 2
+    slots = np.full(capacity, -1, np.int64)  # an open hash table: slot -> place of the document among those found
+    found, seen = np.empty(n * k, np.int64), np.empty(n * k, np.int64)
+    totals = np.empty(n * k, np.float64)
+    count, missing = 0, 0.0
+    for token in range(n):
+        valid = 0
+        while valid < k and rows[token, valid] >= 0:
+            valid += 1
+        if not valid:
+            continue
+        least = np.float64(similarities[token, valid - 1])
+        floor = least - below * (np.float64(similarities[token, 0]) - least)
+        missing += floor
+        for place in range(valid):
+            row = rows[token, place]
+            slot = ((row * 0x9E3779B1) >> 7) & (capacity - 1)
+            while slots[slot] >= 0 and found[slots[slot]] != row:
+                slot = (slot + 1) & (capacity - 1)
+            if slots[slot] < 0:
+                slots[slot], found[count], seen[count], totals[count] = count, row, -1, 0.0
+                count += 1
+            document = slots[slot]
+            if seen[document] != token:  # the first is the best: they come in descending order
+                seen[document] = token
+                totals[document] += np.float64(similarities[token, place]) - floor
+    return found[:count].copy(), (totals[:count] + missing).astype(np.float32)
+
+
+@compiled
+def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
+    """Merge points until so many clusters are left; see ``reference``."""
+    n = len(distances)
+    sizes, labels, alive = np.ones(n), np.arange(n), np.ones(n, np.bool_)
+    nearest_to = np.zeros(n, np.int64)
+    for i in range(n):
+        distances[i, i] = np.inf
+        nearest_to[i] = np.argmin(distances[i])
+    for _ in range(n - clusters):
+        a = -1
+        for i in range(n):
+            if alive[i] and (a < 0 or distances[i, nearest_to[i]] < distances[a, nearest_to[a]]):
+                a = i
+        b = nearest_to[a]
+        a, b = min(a, b), max(a, b)
+        between = distances[a, b]
+        for i in range(n):
+            if alive[i] and i != a and i != b:
+                merged = (sizes[a] + sizes[i]) * distances[a, i] + (sizes[b] + sizes[i]) * distances[b, i] - sizes[i] * between
+                distances[a, i] = distances[i, a] = merged / (sizes[a] + sizes[b] + sizes[i])
+        sizes[a] += sizes[b]
+        alive[b] = False
+        distances[b, :] = np.inf
+        distances[:, b] = np.inf
+        for i in range(n):
+            if labels[i] == b:
+                labels[i] = a
+            if alive[i] and (i == a or nearest_to[i] == a or nearest_to[i] == b):
+                nearest_to[i] = np.argmin(distances[i])
+    return labels
