@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from encoder.config import Precision
 from encoder.errors import InputError
-from encoder.linear import Linear, Product, native_on_cpu, packable, packed_product
+from encoder.linear import Linear, Product, packable, packed_product
 from encoder.lora import lora_matrices
 from encoder.model import Encoder
+from encoder.processor import native_on_cpu
 
 # Tokens the packed layout is chosen for; it serves every number of them.
 TYPICAL_TOKENS = 1024

@@ -1,8 +1,8 @@
-"""A matrix product that takes oneDNN's packed kernels on a CPU.
+"""A matrix product that takes oneDNN's packed kernels on a CPU where they are the fastest.
 
 Weights keep their plain layout; they are packed for the length of one call, once for all tokens of it. That costs a few
 thousandths of the product where it is worth it, needs no second copy of the model in memory, and can never be stale.
-Half-precision weights are multiplied in float32 where the processor has no instructions for them.
+Half-precision weights are multiplied in float32 where the processor is not faster with them (`encoder.processor`).
 
 Shapes: N packed tokens, D and O widths of the input and the output.
 """
@@ -10,7 +10,7 @@ Shapes: N packed tokens, D and O widths of the input and the output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,24 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from encoder.processor import has_onednn, multiplies_best_plain, native_on_cpu
+
 Product = Callable[[Tensor], Tensor]
 """(n, D) to (n, O): a matrix that is ready to be multiplied with."""
 
 # From so many tokens on the faster product pays for packing the weights: 5 % of 10 MFLOP a token against 2 ms a layer.
 PACK_TOKENS = 1024
-
-
-@cache
-def native_on_cpu(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies in a dtype; emulated half precision is several times slower than float32."""
-    if dtype == torch.float32 or dtype == torch.float64:
-        return True
-    # torch names these checks with an underscore; where one is gone the answer is the safe one.
-    checks = {
-        torch.bfloat16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
-        torch.float16: ("_is_amx_fp16_supported",),
-    }
-    return any(getattr(torch.cpu, name, bool)() for name in checks.get(dtype, ()))
 
 
 def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
@@ -51,13 +40,6 @@ def lean(x: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
-
-
-@cache
-def has_onednn() -> bool:
-    """Whether this build of torch has oneDNN's packed products."""
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def packable(dtype: torch.dtype) -> bool:
@@ -150,7 +132,9 @@ class _PackedLinear(torch.autograd.Function):
 
 
 def pack_weight(weight: Tensor, tokens: int) -> Tensor:
-    """A weight (O, D) in the layout that oneDNN multiplies so many tokens with; without gradients."""
+    """A weight (O, D) in the layout that so many tokens are best multiplied with, oneDNN's or the plain one; without gradients."""
+    if multiplies_best_plain():
+        return weight.detach()
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), tokens)
     return packed
 

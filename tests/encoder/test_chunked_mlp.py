@@ -12,7 +12,7 @@ import encoder.layers as layers
 from encoder import EncoderConfig
 from encoder.chunked_mlp import CHUNK, runs_in_chunks
 from encoder.layers import MLP
-from encoder.linear import has_onednn
+from encoder.processor import has_onednn
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 

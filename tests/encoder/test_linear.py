@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from encoder import Encoder, EncoderConfig, init_weights, pack_ids
 from encoder import linear as linear_module
-from encoder.linear import PACK_TOKENS, Linear, compute_dtype, lean, native_on_cpu
+from encoder.linear import PACK_TOKENS, Linear, compute_dtype, lean
+from encoder.processor import native_on_cpu
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,
@@ -24,7 +25,9 @@ CONFIG = EncoderConfig.modernbert(
 @pytest.mark.parametrize("tokens", [1, PACK_TOKENS - 1, PACK_TOKENS, 3 * PACK_TOKENS + 5])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_packed_products_are_the_plain_product(tokens: int, bias: bool, parts: int) -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_packed_products_are_the_plain_product(monkeypatch: pytest.MonkeyPatch, tokens: int, bias: bool, parts: int, plain: bool) -> None:
+    monkeypatch.setattr(linear_module, "multiplies_best_plain", lambda: plain)
     torch.manual_seed(0)
     layer = Linear(48, 36, bias=bias, parts=parts)
     x = torch.randn(tokens, 48)
