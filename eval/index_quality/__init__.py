@@ -7,7 +7,7 @@ from eval.index_quality.benchmark import bench_index
 from eval.index_quality.measuring import TIMEOUT, Running
 from eval.index_quality.results import IndexBenchmark, IndexSettings, read_index_benchmark, to_json, write_index_benchmark
 from eval.index_quality.sources import encode_collection, threads_up_to
-from eval.index_quality.systems import PEERS, default_peers, own_points, own_system, peer_systems
+from eval.index_quality.systems import PEERS, default_peers, filtered, own_points, own_system, peer_systems
 from eval.index_quality.vectors import VectorFolder, write_vectors
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "bench_index",
     "default_peers",
     "encode_collection",
+    "filtered",
     "own_points",
     "own_system",
     "peer_systems",

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.index_quality.systems import System
+from eval.index_quality.systems import Point, System
 from eval.index_quality.vectors import VectorFolder
 from retrieval.indexes.engines import Setting
 
@@ -63,10 +63,10 @@ class Opened(Protocol):
     def prepare(self, queries: Sequence[NDArray[np.float32]]) -> tuple[list[Any], Any]:
         """Each query as one search takes it, and all of them as one search of all takes them; not timed."""
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries."""
 
     def rows(self, found: Any) -> Sequence[Sequence[int | str]]:

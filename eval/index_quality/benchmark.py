@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -77,9 +77,12 @@ def bench_index(
         done[system.name] = read_system(_record(work, system), key)
         if done[system.name] is None:
             subjects.append(Subject(system, key, work / "indexes" / _slug(system)))
-    exact = None if vectors.synthetic is not None else _exact(vectors, settings, work / f"exact-{fingerprint[:16]}-{settings.deep}.npz")
+    exacts = (
+        {} if vectors.synthetic is not None else _exacts(vectors, settings, systems, work / f"exact-{fingerprint[:16]}-{settings.deep}")
+    )
+    exact = exacts.get(None)
     Measuring(vectors, settings, running, exact).measure(subjects)
-    measured = _results(subjects, vectors, settings, exact)
+    measured = _results(subjects, vectors, settings, exacts)
     for subject in subjects:
         not_run += [NotRun(f"{subject.system.name} {subject.system.points[place].name}", why) for place, why in subject.refused.items()]
         if subject.failed is not None:
@@ -143,23 +146,30 @@ def _record(work: Path, system: System | SystemResult) -> Path:
     return work / "systems" / f"{_slug(system)}.json"
 
 
-def _exact(vectors: VectorFolder, settings: IndexSettings, path: Path) -> Exact:
-    if path.is_file():
-        return load_exact(path)
-    found = exact_search(vectors, settings.deep)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_exact(found, path)
-    return found
+def _exacts(vectors: VectorFolder, settings: IndexSettings, systems: Sequence[System], stem: Path) -> dict[int | None, Exact]:
+    """What exact search finds, of all documents and of the numbers of them that some point is allowed."""
+    exacts: dict[int | None, Exact] = {}
+    for allowed in dict.fromkeys([None, *(point.allowed for system in systems for point in system.points)]):
+        path = stem.with_name(f"{stem.name}{'' if allowed is None else f'-{allowed}'}.npz")
+        if path.is_file():
+            exacts[allowed] = load_exact(path)
+            continue
+        exacts[allowed] = exact_search(vectors, settings.deep, allowed=allowed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_exact(exacts[allowed], path)
+    return exacts
 
 
-def _results(subjects: Sequence[Subject], vectors: VectorFolder, settings: IndexSettings, exact: Exact | None) -> list[SystemResult]:
+def _results(
+    subjects: Sequence[Subject], vectors: VectorFolder, settings: IndexSettings, exacts: Mapping[int | None, Exact]
+) -> list[SystemResult]:
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     results = []
     for subject in subjects:
         if subject.failed is None and not subject.points:
             subject.failed = "it could not be searched at any point"
         if subject.failed is None and subject.build is not None and subject.memory is not None:
-            points = [_point(subject, place, vectors, settings, exact) for place in sorted(subject.points)]
+            points = [_point(subject, place, vectors, settings, exacts) for place in sorted(subject.points)]
             results.append(
                 SystemResult(
                     name=subject.system.name,
@@ -176,14 +186,15 @@ def _results(subjects: Sequence[Subject], vectors: VectorFolder, settings: Index
     return results
 
 
-def _point(subject: Subject, place: int, vectors: VectorFolder, settings: IndexSettings, exact: Exact | None) -> PointResult:
+def _point(subject: Subject, place: int, vectors: VectorFolder, settings: IndexSettings, exacts: Mapping[int | None, Exact]) -> PointResult:
     point, measured = subject.system.points[place], subject.points[place]
+    exact = exacts.get(point.allowed)
     shares: dict[str, float] = {}
     quality = None
     if exact is not None:
         shares = {str(k): recall(measured.found[settings.k], exact, k) for k in (1, settings.k)}
         shares[str(settings.deep)] = recall(measured.found[settings.deep], exact, settings.deep)
-        if vectors.qrels is not None:
+        if vectors.qrels is not None and point.allowed is None:  # judged documents are among those that may not be found
             quality = ndcg([rows[:10] for rows in measured.found[settings.deep if settings.k < 10 else settings.k]], vectors, vectors.qrels)
     p50, p95, p99 = (Spread.of([float(np.percentile(each, share)) for each in measured.rounds]) for share in (50, 95, 99))
     count = len(vectors.queries)
@@ -200,4 +211,5 @@ def _point(subject: Subject, place: int, vectors: VectorFolder, settings: IndexS
         throughput=tuple(
             Throughput(threads, Spread.of([count / each for each in seconds])) for threads, seconds in measured.seconds.items()
         ),
+        allowed=point.allowed,
     )

@@ -133,12 +133,12 @@ class _Searcher:
         }
 
     def _each(self, request: dict[str, Any]) -> Mapping[str, Any]:
-        k, knobs = int(request["k"]), self._system.points[request["point"]].knobs
+        k, point = int(request["k"]), self._system.points[request["point"]]
         milliseconds, found = [], []
         processor = process_time()
         for query in self._single:
             started = perf_counter()
-            hits = self._index.one(query, k, knobs)
+            hits = self._index.one(query, k, point)
             milliseconds.append(1000 * (perf_counter() - started))
             found.append(hits)
         processor = process_time() - processor
@@ -147,7 +147,7 @@ class _Searcher:
 
     def _all(self, request: dict[str, Any]) -> Mapping[str, Any]:
         started = perf_counter()
-        self._index.many(self._together, int(request["k"]), self._system.points[request["point"]].knobs, self._threads)
+        self._index.many(self._together, int(request["k"]), self._system.points[request["point"]], self._threads)
         return {"seconds": perf_counter() - started}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.index_quality.adapters import Built, Clock, Knobs
-from eval.index_quality.systems import System
+from eval.index_quality.systems import Point, System
 from eval.index_quality.vectors import VectorFolder
 
 
@@ -49,18 +49,18 @@ class FaissIndex(_Matrix):
         self._index = self._faiss.read_index(str(folder / "index.faiss"))
         self._set: Knobs = {}
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        if knobs != self._set:
-            text = ",".join(f"{name}={value}" for name, value in knobs.items())
+        if point.knobs != self._set:
+            text = ",".join(f"{name}={value}" for name, value in point.knobs.items())
             self._faiss.ParameterSpace().set_index_parameters(self._index, text)
-            self._set = knobs
+            self._set = point.knobs
         return self._index.search(query, k)[1]
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries."""
         del threads
-        return self.one(queries, k, knobs)
+        return self.one(queries, k, point)
 
 
 def build_hnswlib(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
@@ -84,14 +84,14 @@ class HnswlibIndex(_Matrix):
         self._index.load_index(str(folder / "index.hnswlib"))
         self._documents = len(vectors)
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        return self.many(query, k, knobs, 1)
+        return self.many(query, k, point, 1)
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries; it wants ef >= k and k documents at least."""
         depth = min(k, self._documents)
-        self._index.set_ef(max(int(knobs["ef"] or 0), depth))
+        self._index.set_ef(max(int(point.knobs["ef"] or 0), depth))
         return self._index.knn_query(queries, k=depth, num_threads=threads)[0]
 
 
@@ -115,13 +115,13 @@ class UsearchIndex(_Matrix):
         self._index.load(str(folder / "index.usearch"))
         self._documents = len(vectors)
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        return self.many(query, k, knobs, 1)
+        return self.many(query, k, point, 1)
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries."""
-        self._index.expansion_search = knobs["expansion_search"]
+        self._index.expansion_search = point.knobs["expansion_search"]
         return self._index.search(queries, min(k, self._documents), threads=threads)
 
     def rows(self, found: Any) -> list[list[int]]:

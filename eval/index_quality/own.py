@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.index_quality.adapters import Built, Clock, Knobs
-from eval.index_quality.systems import System
-from eval.index_quality.vectors import VectorFolder, text_sha256
+from eval.index_quality.systems import Point, System
+from eval.index_quality.vectors import VectorFolder, drawn, text_sha256
 from retrieval.indexes.build import build_index
+from retrieval.indexes.documents.filters import Condition, Filter
 from retrieval.indexes.engines import Setting
 from retrieval.indexes.index import Index, open_index
 from retrieval.indexes.pieces import BuildOptions
@@ -27,6 +28,8 @@ _faiss: Any = faiss
 
 # Documents that are indexed before the clock starts, so that what is compiled is compiled.
 _WARM_UP = 1_000
+# The field that filters are of.
+_DRAWN = "drawn"
 
 
 class FolderModel:
@@ -66,6 +69,9 @@ def build_own(vectors: VectorFolder, system: System, out: Path, threads: int) ->
     # Recall is measured here: the measurement that a build makes of itself is no part of building.
     options = BuildOptions(engine=system.engine, settings=system.settings, store_text=False, calibrate=False)
     documents = [Document(key, str(row)) for row, key in enumerate(vectors.ids)]
+    if any(point.allowed is not None for point in system.points):
+        places = drawn(len(documents)).tolist()
+        documents = [document._replace(metadata={_DRAWN: place}) for document, place in zip(documents, places, strict=True)]
     warm_up = BuildOptions(system.engine, warm_up_settings(system.settings), store_text=False, calibrate=False)
     build_index(documents[:_WARM_UP], model, out / "warm-up", options=warm_up)
     shutil.rmtree(out / "warm-up")
@@ -98,25 +104,29 @@ class OwnIndex:
             return [query[None] for query in queries], np.stack(queries)
         return [[query] for query in queries], list(queries)
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        return [self._index.search(query, k, effort=_effort(knobs))]
+        return [self._index.search(query, k, where=_filter(point), effort=_effort(point))]
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries, a share of them on each thread."""
-        effort = _effort(knobs)
+        effort, where = _effort(point), _filter(point)
         if threads == 1:
-            return [self._index.search(queries, k, effort=effort)]
+            return [self._index.search(queries, k, where=where, effort=effort)]
         ends = np.linspace(0, len(queries), threads + 1).astype(int)
         parts = [queries[start:stop] for start, stop in pairwise(ends.tolist()) if start < stop]
         # OpenMP's number of threads is that of the calling thread: each of these is one of the threads.
         with ThreadPoolExecutor(threads, initializer=_faiss.omp_set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(lambda part: self._index.search(part, k, effort=effort), parts))
+            return list(pool.map(lambda part: self._index.search(part, k, where=where, effort=effort), parts))
 
     def rows(self, found: Any) -> list[list[int | str]]:
         """Ids, which whoever asked knows the rows of: a table of them is no part of the index's memory."""
         return [list(ids) for hits in found for ids in hits.ids]
 
 
-def _effort(knobs: Knobs) -> Any:
-    return knobs.get("preset", knobs)
+def _effort(point: Point) -> Any:
+    return point.knobs.get("preset", point.knobs)
+
+
+def _filter(point: Point) -> Filter | None:
+    return None if point.allowed is None else Filter((Condition(_DRAWN, "<", (point.allowed,)),))

@@ -117,13 +117,14 @@ class PointResult:
         knobs: What the library was given.
         recall: Depth -> share of exact search's best documents that is found; empty for made-up documents. Those up to ``k`` are of
             the searches that are timed, the deeper one is of its own.
-        ndcg: nDCG@10 against judgements; None without any.
+        ndcg: nDCG@10 against judgements; None without any, and under a filter.
         p50: Milliseconds of a single query on one thread: the median over the queries, its spread over the rounds.
         p95: The 95th percentile, likewise.
         p99: The 99th.
         processor: Milliseconds of processor time a query, over the rounds: where others use the machine, it says more than wall clock.
         deep_p50: The median of the one pass with ``deep`` hits.
         throughput: For each number of threads.
+        allowed: How many documents, drawn at random, a filter let it find; None for all.
     """
 
     name: str
@@ -136,6 +137,7 @@ class PointResult:
     processor: Spread
     deep_p50: float
     throughput: tuple[Throughput, ...]
+    allowed: int | None = None
 
 
 @dataclass(frozen=True)

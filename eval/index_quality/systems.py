@@ -9,7 +9,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
 from encoder.errors import InputError
@@ -29,10 +29,13 @@ class Point:
     Attributes:
         name: In tables.
         knobs: Given to the library; for Quiver ``preset`` alone is one of its presets.
+        allowed: How many documents, drawn at random (`eval.index_quality.vectors.drawn`), a filter inside the search lets it find; None for
+            all. For Quiver alone.
     """
 
     name: str
     knobs: Mapping[str, Setting] = field(default_factory=dict)
+    allowed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,33 @@ def own_points(texts: Sequence[str]) -> list[Point]:
             raise InputError(f"an effort is {', '.join(get_args(Preset))}, or knobs as in nprobe=8; got {text!r}")
         points.append(Point(text, {"preset": text} if text in get_args(Preset) else parse_knobs(text)))
     return points
+
+
+def filtered(system: System, shares: Sequence[float], documents: int) -> System:
+    """A system of Quiver whose points are searched again where only a share of the documents may be found.
+
+    Args:
+        system: The system.
+        shares: Of the documents, each above 0 and below 1.
+        documents: How many there are; one at least may be found.
+
+    Raises:
+        InputError: A share is none.
+
+    Example:
+        >>> some = filtered(own_system("pq-dense", own_points(["fast"])), [0.01], 2_000)
+        >>> [(point.name, point.allowed) for point in some.points]
+        [('fast', None), ('fast, 1% allowed', 20)]
+    """
+    wrong = [share for share in shares if not 0 < share < 1]
+    if wrong:
+        raise InputError(f"a share of the documents that may be found is above 0 and below 1, got {wrong[0]:g}")
+    some = [
+        replace(point, name=f"{point.name}, {100 * share:g}% allowed", allowed=max(1, round(share * documents)))
+        for share in dict.fromkeys(shares)
+        for point in system.points
+    ]
+    return replace(system, points=(*system.points, *some))
 
 
 def default_peers(kind: Kind) -> list[str]:

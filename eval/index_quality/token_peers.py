@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.index_quality.adapters import Built, Clock, Knobs
-from eval.index_quality.systems import System
+from eval.index_quality.adapters import Built, Clock
+from eval.index_quality.systems import Point, System
 from eval.index_quality.vectors import VectorFolder
 
 
@@ -48,17 +48,17 @@ class FastPlaidIndex(_Tensors):
         del vectors, system, threads
         self._index = importlib.import_module("fast_plaid.search").FastPlaid(index=str(folder / "plaid"), device="cpu", low_memory=False)
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        return self.many(query, k, knobs, 1)
+        return self.many(query, k, point, 1)
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries; a share of them on each thread."""
         return self._index.search(
             queries,
             top_k=k,
-            n_full_scores=knobs["n_full_scores"],
-            n_ivf_probe=knobs["n_ivf_probe"],
+            n_full_scores=point.knobs["n_full_scores"],
+            n_ivf_probe=point.knobs["n_ivf_probe"],
             n_processes=threads,
             show_progress=False,
         )
@@ -79,14 +79,14 @@ class WarpIndex(_Tensors):
         del vectors, system
         self._index = _open_warp(folder, threads)
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        return self.many(query, k, knobs, 1)
+        return self.many(query, k, point, 1)
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries."""
         del threads
-        self._index.n_ivf_probe = knobs["n_ivf_probe"]
+        self._index.n_ivf_probe = point.knobs["n_ivf_probe"]
         return self._index(queries, k=k)
 
 
@@ -107,15 +107,15 @@ class VoyagerIndex(_Tensors):
         self._index = _open_voyager(folder, vectors.dim)
         self._retriever = importlib.import_module("pylate.retrieve").ColBERT(index=self._index)
 
-    def one(self, query: Any, k: int, knobs: Knobs) -> Any:
+    def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        return self.many(query, k, knobs, 1)
+        return self.many(query, k, point, 1)
 
-    def many(self, queries: Any, k: int, knobs: Knobs, threads: int) -> Any:
+    def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries."""
         del threads
-        self._index.ef_search = knobs["ef_search"]
-        return self._retriever.retrieve(queries_embeddings=queries, k=k, k_token=knobs["k_token"], device="cpu")
+        self._index.ef_search = point.knobs["ef_search"]
+        return self._retriever.retrieve(queries_embeddings=queries, k=k, k_token=point.knobs["k_token"], device="cpu")
 
 
 def _open_warp(folder: Path, threads: int) -> Any:

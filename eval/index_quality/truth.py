@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.data_files import atomic_file
-from eval.index_quality.vectors import DOCUMENTS, VectorFolder
+from eval.index_quality.vectors import DOCUMENTS, VectorFolder, drawn
 from eval.metrics import score
 from retrieval.indexes.exact.colbert import ExactColBERTIndex
 from retrieval.indexes.exact.dense import ExactDenseIndex
@@ -40,20 +40,26 @@ class Exact:
     scores: list[NDArray[np.float32]]
 
 
-def exact_search(vectors: VectorFolder, depth: int) -> Exact:
+def exact_search(vectors: VectorFolder, depth: int, *, allowed: int | None = None) -> Exact:
     """Score every document for every query in float32; twice the depth, so that all documents that tie at it are known.
 
     Args:
         vectors: Real ones: nothing is compared with made-up documents.
         depth: The largest k.
+        allowed: How many documents, drawn at random, may be found; their vectors are held. None for all.
     """
-    rows = MatrixRows(np.load(vectors.path / DOCUMENTS, mmap_mode="r"))
+    matrix, lengths = np.load(vectors.path / DOCUMENTS, mmap_mode="r"), vectors.lengths
     ids = vectors.ids
     numbers = {key: row for row, key in enumerate(ids)}
+    if allowed is not None:
+        chosen = drawn(len(vectors)) < allowed
+        matrix = matrix[np.repeat(chosen, lengths)]
+        ids, lengths = [ids[row] for row in np.flatnonzero(chosen).tolist()], lengths[chosen]
+    rows = MatrixRows(matrix)
     if vectors.kind == "dense":
         hits = ExactDenseIndex.from_rows(ids, rows).search(np.stack(vectors.queries), 2 * depth)
     else:
-        hits = ExactColBERTIndex.from_rows(ids, rows, vectors.lengths).search(vectors.queries, 2 * depth)
+        hits = ExactColBERTIndex.from_rows(ids, rows, lengths).search(vectors.queries, 2 * depth)
     return Exact([np.array([numbers[key] for key in found], np.int64) for found in hits.ids], list(hits.scores))
 
 

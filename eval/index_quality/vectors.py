@@ -265,6 +265,18 @@ class _Array:
         return found.reshape(-1, *self.shape[1:])
 
 
+def drawn(documents: int) -> NDArray[np.int64]:
+    """The place of each document in an order drawn at random, always the same: the first n of it are n documents at random.
+
+    Args:
+        documents: P.
+
+    Returns:
+        (P,), every number below P once.
+    """
+    return np.random.default_rng(documents).permutation(documents)
+
+
 def text_sha256(text: str) -> str:
     """The sha256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -123,6 +123,8 @@ def search_note(benchmark: IndexBenchmark) -> str:
         f" {deep} hits, whose p50 is that of one pass, the others of one for {k}.",
         percentiles,
     ]
+    if any(point.allowed is not None for _, point in _all_points(benchmark)):
+        parts.append("Where a filter allows a share of the documents, drawn at random, exact search is among these.")
     if benchmark.exact_ndcg is not None:
         parts.append(f"nDCG@10 of exact search: {benchmark.exact_ndcg:.4f} over {benchmark.judged:,} judged queries.")
     return " ".join(parts)
@@ -151,8 +153,11 @@ def search_table(benchmark: IndexBenchmark) -> tuple[list[str], list[list[str]]]
 
 def _search_row(benchmark: IndexBenchmark, system: SystemResult, point: PointResult, depths: Sequence[str], *, judged: bool) -> list[str]:
     row = [system.name, point.name, *(f"{point.recall[depth]:.4f}" for depth in depths)]
-    if judged and point.ndcg is not None and benchmark.exact_ndcg is not None:
-        row += [f"{point.ndcg:.4f}", f"{point.ndcg - benchmark.exact_ndcg:+.4f}"]
+    if judged:
+        if point.ndcg is None or benchmark.exact_ndcg is None:
+            row += ["-", "-"]
+        else:
+            row += [f"{point.ndcg:.4f}", f"{point.ndcg - benchmark.exact_ndcg:+.4f}"]
     row += [milliseconds(point.p50.median), f"{milliseconds(point.p50.lowest)} to {milliseconds(point.p50.highest)}"]
     row += [milliseconds(each.median) for each in (point.p95, point.p99, point.processor)]
     return row + ([milliseconds(point.deep_p50)] if depths else [])

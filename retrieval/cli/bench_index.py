@@ -22,6 +22,7 @@ from eval.index_quality import (
     bench_index,
     default_peers,
     encode_collection,
+    filtered,
     own_points,
     own_system,
     peer_systems,
@@ -81,6 +82,12 @@ def index(
         list[str] | None,
         typer.Option("--effort", help="exact, balanced, fast or knobs as in nprobe=8,candidates=50; may be repeated; by default balanced."),
     ] = None,
+    shares: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--allowed", help="Search Quiver's again where a filter lets only such a share be found, as in 0.01; may be repeated."
+        ),
+    ] = None,
     peers: Annotated[
         list[str] | None,
         typer.Option("--peer", help=f"{', '.join(PEERS)}; faiss:HNSW32 for a factory string; may be repeated; by default all of the kind."),
@@ -122,7 +129,7 @@ def index(
             folder.check()
             result = bench_index(
                 folder,
-                _systems(folder, engines or ["auto", "exact"], efforts or [], [] if alone else peers),
+                _systems(folder, engines or ["auto", "exact"], (efforts or [], shares or []), [] if alone else peers),
                 IndexSettings(k=k, deep=max(100, k), rounds=rounds, threads=threads_up_to(threads), build_threads=threads),
                 work=work,
                 names=(data.resolve().name, model),
@@ -165,10 +172,11 @@ def _vectors(
     return encode_collection(data, model, split, out, cache=vector_cache(*cache), limit_docs=limit_docs, progress=progress)
 
 
-def _systems(folder: VectorFolder, engines: list[str], efforts: list[str], peers: list[str] | None) -> list[System]:
-    """What is measured, each once."""
+def _systems(folder: VectorFolder, engines: list[str], searches: tuple[list[str], list[float]], peers: list[str] | None) -> list[System]:
+    """What is measured, each once; Quiver's at these efforts, and where these shares of the documents may be found."""
+    efforts, shares = searches
     points = own_points(efforts)
-    systems = [own_system(text, points) for text in engines]
+    systems = [filtered(own_system(text, points), shares, len(folder)) for text in engines]
     for text in default_peers(folder.kind) if peers is None else peers:
         systems += peer_systems(text, kind=folder.kind, documents=len(folder), dim=folder.dim)
     return list({system.name: system for system in systems}.values())

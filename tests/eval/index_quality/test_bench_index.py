@@ -21,6 +21,7 @@ from eval.index_quality import (
     Running,
     VectorFolder,
     bench_index,
+    filtered,
     own_points,
     own_system,
     read_index_benchmark,
@@ -272,11 +273,15 @@ def test_a_real_child_of_dense_vectors(make_vectors: MakeVectors, tmp_path: Path
     points = (Point("narrow", {"efSearch": 1}), Point("wide", {"efSearch": 300}))
     # Not an index that a warm-up of few documents could train.
     factory = own_system("faiss-dense:factory=IVF16,Flat", own_points(["exact"]))
-    systems = [own_system("exact", own_points([])), System("faiss:HNSW8", "faiss", {"factory": "HNSW8"}, points), factory]
+    exact = filtered(own_system("exact", own_points([])), [0.1, 0.001], 700)
+    systems = [exact, System("faiss:HNSW8", "faiss", {"factory": "HNSW8"}, points), factory]
     done = real(make_vectors(dense=True, documents=700), systems, tmp_path / "work")
     assert done.systems[0].parameters["engine"] == "exact-dense"
     assert done.systems[2].parameters["factory"] == "IVF16,Flat", [each.reason for each in done.not_run]
     narrow, wide = done.systems[1].points
+    filters = [(point.name, point.allowed, point.recall["10"], point.ndcg) for point in done.systems[0].points[1:]]
+    assert filters == [("exact, 10% allowed", 70, 1.0, None), ("exact, 0.1% allowed", 1, 1.0, None)]
+    assert "- |" in render_index_quality(done)
     assert wide.recall["10"] == 1.0 > narrow.recall["10"], "a knob that one point turns is turned back by the next"
 
 
@@ -284,10 +289,12 @@ def test_a_real_child_of_dense_vectors(make_vectors: MakeVectors, tmp_path: Path
 @pytest.mark.slow
 def test_a_real_child_of_token_vectors(make_vectors: MakeVectors, tmp_path: Path) -> None:
     systems = [own_system(text, own_points([])) for text in ("exact", "exact:no_such=1", "ivf-tokens:bits=4")]
+    systems[2] = filtered(systems[2], [0.5], 300)
     done = real(make_vectors(documents=300), systems, tmp_path / "work")
     assert done.systems[0].parameters["engine"] == "exact-tokens"
     assert done.systems[1].name == "ivf-tokens:bits=4"
     assert done.systems[1].parameters["bits"] == 4
-    assert 0.8 < done.systems[1].points[0].recall["10"] <= 1
+    assert all(0.8 < point.recall["10"] <= 1 for point in done.systems[1].points)
+    assert done.systems[1].points[1].allowed == 150
     (told,) = [each for each in done.not_run if each.what == "exact:no_such=1"]
     assert "no_such" in told.reason

@@ -117,6 +117,7 @@ def test_the_vectors_of_a_collection_go_and_given_ones_stay(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--allowed", "1"], "a share of the documents that may be found is above 0 and below 1, got 1"),
         (["--effort", "quick"], "an effort is exact, balanced, fast, or knobs"),
         (["--peer", "annoy"], "unknown peer 'annoy' for dense vectors"),
         (["--engine", "exact:a"], "'a' is not a setting"),

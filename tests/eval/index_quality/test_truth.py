@@ -12,6 +12,7 @@ import pytest
 
 from eval.index_quality import VectorFolder
 from eval.index_quality.truth import Exact, exact_search, fault, load_exact, ndcg, recall, save_exact
+from eval.index_quality.vectors import drawn
 
 MakeVectors = Callable[..., VectorFolder]
 Scores = Callable[[VectorFolder], np.ndarray]
@@ -28,6 +29,26 @@ def test_exact_search_is_that_of_numpy(make_vectors: MakeVectors, by_the_book: S
     save_exact(exact, tmp_path / "exact.npz")
     again = load_exact(tmp_path / "exact.npz")
     assert all(np.array_equal(one, other) for one, other in zip(exact.rows + exact.scores, again.rows + again.scores, strict=True))
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("allowed", [1, 7, 39])
+def test_exact_search_among_some_documents_is_that_of_numpy(
+    make_vectors: MakeVectors, by_the_book: Scores, dense: bool, allowed: int
+) -> None:
+    vectors = make_vectors(dense=dense)
+    forbidden = drawn(40) >= allowed
+    scores = np.where(forbidden, -np.inf, by_the_book(vectors))
+    exact = exact_search(vectors, 5, allowed=allowed)
+    for row, found in enumerate(exact.rows):
+        assert found.tolist() == np.argsort(-scores[row])[: min(10, allowed)].tolist()
+
+
+def test_documents_are_drawn_at_random_and_always_the_same() -> None:
+    places = drawn(1_000)
+    assert sorted(places.tolist()) == list(range(1_000))
+    assert np.array_equal(places, drawn(1_000))
+    assert 300 < np.flatnonzero(places < 100).mean() < 700, "not the first ones"
 
 
 def test_what_exact_search_found_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
