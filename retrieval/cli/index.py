@@ -25,8 +25,10 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
+from retrieval.cli.workers import AddressOption, ExecutorOption, ThreadsOption, WorkersOption
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_queries
+from retrieval.executors import open_executor
 from retrieval.indexes import (
     BuildOptions,
     Index,
@@ -78,16 +80,26 @@ def build(
     text: Annotated[bool, typer.Option("--text/--no-text", help="Keep the texts, so that search can show them.")] = True,
     field: Annotated[list[str] | None, typer.Option("--field", help="A field to filter by; may be repeated. By default all.")] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency in the end.")] = True,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
+    threads: Annotated[int | None, ThreadsOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     restart: Annotated[bool, RestartOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Encode a corpus and index it; a build that was killed goes on when it is started again."""
-    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate)
+    """Encode a corpus and index it; a build that was killed goes on when it is started again.
+
+    With several workers it has the same bytes: on this machine (--workers 4) or on a cluster (--executor ray --address HOST:6379), whose
+    nodes need Quiver, the model and the folder of the index under the same paths.
+    """
+    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate, threads)
+    encoding = open_executor(executor, workers=workers, address=address)
     loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)
-    _describe(build_index(corpus, loaded, out, options=options, overwrite=overwrite, restart=restart, progress=shown), as_json)
+    index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, restart=restart, progress=shown)
+    _describe(index, as_json)
 
 
 @app.command("add", epilog="Example: quiver index add indexes/scifact more.jsonl")
