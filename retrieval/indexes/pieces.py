@@ -177,7 +177,8 @@ class Pieces:
         if made:
             logger.info("%s: %d of %d pieces were made before the interruption", description, len(made), len(pieces))
         with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self._progress) as advance:
-            advance(sum(piece.documents for piece in pieces if piece.name in made))
+            if made:
+                advance(sum(piece.documents for piece in pieces if piece.name in made))
             if missing:
                 with self._running(missing, codec, place, advance) as finished:
                     made.update((piece.name, done) for piece, done in finished)
