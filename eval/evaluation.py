@@ -43,6 +43,7 @@ from eval.significance import bootstrap_interval
 from eval.worst import Explain, worst_queries
 from retrieval.colbert import ColBERT
 from retrieval.corpus import Collection
+from retrieval.executors import HERE, Executor
 from retrieval.indexes.in_memory import check_kind
 from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel
@@ -95,6 +96,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     library: Library = "quiver",
     precision: Precision = "float",
     cache: str | Path | None = None,
+    executor: Executor = HERE,
     offline: bool = False,
     progress: bool = False,
     command: str | None = None,
@@ -118,6 +120,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         library: What opens and runs the model, where ``model`` is a folder or hub id.
         precision: ``int8`` quantises the matrices of such a model, on a CPU; of Quiver's own models only.
         cache: Folder that keeps vectors by model and text; None keeps them for this call alone.
+        executor: Who encodes documents; workers run Quiver's own models only.
         offline: Never fetch a collection; one that is not there is an error that says how to get it.
         progress: Show how far the encoding is.
         command: The command line to record.
@@ -143,7 +146,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if loaded is not None:
         check_kind(index, loaded.card)
     choices = _Choices(k, index, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
-    with _stage(out, system, choices, overwrite=overwrite) as stage, _ranker(loaded, index, cache, progress) as rank:
+    with _stage(out, system, choices, overwrite=overwrite) as stage, _ranker(loaded, index, cache, executor, progress) as rank:
         walk = _Walk(system, rank, _explanation(loaded), choices, stage)
         scored = tuple(map(walk.score, checked))
         results = Results(system, scored, provenance(command))
@@ -288,11 +291,13 @@ def _load(model: str | Path | DenseModel | TokenModel, library: Library, precisi
 
 
 @contextmanager
-def _ranker(model: DenseModel | TokenModel | None, index: str, cache: str | Path | None, progress: bool) -> Iterator[Ranker]:
+def _ranker(
+    model: DenseModel | TokenModel | None, index: str, cache: str | Path | None, executor: Executor, progress: bool
+) -> Iterator[Ranker]:
     if model is None:
         yield rank_with_bm25
         return
-    with vector_store(None if cache is None else Path(cache)) as store:
+    with vector_store(None if cache is None else Path(cache), executor) as store:
         yield ModelRanker(model, store, index, progress)
 
 

@@ -1,15 +1,19 @@
-"""Load a model of either kind: the checkpoint says which it is."""
+"""Load a model of either kind, here and again elsewhere: the checkpoint says which it is."""
 
 from __future__ import annotations
 
+import platform
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from encoder.config import Precision
+from encoder.errors import InputError
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.model_folder import load_for_inference
+from retrieval.records import ModelCard
 
 
 def default_device() -> str:
@@ -40,3 +44,26 @@ def load_model(
     parts = load_for_inference(source, revision=revision, dtype=dtype, device=device or default_device(), precision=precision)
     model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
     return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
+
+
+def anchored(card: ModelCard) -> ModelCard:
+    """The card with a folder's path made absolute: it is used from anywhere."""
+    source = Path(card.source)
+    return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
+
+
+def load_again(card: ModelCard) -> BiEncoder | ColBERT:
+    """The model of a card, loaded once more in another process or on another machine.
+
+    Raises:
+        InputError: It cannot be loaded there, or is another one: its vectors would not fit those of the first.
+    """
+    if card.library != "quiver":
+        raise InputError(f"{card.source}: run by {card.library}; other workers run Quiver's own models only, so leave them away")
+    model = load_model(card.source, precision=card.precision)
+    if model.card.fingerprint != card.fingerprint:
+        raise InputError(
+            f"{card.source}: another model for a worker on {platform.node()} ({model.card.fingerprint[:12]}) than where the work was begun "
+            f"({card.fingerprint[:12]}); all need the same files, loaded in float32"
+        )
+    return model

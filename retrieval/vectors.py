@@ -19,8 +19,9 @@ import logging
 import re
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,8 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from encoder.files import read_json, write_json
+from retrieval.encoded_chunks import Chunk, Encoding, encode_chunks
+from retrieval.executors import HERE, Executor
 from retrieval.progress import Advance, progress_bar
 from retrieval.protocols import DenseModel, Rows, TokenModel
 from retrieval.records import DenseEncoding, DenseVectors, ModelCard, Role, TokenCounts, TokenEncoding
@@ -76,10 +79,12 @@ class VectorStore:
 
     Args:
         folder: Made when something is written to it.
+        executor: Who encodes documents; the shards are written here, in the order of the texts.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, executor: Executor = HERE) -> None:
         self._folder = folder
+        self._executor = executor
 
     def encode(
         self,
@@ -104,17 +109,19 @@ class VectorStore:
         Raises:
             InputError: The folder cannot be written or holds something else, or a vector is not finite (names the text). What was
                 encoded until then is kept.
+            WorkerError: Workers died, again and again.
             ValueError: The vectors are not what the model's card says.
         """
         folder = _model_folder(self._folder, model.card, role)
         named = description or ("queries" if role == "query" else "documents")
         with progress_bar(named, total or 0, enabled=progress) as advance:
-            session = _Session(folder, model, role, advance, show=progress and total is None)
-            stream = iter(texts)
+            session = _Session(folder, model.card, role, advance)
+            show = progress and total is None
+            encodings = encode_chunks(model, session.chunks(texts), role, executor=self._executor, show=show)
             try:
-                while chunk := list(islice(stream, _CHUNK)):
-                    session.look_up(chunk)
-                session.encode_pending(everything=True)
+                with closing(encodings):
+                    for chunk, encoding in encodings:
+                        session.keep(chunk, encoding)
             finally:
                 # Also when the texts or the model fail: what has been encoded is not lost.
                 session.commit()
@@ -124,13 +131,18 @@ class VectorStore:
 
 
 @contextmanager
-def vector_store(folder: Path | None) -> Iterator[VectorStore]:
-    """The store in a folder, or for None one in a temporary folder that is gone when the block ends."""
+def vector_store(folder: Path | None, executor: Executor = HERE) -> Iterator[VectorStore]:
+    """The store in a folder, or for None one in a temporary folder that is gone when the block ends.
+
+    Args:
+        folder: The folder.
+        executor: Who encodes documents.
+    """
     if folder is not None:
-        yield VectorStore(folder)
+        yield VectorStore(folder, executor)
         return
     with TemporaryDirectory(prefix="quiver-vectors-") as temporary:
-        yield VectorStore(Path(temporary))
+        yield VectorStore(Path(temporary), executor)
 
 
 def packed(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> tuple[DenseVectors, list[int]]:
@@ -151,9 +163,8 @@ def packed(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> tuple[De
 class _Session:
     """One walk over texts: every new text gets the next number, which is its place in the shards, and is encoded in that order."""
 
-    def __init__(self, folder: Path, model: DenseModel | TokenModel, role: Role, advance: Advance, *, show: bool) -> None:
-        self._folder, self._model, self._role, self._advance, self._show = folder, model, role, advance, show
-        self._card = model.card
+    def __init__(self, folder: Path, card: ModelCard, role: Role, advance: Advance) -> None:
+        self._folder, self._card, self._role, self._advance = folder, card, role, advance
         self._shards = _open_shards(folder, self._card.dim)
         self._first = np.cumsum([0, *map(len, self._shards)]).tolist()  # number of each shard's first text
         self._verified: set[int] = set()
@@ -165,11 +176,21 @@ class _Session:
         self._numbers: list[NDArray[np.int64]] = []
         self._pending: list[str] = []
         self._pending_keys: list[Keys] = []
+        self._handed_out: deque[Keys] = deque()
+        self._chunks = 0
         self._encoded: list[tuple[NDArray[np.void], DenseVectors]] = []
         self._committed = time.monotonic()
 
-    def look_up(self, texts: list[str]) -> None:
-        """Number the texts of a chunk, and encode what has no vectors once there is enough of it."""
+    def chunks(self, texts: Iterable[str]) -> Iterator[Chunk]:
+        """What is to be encoded of some texts, in calls of one chunk; what does not fill a call waits for more."""
+        stream = iter(texts)
+        while read := list(islice(stream, _CHUNK)):
+            self._look_up(read)
+            yield from self._full_chunks(everything=False)
+        yield from self._full_chunks(everything=True)
+
+    def _look_up(self, texts: list[str]) -> None:
+        """Number some texts; those that have no vectors are pending."""
         keys = text_keys(texts)
         numbers = self._find(keys)
         known = numbers >= 0
@@ -185,7 +206,6 @@ class _Session:
         self._pending += [texts[place] for place in new.tolist()]
         self._pending_keys.append(keys[new])
         self._advance(len(texts) - len(new))
-        self.encode_pending(everything=False)
 
     def _find(self, keys: Keys) -> NDArray[np.int64]:
         """Numbers of the texts whose vectors are sound or still to come; -1 for the others."""
@@ -200,27 +220,30 @@ class _Session:
             for number in damaged:
                 self._keys.drop(self._first[number], self._first[number + 1])
 
-    def encode_pending(self, *, everything: bool) -> None:
-        """Encode in calls of one chunk; unless everything is asked for, what does not fill a call waits for more."""
+    def _full_chunks(self, *, everything: bool) -> Iterator[Chunk]:
         while self._pending and (everything or len(self._pending) >= _CHUNK or sum(map(len, self._pending)) >= _CHUNK_CHARACTERS):
             size = _chunk_size(self._pending)
             texts, self._pending = self._pending[:size], self._pending[size:]
             waiting = np.concatenate(self._pending_keys)
-            keys, self._pending_keys = waiting[:size], [waiting[size:]]
-            encoding = self._model.encode(texts, self._role, progress=self._show)
-            vectors, lengths = packed(encoding, self._card)
-            if len(lengths) != len(texts):
-                raise ValueError(f"{self._card.source} gave the vectors of {len(lengths)} texts for {len(texts)}")
-            finite = np.isfinite(vectors).all(axis=1)
-            if not finite.all():
-                text = texts[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))]
-                raise InputError(
-                    f"{self._card.source} gave a vector that is not finite for the {self._role} {text[:60]!r}; it cannot be used"
-                )
-            self._encoded.append((make_records(keys, lengths, encoding.tokens), comparable(vectors, self._card)))
-            self._advance(len(texts))
-            if self._is_due():
-                self.commit()
+            self._handed_out.append(waiting[:size])
+            self._pending_keys = [waiting[size:]]
+            self._chunks += 1
+            yield Chunk(self._chunks - 1, tuple(texts))
+
+    def keep(self, chunk: Chunk, encoding: Encoding) -> None:
+        """Take the vectors of the next chunk, and commit what has come together once it is due."""
+        keys, texts = self._handed_out.popleft(), chunk.texts
+        vectors, lengths = packed(encoding, self._card)
+        if len(lengths) != len(texts):
+            raise ValueError(f"{self._card.source} gave the vectors of {len(lengths)} texts for {len(texts)}")
+        finite = np.isfinite(vectors).all(axis=1)
+        if not finite.all():
+            text = texts[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))]
+            raise InputError(f"{self._card.source} gave a vector that is not finite for the {self._role} {text[:60]!r}; it cannot be used")
+        self._encoded.append((make_records(keys, lengths, encoding.tokens), comparable(vectors, self._card)))
+        self._advance(len(texts))
+        if self._is_due():
+            self.commit()
 
     def _is_due(self) -> bool:
         texts, size = sum(len(records) for records, _ in self._encoded), sum(vectors.nbytes for _, vectors in self._encoded)

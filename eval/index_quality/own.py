@@ -20,7 +20,7 @@ from retrieval.indexes.build import build_index
 from retrieval.indexes.documents.filters import Condition, Filter
 from retrieval.indexes.engines import Setting
 from retrieval.indexes.index import Index, open_index
-from retrieval.indexes.pieces import BuildOptions
+from retrieval.indexes.options import BuildOptions
 from retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 # FAISS's type stubs know nothing of what its Python layer adds.

@@ -29,6 +29,8 @@ from retrieval.cli.output import (
     show_progress,
     vector_cache,
 )
+from retrieval.cli.workers import AddressOption, ExecutorOption, WorkersOption
+from retrieval.executors import open_executor
 
 # On a terminal of 80 columns there is no room for "Recall".
 SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}
@@ -122,6 +124,9 @@ def evaluate(
     in_domain: Annotated[list[str] | None, typer.Option(help="A collection the model was trained on; may be repeated.")] = None,
     cache: Annotated[Path | None, CacheOption] = None,
     no_cache: Annotated[bool, NoCacheOption] = False,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing; say what is missing.")] = False,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
@@ -143,6 +148,7 @@ def evaluate(
         library=library.value,
         precision="int8" if int8 else "float",
         cache=vector_cache(cache, no_cache),
+        executor=open_executor(executor, workers=workers, address=address),
         offline=offline,
         progress=show_progress(progress),
         command=command_line(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -25,8 +24,11 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
+from retrieval.cli.settings import parse_memory, parse_settings
+from retrieval.cli.workers import AddressOption, ExecutorOption, ThreadsOption, WorkersOption
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_queries
+from retrieval.executors import open_executor
 from retrieval.indexes import (
     BuildOptions,
     Index,
@@ -46,10 +48,6 @@ from retrieval.indexes.recall_table import Rung
 from retrieval.models import load_model
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and look at indexes.")
-
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
-_LEAST_MEMORY = 16 << 20
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 class VectorFormat(str, Enum):
@@ -78,16 +76,26 @@ def build(
     text: Annotated[bool, typer.Option("--text/--no-text", help="Keep the texts, so that search can show them.")] = True,
     field: Annotated[list[str] | None, typer.Option("--field", help="A field to filter by; may be repeated. By default all.")] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency in the end.")] = True,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
+    threads: Annotated[int | None, ThreadsOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     restart: Annotated[bool, RestartOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Encode a corpus and index it; a build that was killed goes on when it is started again."""
-    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate)
+    """Encode a corpus and index it; a build that was killed goes on when it is started again.
+
+    With several workers it has the same bytes: on this machine (--workers 4) or on a cluster (--executor ray --address HOST:6379), whose
+    nodes need Quiver, the model and the folder of the index under the same paths.
+    """
+    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate, threads)
+    encoding = open_executor(executor, workers=workers, address=address)
     loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)
-    _describe(build_index(corpus, loaded, out, options=options, overwrite=overwrite, restart=restart, progress=shown), as_json)
+    index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, restart=restart, progress=shown)
+    _describe(index, as_json)
 
 
 @app.command("add", epilog="Example: quiver index add indexes/scifact more.jsonl")
@@ -233,53 +241,6 @@ def export(
     say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
 
 
-def parse_size(text: str) -> int:
-    """Bytes from a number and a unit; the units are powers of 1,024.
-
-    Raises:
-        InputError: It is none.
-
-    Example:
-        >>> parse_size("1.5 GB")
-        1610612736
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise InputError(f"{text!r} is not a size; write one as 500MB or 2GB")
-    return int(float(match["number"]) * (1 << _UNITS[match["unit"].upper()]))
-
-
-def parse_memory(text: str) -> int:
-    """A size that an index can be built in; what is smaller is a number whose unit was forgotten.
-
-    Raises:
-        InputError: It is no size, or too small.
-    """
-    size = parse_size(text)
-    if size < _LEAST_MEMORY:
-        raise InputError(f"--memory {text} is {size:,} bytes; an index wants {_LEAST_MEMORY >> 20} MB at least, write it as 500MB or 2GB")
-    return size
-
-
-def parse_settings(texts: list[str]) -> dict[str, Setting]:
-    """Settings from ``name=value``: numbers, true, false and none are what they say, all else is a string.
-
-    Raises:
-        InputError: One has no name or no value, or is there twice.
-
-    Example:
-        >>> parse_settings(["bits=4", "rotate=true", "factory=IVF64,Flat"])
-        {'bits': 4, 'rotate': True, 'factory': 'IVF64,Flat'}
-    """
-    settings: dict[str, Setting] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not name or not value or name in settings:
-            raise InputError(f"{text!r} is not a setting; write each once, as name=value")
-        settings[name] = _value(value)
-    return settings
-
-
 def read_ids(path: Path) -> list[str]:
     """The ids of a file, one a line.
 
@@ -302,18 +263,6 @@ def model_of(index: Index, name: str | None) -> BiEncoder | ColBERT:
         return load_model(card.source, precision=card.precision)
     except InputError as error:
         raise InputError(f"{error}; the index was built with that model: give --model if it has moved") from error
-
-
-def _value(text: str) -> Setting:
-    words: dict[str, Setting] = {"true": True, "false": False, "none": None}
-    if text in words:
-        return words[text]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _names(paths: tuple[Path, ...]) -> list[str]:

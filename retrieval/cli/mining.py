@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,8 @@ from retrieval.cli.output import (
     show_progress,
     vector_cache,
 )
+from retrieval.cli.workers import AddressOption, ExecutorOption, WorkersOption
+from retrieval.executors import open_executor
 from retrieval.indexes import Index, open_index
 from retrieval.models import load_model
 from retrieval.training.mining.margins import MARGINS, NO_MARGIN, PERC_POS, Rules, parse_margins, parse_ranks
@@ -79,6 +82,9 @@ def mine(
     int8: Annotated[bool, Int8Option] = False,
     cache: Annotated[Path | None, CacheOption] = None,
     no_cache: Annotated[bool, NoCacheOption] = False,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
@@ -101,7 +107,10 @@ def mine(
         raise InputError("--index has the documents already; leave --corpus away")
     record = mine_negatives(
         source,
-        _system(model, opened, int8=int8, cache=vector_cache(cache, no_cache)),
+        replace(
+            _system(model, opened, int8=int8, cache=vector_cache(cache, no_cache)),
+            executor=open_executor(executor, workers=workers, address=address),
+        ),
         out,
         rules=rules,
         output=Output(ids=ids, suspects=suspects, limit=limit),
@@ -138,6 +147,9 @@ def score(
     int8: Annotated[bool, Int8Option] = False,
     cache: Annotated[Path | None, CacheOption] = None,
     no_cache: Annotated[bool, NoCacheOption] = False,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
@@ -160,7 +172,7 @@ def score(
     )
     record = score_rows(
         section,
-        load_teacher(teacher, precision="int8" if int8 else "float"),
+        load_teacher(teacher, precision="int8" if int8 else "float", executor=open_executor(executor, workers=workers, address=address)),
         out,
         normalize=normalize,
         cache=vector_cache(cache, no_cache),

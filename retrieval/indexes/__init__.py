@@ -10,7 +10,7 @@ from retrieval.indexes.exact.dense import ExactDenseIndex
 from retrieval.indexes.faiss_dense import FaissDenseIndex
 from retrieval.indexes.in_memory import BuiltIndex, build_in_memory, check_kind, index_vectors
 from retrieval.indexes.index import Index, open_index
-from retrieval.indexes.pieces import BuildOptions
+from retrieval.indexes.options import BuildOptions
 from retrieval.indexes.recall_table import Calibration
 from retrieval.indexes.store.checking import check_index, repair_index
 from retrieval.indexes.store.manifest import Manifest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,19 +19,22 @@ import numpy as np
 import torch
 
 from encoder.errors import InputError
+from retrieval.executors import HERE, Executor
 from retrieval.indexes.calibration import HITS, LEAST_HITS, allowed_seconds, calibrate, is_approximate
 from retrieval.indexes.disk import REAL, Disk
 from retrieval.indexes.encoded import Model
 from retrieval.indexes.engine_table import engine, engine_name
 from retrieval.indexes.engines import AnyCodec
 from retrieval.indexes.index import Index, check_model, open_index, open_manifest
-from retrieval.indexes.pieces import CODEC, DEFAULTS, BuildOptions, Pieces
+from retrieval.indexes.options import DEFAULTS, BuildOptions
+from retrieval.indexes.pieces import ENCODES_NOTHING, CodecPlace, Pieces
 from retrieval.indexes.segments import Contents, OpenSegment, open_segment
 from retrieval.indexes.source import Source, survey
 from retrieval.indexes.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
 from retrieval.indexes.store.reading import NOTHING_COMMITTED
 from retrieval.indexes.store.writing import StoreWriter, writing
 from retrieval.indexes.work import WorkFolder
+from retrieval.models import anchored
 from retrieval.records import Document, ModelCard
 from retrieval.versions import installed_version
 
@@ -40,12 +44,13 @@ logger = logging.getLogger(__name__)
 _MAKING = 3
 
 
-def build_index(
+def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     corpus: str | Path | Iterable[Document],
     model: Model,
     out: Path | str,
     *,
     options: BuildOptions = DEFAULTS,
+    executor: Executor = HERE,
     overwrite: bool = False,
     restart: bool = False,
     progress: bool = False,
@@ -59,6 +64,8 @@ def build_index(
         model: Encodes the documents.
         out: The folder to write; until the index is complete it opens as what it was before, or not at all.
         options: How it is built.
+        executor: Who encodes: by default this process. Whoever it is, the index has the same bytes. Other workers load the model by its
+            card, and need ``out`` on a file system that they share with this process.
         overwrite: Replace an index that is at ``out``.
         restart: Throw away what an interrupted build of something else has left there.
         progress: Show bars over the documents.
@@ -66,18 +73,19 @@ def build_index(
 
     Raises:
         InputError: A malformed corpus (file:line), no documents, an id twice, a vector that is not finite, options that do not go with the
-            model, or ``out`` is taken.
+            model, ``out`` is taken, or a worker cannot see it or load the model.
+        WorkerError: Workers died, again and again; run it once more, which resumes.
     """
     out, begun = Path(out), time.monotonic()
     engine(engine_name(options.engine, model.card, 0), model.card)
-    with writing(out, create=True, overwrite=overwrite, disk=disk) as writer, _surveyed(writer, corpus) as source:
+    with writing(out, create=True, overwrite=overwrite, disk=disk) as writer, _surveyed(writer, corpus, spooled=executor.remote) as source:
         name = engine_name(options.engine, model.card, source.count)
         engine(name, model.card).check(options.settings, model.card)
         plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
         with _work(writer, source, model.card, {**plan, **_kept(options)}, restart=restart) as work:
-            build = Pieces(model, source, options, work, progress=progress)
-            codec, folder, holds = build.codec(name)
-            segments = build.segments(codec)
+            build = Pieces(model, source, options, work, executor=executor, progress=progress)
+            codec, place = build.codec(name)
+            segments = build.segments(codec, place)
             if not sum(contents.vectors for _, contents in segments):
                 raise InputError("none of the documents has a vector; there is nothing to index")
             fields = None if options.fields is None else sorted(options.fields)
@@ -87,7 +95,7 @@ def build_index(
                 # Before the pieces are moved to where the commit wants them: a build that is killed here still goes on behind them.
                 index = Index(out, draft, codec, _opened(segments, codec, policy))
                 draft = replace(draft, calibration=measured(index, begun, memory=options.memory, seed=options.seed, progress=progress))
-            entry = writer.add_codec(folder, name, codec.parameters, holds)
+            entry = writer.add_codec(place.folder, name, codec.parameters, place.holds)
             writer.commit(replace(draft, codec=entry, segments=tuple(_added(writer, segments))))
             work.remove()
         writer.collect_garbage()
@@ -140,7 +148,8 @@ def add_documents(
             policy = before.policy
             options = BuildOptions(memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields)
             with _work(writer, source, model.card, {"codec": before.codec.name, **_kept(options)}, restart=restart) as work:
-                segments = Pieces(model, source, options, work, progress=progress).segments(index.codec)
+                place = CodecPlace(before.codec.name, writer.layout.codecs / before.codec.name, {})
+                segments = Pieces(model, source, options, work, progress=progress).segments(index.codec, place)
                 draft = replace(before, operation="add", versions=versions(), segments=(*before.segments, *_drafted(segments)))
                 draft = remeasured(
                     draft, index, [*index.segments, *_opened(segments, index.codec, policy)], begun, memory=memory, progress=progress
@@ -206,12 +215,6 @@ def new_manifest(operation: str, card: ModelCard, policy: Policy, codec: CodecEn
     return Manifest(0, "", operation, versions(), card, policy, codec, tuple(segments))
 
 
-def anchored(card: ModelCard) -> ModelCard:
-    """The card with a folder's path made absolute: an index is searched from anywhere."""
-    source = Path(card.source)
-    return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
-
-
 def versions() -> dict[str, str]:
     """Package -> version, for the manifest."""
     return {
@@ -239,18 +242,26 @@ def _kept(options: BuildOptions) -> dict[str, Any]:
 
 @contextmanager
 def _surveyed(
-    writer: StoreWriter, corpus: str | Path | Iterable[Document], *, index: Index | None = None, replaced: list[str] | None = None
+    writer: StoreWriter,
+    corpus: str | Path | Iterable[Document],
+    *,
+    spooled: bool = False,
+    index: Index | None = None,
+    replaced: list[str] | None = None,
 ) -> Iterator[Source]:
-    """The documents, read once; ids that the index has are collected on the way."""
+    """The documents, read once; ids that the index has are collected on the way.
+
+    What workers read has a name of its own: one that has outlived a build that was killed must not read the documents of the next.
+    """
 
     def look(chunk: list[Document]) -> None:
         if index is not None and replaced is not None:
             ids = [document.id for document in chunk]
             replaced.extend(key for key, place in zip(ids, index.locate(ids), strict=True) if place is not None)
 
-    spool = writer.layout.temporary / "corpus.jsonl"
+    spool = writer.layout.temporary / (f"corpus-{uuid.uuid4().hex[:12]}.jsonl" if spooled else "corpus.jsonl")
     try:
-        source = survey(corpus, spool, disk=writer.disk, look=look)
+        source = survey(corpus, spool, disk=writer.disk, spooled=spooled, look=look)
         logger.info("%d documents to index", source.count)
         yield source
     finally:
@@ -266,7 +277,7 @@ def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[st
     try:
         yield work
     finally:
-        if work.folder.is_dir() and not [name for name in work.names if name != CODEC]:
+        if work.folder.is_dir() and not set(work.names) - ENCODES_NOTHING:
             work.remove()
 
 

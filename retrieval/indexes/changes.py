@@ -14,8 +14,9 @@ from retrieval.indexes.calibration import HITS, QUERIES, calibrate
 from retrieval.indexes.disk import REAL, Disk
 from retrieval.indexes.documents.table import is_described
 from retrieval.indexes.encoded import Model
+from retrieval.indexes.extents import Extent, groups
 from retrieval.indexes.index import Index, open_index, open_manifest
-from retrieval.indexes.pieces import DEFAULTS, Extent, groups
+from retrieval.indexes.options import DEFAULTS
 from retrieval.indexes.segments import OpenSegment, merge_segments
 from retrieval.indexes.store.manifest import SegmentEntry
 from retrieval.indexes.store.writing import StoreWriter, writing

@@ -8,6 +8,7 @@ Reading does not go through here, nor does the writers' lock, which holds no dat
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from encoder.files import sync_folder
 
 _BUFFER = 1 << 20
+# What a file system without hard links says.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Disk(Protocol):
@@ -105,6 +108,22 @@ def put_file(path: Path, content: bytes, disk: Disk) -> None:
     write_file(temporary, content, disk)
     disk.rename(temporary, path)
     disk.sync_folder(path.parent)
+
+
+def link_if_absent(source: Path, target: Path, disk: Disk) -> None:
+    """Give a durable file the name it is to have, in one step; its present name is gone then.
+
+    Raises:
+        FileExistsError: The name is taken; where the file system knows no hard links, what has the name is replaced instead.
+    """
+    try:
+        disk.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        disk.rename(source, target)
+    else:
+        disk.unlink(source)
 
 
 def write_array(path: Path, array: NDArray[np.generic], disk: Disk) -> None:

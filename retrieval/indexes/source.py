@@ -1,7 +1,8 @@
 """The documents of a build: read once from end to end before anything is encoded, and then as often as they are needed.
 
 That first reading finds a bad line or an id that comes twice after seconds, not after hours, counts the documents and takes the checksum
-that says whether a killed build goes on with the same ones. No more than a chunk of them is ever held, and eight bytes of each one's id.
+that says whether a killed build goes on with the same ones. No more than a chunk of them is ever held, and eight bytes of each one's id
+and four of its length.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from retrieval.corpus import read_documents
@@ -23,6 +26,36 @@ from retrieval.indexes.documents.ids import id_hashes
 from retrieval.records import Document
 
 _CHUNK = 4096
+# Documents from one remembered place of a spool to the next: at most so many lines are passed over, unread.
+_STRIDE = 256
+
+
+@dataclass(frozen=True)
+class Spool:
+    """A file with a line for each document, any of which is found quickly; workers on other machines read it too.
+
+    Attributes:
+        path: The file.
+        offsets: Where every document whose number is a multiple of `_STRIDE` begins, in bytes.
+    """
+
+    path: Path
+    offsets: NDArray[np.uint64]
+
+    def __call__(self, first: int) -> Iterator[Document]:
+        """The documents from a number on.
+
+        Raises:
+            InputError: The file cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                if first // _STRIDE < len(self.offsets):
+                    file.seek(int(self.offsets[first // _STRIDE]))
+                for line in islice(file, first % _STRIDE, None):
+                    yield Document(*json.loads(line))
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror}); all workers need the folder of the index") from error
 
 
 @dataclass(frozen=True)
@@ -30,42 +63,69 @@ class Source:
     """Documents that have been read once.
 
     Attributes:
-        read: Starts a reading.
+        read_from: Starts a reading at a document's number.
         count: How many there are.
         sha256: Of all that is in them, in their order.
+        lengths: Characters of each one's text, (count,).
     """
 
-    read: Callable[[], Iterator[Document]]
+    read_from: Callable[[int], Iterator[Document]]
     count: int
     sha256: str
+    lengths: NDArray[np.uint32]
 
-    def chunks(self, size: int, *, first: int = 0, characters: int | None = None) -> Iterator[list[Document]]:
-        """The documents from a number on, some at a time.
+    @property
+    def spool(self) -> Spool:
+        """The file to which they were written on the way.
 
-        Args:
-            size: Documents of a chunk, at most.
-            first: Number of the first document.
-            characters: A chunk ends as soon as its texts have so many.
+        Raises:
+            ValueError: They were not.
+        """
+        if not isinstance(self.read_from, Spool):
+            raise ValueError("the documents were not spooled; workers cannot read them")
+        return self.read_from
+
+
+class Reading:
+    """Documents by their numbers; who asks for them in order reads them once.
+
+    Args:
+        read_from: Starts a reading at a document's number.
+        count: How many there are.
+    """
+
+    def __init__(self, read_from: Callable[[int], Iterator[Document]], count: int) -> None:
+        self._read_from, self._count = read_from, count
+        self._stream, self._next = iter(list[Document]()), -1
+
+    def span(self, first: int, stop: int) -> list[Document]:
+        """Documents ``first`` to ``stop - 1``.
 
         Raises:
             InputError: A document is malformed, or there are fewer or more than at the first reading.
         """
-        read, held, chunk = first, 0, list[Document]()
-        for document in islice(self.read(), first, None):
-            chunk.append(document)
-            held += len(document.text)
-            read += 1
-            if len(chunk) == size or (characters is not None and held >= characters):
-                yield chunk
-                held, chunk = 0, []
-        if chunk:
-            yield chunk
-        if read != self.count:
-            raise InputError(f"{self.count:,} documents at the first reading, {read:,} at a later one; leave the corpus alone")
+        if self._next < 0 or first < self._next or (first != self._next and isinstance(self._read_from, Spool)):
+            self._stream, self._next = self._read_from(first), first
+        documents = list(islice(self._stream, first - self._next, stop - self._next))
+        self._next = first + len(documents)
+        found = self._next + (sum(1 for _ in self._stream) if stop == self._count else 0)
+        if len(documents) < stop - first or found > self._count:
+            raise InputError(f"{self._count:,} documents at the first reading, {found:,} at a later one; leave the corpus alone")
+        return documents
+
+    def picked(self, numbers: NDArray[np.int64]) -> Iterator[Document]:
+        """The documents with these numbers, which ascend."""
+        for number in numbers.tolist():
+            yield from self.span(number, number + 1)
 
 
 def survey(
-    corpus: str | Path | Iterable[Document], spool: Path, *, disk: Disk, look: Callable[[list[Document]], None] | None = None
+    corpus: str | Path | Iterable[Document],
+    spool: Path,
+    *,
+    disk: Disk,
+    spooled: bool = False,
+    look: Callable[[list[Document]], None] | None = None,
 ) -> Source:
     """Read all documents once.
 
@@ -74,25 +134,28 @@ def survey(
             to ``spool`` on the way.
         spool: A file to make; it must stay as long as the source is used.
         disk: Writes the spool.
+        spooled: Whether all is written there, whatever the corpus is: for workers that are to read any part of it.
         look: Is shown every chunk.
 
     Raises:
         InputError: A malformed corpus (file:line), no documents, an id that comes twice, or a document that no file could hold.
     """
-    if isinstance(corpus, str | Path):
-        path = Path(corpus)
-        return _surveyed(lambda: read_documents(path), look)
-    if isinstance(corpus, Iterator):
-        _write(corpus, spool, disk)
-        return _surveyed(lambda: _read(spool), look)
-    return _surveyed(lambda: iter(corpus), look)
+    path = Path(corpus) if isinstance(corpus, str | Path) else None
+    if spooled or isinstance(corpus, Iterator):
+        documents = read_documents(path) if path is not None else iter(cast(Iterable[Document], corpus))
+        return _surveyed(_write(documents, spool, disk), look)
+    if path is not None:
+        return _surveyed(lambda first: islice(read_documents(path), first, None), look)
+    given = cast(Iterable[Document], corpus)
+    return _surveyed(lambda first: islice(iter(given), first, None), look)
 
 
-def _surveyed(read: Callable[[], Iterator[Document]], look: Callable[[list[Document]], None] | None) -> Source:
-    digest, hashes, stream = hashlib.sha256(), array("Q"), read()
+def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[list[Document]], None] | None) -> Source:
+    digest, hashes, lengths, stream = hashlib.sha256(), array("Q"), array("I"), read_from(0)
     while chunk := list(islice(stream, _CHUNK)):
         for document in chunk:
             digest.update(_line(document))
+            lengths.append(len(document.text))
         hashes.frombytes(id_hashes([document.id for document in chunk]).tobytes())
         if look is not None:
             look(chunk)
@@ -103,8 +166,8 @@ def _surveyed(read: Callable[[], Iterator[Document]], look: Callable[[list[Docum
     ordered.sort()  # in place: there may be as many as the memory holds
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if suspects:
-        _check_unique(read(), suspects)
-    return Source(read, count, digest.hexdigest())
+        _check_unique(read_from(0), suspects)
+    return Source(read_from, count, digest.hexdigest(), np.frombuffer(lengths, np.uint32))
 
 
 def _check_unique(documents: Iterator[Document], suspects: set[int]) -> None:
@@ -130,15 +193,15 @@ def _line(document: Document) -> bytes:
         raise InputError(f"document {document.id!r} cannot be written as JSON ({error})") from error
 
 
-def _write(documents: Iterable[Document], path: Path, disk: Disk) -> None:
+def _write(documents: Iterator[Document], path: Path, disk: Disk) -> Spool:
     if path.exists():  # of a build that was killed
         disk.unlink(path)
+    offsets, place = array("Q"), 0
     with disk.create(path) as file:
-        for document in documents:
-            file.write(_line(document))
-
-
-def _read(path: Path) -> Iterator[Document]:
-    with path.open("rb") as file:
-        for line in file:
-            yield Document(*json.loads(line))
+        for number, document in enumerate(documents):
+            if number % _STRIDE == 0:
+                offsets.append(place)
+            line = _line(document)
+            file.write(line)
+            place += len(line)
+    return Spool(path, np.frombuffer(offsets, np.uint64) if offsets else np.zeros(0, np.uint64))

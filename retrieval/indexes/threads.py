@@ -1,4 +1,4 @@
-"""How many threads FAISS uses for a call."""
+"""How many threads FAISS uses for a call, and torch for a while."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import faiss
+import torch
 
 # FAISS's type stubs know nothing of what its Python layer adds.
 _faiss: Any = faiss
@@ -21,3 +22,17 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         _faiss.omp_set_num_threads(former)
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Torch computes with so many threads; what the caller had set is set again."""
+    former = torch.get_num_threads()
+    if threads == former:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)

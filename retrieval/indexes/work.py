@@ -1,10 +1,13 @@
 """The folder of a build that is under way: what is finished has a marker with its checksums, so that a killed build goes on from there.
 
-    tmp/b-<fingerprint>/<name>/        files that are being written, or are finished
-    tmp/b-<fingerprint>/<name>.done    their sizes and checksums, and what else is known of them: written when they are durable
+    tmp/b-<fingerprint>/<name>/           files that are being written, or are finished, by the process that holds the index's lock
+    tmp/b-<fingerprint>/<name>.<worker>/  the same, by a worker that has no lock: nobody else writes to a name with its own in it
+    tmp/b-<fingerprint>/<name>.done       which of these folders is the piece, its files' sizes and checksums, and what else is known of
+                                          it: appears in one step when all that is durable, and only if there is none yet
 
 The fingerprint is of everything that decides the result: the documents, the model, the settings. A build of something else in the same
-index does not mix with it, and does not silently throw it away either.
+index does not mix with it, and does not silently throw it away either. Two workers that make the same piece make the same bytes, and
+whichever is first is taken.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from encoder.errors import InputError
 from encoder.files import read_json
-from retrieval.indexes.disk import Disk, put_file, remove_tree
+from retrieval.indexes.disk import Disk, link_if_absent, remove_tree, write_file
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import FileEntry
@@ -31,39 +34,38 @@ logger = logging.getLogger(__name__)
 _SUFFIX = ".done"
 
 
-class WorkFolder:
-    """The pieces of one build; the lock of the index is held.
+@dataclass(frozen=True)
+class Finished:
+    """A piece that is finished.
 
-    Args:
-        layout: The index.
-        plan: Everything that decides the result, as JSON has it.
-        restart: Throw away what an interrupted build of something else has left.
-        disk: Takes all changes.
-
-    Raises:
-        InputError: There is an interrupted build of something else, and it is not to be thrown away.
+    Attributes:
+        folder: Where its files are.
+        holds: Its files, file name -> what it holds.
+        facts: What else is known of it.
     """
 
-    def __init__(self, layout: Layout, plan: Mapping[str, Any], *, restart: bool, disk: Disk) -> None:
-        self.disk = disk
-        self.folder = layout.pieces(_digest(plan)[:24])
-        for other in layout.interrupted_builds():
-            if other != self.folder or restart:
-                if not restart:
-                    raise InputError(
-                        f"{layout.root}: a build of other documents or settings was interrupted here; run that one again, which resumes, "
-                        "or throw it away with --restart (restart=True)"
-                    )
-                remove_tree(other, disk)
-        if self.folder.is_dir():
-            logger.info("%s: going on with the build that was interrupted", layout.root)
-        else:
-            disk.mkdir(self.folder)
-            disk.sync_folder(layout.temporary)
+    folder: Path
+    holds: Mapping[str, str]
+    facts: Mapping[str, Any]
 
-    def finished(self, name: str) -> dict[str, Any] | None:
-        """What was noted of a piece that is finished and whole; None for one that is to be made."""
-        marker = self.folder / f"{name}{_SUFFIX}"
+
+@dataclass(frozen=True)
+class PieceFolders:
+    """Makes pieces in the folder of a build that is there.
+
+    Attributes:
+        folder: The folder.
+        disk: Takes all changes.
+        worker: Name of a worker, which nobody else has; empty for the process that holds the lock.
+    """
+
+    folder: Path
+    disk: Disk
+    worker: str = ""
+
+    def finished(self, name: str) -> Finished | None:
+        """A piece that is finished and whole; None for one that is to be made."""
+        marker = self._marker(name)
         if not marker.is_file():
             return None
         try:
@@ -71,35 +73,97 @@ class WorkFolder:
             if content.pop("checksum", None) != _digest(content):
                 raise DamagedIndexError(f"{marker}: its checksum does not match")
             files = {file: FileEntry(**entry) for file, entry in content["files"].items()}
-            verify_files(self.folder / name, files, full=True)
+            folder = self.folder / content["folder"]
+            verify_files(folder, files, full=True)
         except (InputError, KeyError, TypeError) as error:
             logger.warning("%s: is made again (%s)", self.folder / name, error)
             return None
-        return {**content["facts"], "holds": {file: entry.holds for file, entry in files.items()}}
+        return Finished(folder, {file: entry.holds for file, entry in files.items()}, content["facts"])
+
+    def discard(self, name: str) -> None:
+        """Forget a piece that is not whole; for the process that holds the lock."""
+        if self._marker(name).exists():
+            self.disk.unlink(self._marker(name))
 
     def begin(self, name: str) -> Path:
-        """An empty folder for a piece; what is there of it is thrown away."""
-        folder, marker = self.folder / name, self.folder / f"{name}{_SUFFIX}"
-        if marker.exists():
-            self.disk.unlink(marker)
+        """An empty folder for a piece; what was there under that name is thrown away."""
+        if not self.worker:
+            self.discard(name)
+        folder = self.folder / (f"{name}.{self.worker}" if self.worker else name)
         if folder.exists():
             remove_tree(folder, self.disk)
         self.disk.mkdir(folder)
         return folder
 
-    def finish(self, name: str, holds: Mapping[str, str], facts: Mapping[str, Any]) -> None:
+    def finish(self, name: str, folder: Path, holds: Mapping[str, str], facts: Mapping[str, Any]) -> Finished:
         """Make a piece durable, and note that it is finished.
 
         Args:
             name: The piece.
+            folder: What ``begin`` gave.
             holds: Its files, file name -> what it holds.
             facts: What else is to be known of it, as JSON has it.
+
+        Returns:
+            The piece; where another worker was faster, that worker's.
         """
-        files = {file: asdict(entry) for file, entry in seal(self.folder / name, holds, self.disk).items()}
+        files = {file: asdict(entry) for file, entry in seal(folder, holds, self.disk).items()}
         self.disk.sync_folder(self.folder)
-        content = {"files": files, "facts": dict(facts)}
-        marker = json.dumps({**content, "checksum": _digest(content)}).encode()
-        put_file(self.folder / f"{name}{_SUFFIX}", marker, self.disk)
+        content = {"folder": folder.name, "files": files, "facts": dict(facts)}
+        temporary = self.folder / f"{folder.name}.tmp"
+        if temporary.exists():  # of this worker's own, or of a process that held the lock and was killed
+            self.disk.unlink(temporary)
+        write_file(temporary, json.dumps({**content, "checksum": _digest(content)}).encode(), self.disk)
+        try:
+            link_if_absent(temporary, self._marker(name), self.disk)
+        except FileExistsError:
+            self.disk.unlink(temporary)
+            remove_tree(folder, self.disk)
+            if (other := self.finished(name)) is None:
+                raise
+            return other
+        self.disk.sync_folder(self.folder)
+        return Finished(folder, dict(holds), dict(facts))
+
+    def _marker(self, name: str) -> Path:
+        return self.folder / f"{name}{_SUFFIX}"
+
+
+class WorkFolder:
+    """The folder of one build; the lock of the index is held.
+
+    Args:
+        layout: The index.
+        plan: Everything that decides the result, as JSON has it.
+        restart: Throw away what an interrupted build of something else has left.
+        disk: Takes all changes.
+
+    Attributes:
+        folder: The folder.
+        pieces: What is in it.
+
+    Raises:
+        InputError: There is an interrupted build of something else, and it is not to be thrown away.
+    """
+
+    def __init__(self, layout: Layout, plan: Mapping[str, Any], *, restart: bool, disk: Disk) -> None:
+        self._disk = disk
+        self._layout = layout
+        self.folder = layout.pieces(_digest(plan)[:24])
+        self.pieces = PieceFolders(self.folder, disk)
+        for other in layout.interrupted_builds():
+            if other != self.folder or restart:
+                if not restart:
+                    raise InputError(
+                        f"{layout.root}: a build of other documents or settings was interrupted here; run that one again, which resumes, "
+                        "or throw it away with --restart (restart=True)"
+                    )
+                self._throw_away(other)
+        if self.folder.is_dir():
+            logger.info("%s: going on with the build that was interrupted", layout.root)
+        else:
+            disk.mkdir(self.folder)
+            disk.sync_folder(layout.temporary)
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +172,14 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Remove the folder with all pieces."""
-        remove_tree(self.folder, self.disk)
+        self._throw_away(self.folder)
+
+    def _throw_away(self, folder: Path) -> None:
+        # Renamed first: a worker whose build was killed may be about to make one more file in it, and now cannot. What is left of a
+        # folder of this name is removed by whoever writes to the index next.
+        doomed = self._layout.doomed(folder.name)
+        self._disk.rename(folder, doomed)
+        remove_tree(doomed, self._disk)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

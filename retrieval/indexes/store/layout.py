@@ -22,6 +22,7 @@ FORMAT = "quiver-index"
 VERSION = 2
 
 _RESUMABLE = "b-"
+_DOOMED = "removed-"
 # Not \d, which other digits than these are too.
 _MANIFEST = re.compile(r"m-([0-9]{12})\.json")
 _SEGMENT = re.compile(r"s-[0-9]{12}-[0-9]{4}")
@@ -83,6 +84,10 @@ class Layout:
     def pieces(self, fingerprint: str) -> Path:
         """Folder of the pieces of a build."""
         return self.temporary / f"{_RESUMABLE}{fingerprint}"
+
+    def doomed(self, name: str) -> Path:
+        """Where a folder goes that is being removed."""
+        return self.temporary / f"{_DOOMED}{name}"
 
     def interrupted_builds(self) -> list[Path]:
         """The folders of builds that were not finished."""

@@ -9,7 +9,6 @@ Source of the order of calls: the commits of Lucene, https://blog.mikemccandless
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from encoder.data_files import file_sha256
 from encoder.errors import InputError
-from retrieval.indexes.disk import REAL, Disk, make_folders, put_file, remove, remove_tree, write_file
+from retrieval.indexes.disk import REAL, Disk, link_if_absent, make_folders, put_file, remove, remove_tree, write_file
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.store.layout import VERSION, Layout, entries, is_resumable, segment_name, tombstones_name
 from retrieval.indexes.store.manifest import CodecEntry, FileEntry, Manifest, SegmentEntry, TombstonesEntry, manifest_bytes, read_manifest
@@ -39,11 +38,8 @@ logger = logging.getLogger(__name__)
 KEPT = 2
 """Generations that stay on the disk: the newest, and the one before it for readers that are just opening it, and for repair."""
 
-# Names in the temporary folder: a manifest that is being committed, and what is being removed.
+# Name in the temporary folder of a manifest that is being committed.
 _MANIFEST = "manifest.json"
-_DOOMED = "removed-"
-# What a file system without hard links says.
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class StoreWriter:
@@ -147,15 +143,8 @@ class StoreWriter:
         manifest = replace(manifest, generation=self.generation, created=created)
         temporary = self.layout.temporary / _MANIFEST
         write_file(temporary, manifest_bytes(manifest), self.disk)
-        target = self.layout.manifest(self.generation)
-        try:
-            self.disk.link(temporary, target)
-            self.disk.unlink(temporary)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            # The lock makes sure that nobody else takes the name in between.
-            self.disk.rename(temporary, target)
+        # The lock makes sure that nobody else takes the name in between, where there are no links either.
+        link_if_absent(temporary, self.layout.manifest(self.generation), self.disk)
         self.disk.sync_folder(self.layout.manifests)
         logger.info("%s: generation %d, %d documents", self.layout.root, self.generation, manifest.documents)
         self.manifest = manifest
@@ -205,7 +194,7 @@ class StoreWriter:
             self.disk.unlink(path)
             return
         # Renamed first, so that a folder under a name that readers know is always whole.
-        doomed = self.layout.temporary / f"{_DOOMED}{path.name}"
+        doomed = self.layout.doomed(path.name)
         self.disk.rename(path, doomed)
         remove_tree(doomed, self.disk)
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from encoder.files import read_json
 from retrieval import bm25
+from retrieval.executors import HERE, Executor
 from retrieval.indexes import Index, index_vectors
 from retrieval.progress import progress_bar
 from retrieval.protocols import DenseModel, TokenModel
@@ -60,11 +61,13 @@ class System:
         model: It encodes what has no vectors yet; None is BM25.
         index: An index built by the model; its documents are the corpus.
         cache: Folder that keeps vectors for the next time; None keeps none.
+        executor: Who encodes documents.
     """
 
     model: DenseModel | TokenModel | None
     index: Index | None = None
     cache: Path | None = None
+    executor: Executor = HERE
 
     @property
     def description(self) -> dict[str, Any]:
@@ -261,7 +264,7 @@ def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -
         yield BM25Searcher(islice(data.queries, count), data.documents, data.documents.ids, searchable=data.searchable)
         return
     model, index = system.model, system.index
-    with vector_store(system.cache) as store:
+    with vector_store(system.cache, system.executor) as store:
         queries = store.encode(model, islice(data.queries, count), "query", total=count, progress=progress)
         if index is None:
             scored = np.arange(len(data.documents))

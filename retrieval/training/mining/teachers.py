@@ -26,6 +26,7 @@ from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.hub import local_folder
+from retrieval.executors import HERE, Executor
 from retrieval.models import default_device, load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.training.mining.pair_scores import PairScores
@@ -63,10 +64,15 @@ class VectorTeacher:
     """A bi-encoder or a ColBERT; the score is the similarity that its vectors are searched by.
 
     A ColBERT's vectors take 4 bytes times width times tokens on the disk: 2 million passages of 80 tokens and width 128, 80 GB.
+
+    Args:
+        model: The model.
+        executor: Who encodes the documents.
     """
 
-    def __init__(self, model: DenseModel | TokenModel) -> None:
+    def __init__(self, model: DenseModel | TokenModel, executor: Executor = HERE) -> None:
         self._model = model
+        self._executor = executor
         card = model.card
         self.description: Mapping[str, Any] = {"kind": card.kind, "source": card.source, "fingerprint": card.fingerprint}
 
@@ -79,7 +85,7 @@ class VectorTeacher:
             cache: Folder that keeps vectors; None keeps none.
             progress: Show bars.
         """
-        with vector_store(cache) as store:
+        with vector_store(cache, self._executor) as store:
             yield _VectorScorer(store, self._model, data, progress=progress)
 
 
@@ -153,21 +159,24 @@ class CrossEncoderTeacher:
         yield score
 
 
-def load_teacher(source: str, *, precision: Precision = "float") -> Teacher:
+def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = HERE) -> Teacher:
     """A teacher from a folder or the hub; its configuration says which kind it is.
 
     Args:
         source: Folder or hub id of a cross-encoder, a bi-encoder or a ColBERT.
         precision: ``int8`` quantises the matrices of Quiver's own models, on a CPU.
+        executor: Who encodes documents; a cross-encoder encodes none.
 
     Raises:
         InputError: It is no model, or one that cannot be used; one line says why.
     """
     folder = local_folder(source)
     if not _is_cross_encoder(folder):
-        return VectorTeacher(load_model(source, precision=precision))
+        return VectorTeacher(load_model(source, precision=precision), executor)
     if precision != "float":
         raise InputError(f"{source}: a cross-encoder; {precision} is of bi-encoders and ColBERTs alone")
+    if executor.remote:
+        raise InputError(f"{source}: a cross-encoder, which scores in this process alone; leave --executor and --workers away")
     return CrossEncoderTeacher(source, device=default_device())
 
 

@@ -130,11 +130,13 @@ def test_the_bytes_do_not_depend_on_chunks_and_pieces(
 ) -> None:
     model = word_sum if kind == "dense" else word_by_word
     whole = build_index(MANY, model, tmp_path / "whole")
-    for number, (chunk, documents, size, seconds) in enumerate([(3, 7, 1 << 20, 60.0), (5, 1000, 9 << 10, 60.0), (2, 1000, 1 << 20, 0.0)]):
+    for number, (chunk, documents, size, characters) in enumerate(
+        [(3, 7, 1 << 20, 1 << 20), (5, 1000, 9 << 10, 1 << 20), (2, 1000, 1 << 20, 1)]
+    ):
         monkeypatch.setattr(pieces, "_CHUNK", chunk)
         monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", documents)
         monkeypatch.setattr(pieces, "_PIECE_BYTES", size)
-        monkeypatch.setattr(pieces, "_PIECE_SECONDS", seconds)
+        monkeypatch.setattr(pieces, "_PIECE_CHARACTERS", characters)
         other = build_index(MANY, model, tmp_path / f"i{number}")
         assert segment_bytes(other) == segment_bytes(whole)
         assert other.manifest.tokens == whole.manifest.tokens

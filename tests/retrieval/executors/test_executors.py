@@ -1,0 +1,171 @@
+"""Executors: every item once, workers that die replaced, errors in one line, nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.executors import HERE, LocalProcesses, WorkerError, open_executor
+from retrieval.executors.assignments import Assignments
+from retrieval.executors.worker import Outcome, Worker
+
+TASKS = '''
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from encoder.errors import InputError
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Squares numbers; 7 takes its worker along as often as asked, 8 is a mistake, 9 an error of the disk at first."""
+
+    notes: Path
+    deaths: int = 0
+
+    def open(self):
+        (self.notes / f"opened-{os.getpid()}").touch()
+        return self.square
+
+    def square(self, number):
+        attempt = len(list(self.notes.glob(f"{number}-*")))
+        (self.notes / f"{number}-{attempt}").touch()
+        if number == 7 and attempt < self.deaths:
+            os._exit(9)
+        if number == 8:
+            raise InputError("8 cannot be squared")
+        if number == 9 and attempt == 0:
+            raise OSError("the disk has gone")
+        return number * number
+'''
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that worker processes can import as well."""
+    (tmp_path / "quiver_test_tasks.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import quiver_test_tasks  # type: ignore[import-not-found]
+
+    yield quiver_test_tasks
+    del sys.modules["quiver_test_tasks"]
+
+
+def notes(tmp_path: Path) -> Path:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    return folder
+
+
+def test_processes_do_every_item_once_and_replace_the_dead(tmp_path: Path, tasks: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    folder = notes(tmp_path)
+    found = dict(LocalProcesses(2).run(tasks.Squares(folder, deaths=1), [1, 7, 9, 3]))
+    assert found == {1: 1, 3: 9, 7: 49, 9: 81}
+    tried = {number: len(list(folder.glob(f"{number}-*"))) for number in (1, 3, 7, 9)}
+    assert tried == {1: 1, 3: 1, 7: 2, 9: 2}
+    opened = [int(path.name.split("-")[1]) for path in folder.glob("opened-*")]
+    assert 2 <= len(opened) <= 3  # two workers, and one in the place of the dead one
+    assert not any(alive(pid) for pid in opened)
+    assert "a worker process ended with status 9" in caplog.text
+    assert "the disk has gone" in caplog.text
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_an_item_that_kills_every_worker_ends_the_run(tmp_path: Path, tasks: ModuleType) -> None:
+    folder = notes(tmp_path)
+    with pytest.raises(WorkerError, match="failed 3 times, the last time with: a worker process ended with status 9"):
+        list(LocalProcesses(1).run(tasks.Squares(folder, deaths=9), [7]))
+    assert len(list(folder.glob("7-*"))) == 3
+
+
+def test_a_mistake_is_not_tried_again(tmp_path: Path, tasks: ModuleType) -> None:
+    folder = notes(tmp_path)
+    with pytest.raises(InputError, match="8 cannot be squared"):
+        list(LocalProcesses(1).run(tasks.Squares(folder), [8]))
+    assert len(list(folder.glob("8-*"))) == 1
+
+
+def test_here_is_lazy_and_in_order(tmp_path: Path, tasks: ModuleType) -> None:
+    folder, asked = notes(tmp_path), list[int]()
+
+    def items() -> Any:
+        for number in (2, 1, 3):
+            asked.append(number)
+            yield number
+
+    results = HERE.run(tasks.Squares(folder), items())
+    assert next(results) == (2, 4)
+    assert asked == [2]
+    assert list(results) == [(1, 1), (3, 9)]
+    assert len(list(folder.glob("opened-*"))) == 1
+
+
+def test_items_come_back_first_and_only_so_often() -> None:
+    waiting = Assignments(iter([1, 2]))
+    first = waiting.take()
+    assert first is not None
+    waiting.put_back(first, "gone")
+    again = waiting.take()
+    assert again is not None
+    assert (again.item, again.attempt) == (1, 2)
+    assert not waiting.settle(again, Outcome(None, "no room", again=True))
+    last = waiting.take()
+    assert last is not None
+    with pytest.raises(WorkerError, match="failed 3 times, the last time with: gone"):
+        waiting.put_back(last, "gone")
+    assert waiting.waiting
+    second = waiting.take()
+    assert second is not None
+    assert waiting.settle(second, Outcome(4))
+    assert (waiting.waiting, waiting.take()) == (False, None)
+
+
+def test_a_defect_is_not_hidden(tmp_path: Path, tasks: ModuleType) -> None:
+    with pytest.raises(TypeError):
+        Worker(tasks.Squares(notes(tmp_path))).attempt(None)
+
+
+def test_executors_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_executor("local") is HERE
+    assert open_executor("local", workers=1) is HERE
+    two = open_executor("local", workers=2)
+    assert (two.remote, two.threads(8), two.threads(1)) == (True, 4, 1)
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: open_executor("slurm"), "executor 'slurm': there is none of that name; there are local, ray"),
+        (lambda: open_executor("local", workers=0), "workers must be >= 1, got 0"),
+        (lambda: open_executor("local", address="a:1"), "an address is of a Ray cluster: add --executor ray"),
+    ]
+    for attempt, message in wrong:
+        with pytest.raises(InputError, match=message):
+            attempt()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"the executor ray needs Ray: pip install 'quiver-retrieval\[ray\]'"):
+        open_executor("ray")
+
+
+def test_an_address_at_which_nothing_answers_is_said_at_once() -> None:
+    pytest.importorskip("ray")
+    started = time.monotonic()
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        with pytest.raises(InputError, match=f"ray: no cluster at {address} "):
+            open_executor("ray", address=address)
+    for address in ("somewhere", "host:port"):
+        with pytest.raises(InputError, match=f"ray: '{address}' is no address; write HOST:PORT"):
+            open_executor("ray", address=address)
+    assert time.monotonic() - started < 30
