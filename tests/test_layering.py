@@ -31,6 +31,7 @@ EXTRAS = {
     "pytrec_eval",
     "matplotlib",
     "jinja2",
+    "ray",
 }
 TRAINING_MODULES = ("loop/trainer", "loop/watch", "student/build", "student/columns", "student/heads", "student/losses", "student/native")
 TRAINING = {Path(f"retrieval/training/{name}.py") for name in TRAINING_MODULES}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from encoder.errors import InputError
 from retrieval.indexes.index import Index
 from retrieval.indexes.merging import PartHits, merged
 from retrieval.indexes.queries import SearchRequest
@@ -65,14 +64,13 @@ class Fleet:
         self._searches, self._retired = 0, False
         specs = [ShardSpec.of(whole, shard, verify=verify) for shard in plan.shards]
         self.shards: tuple[ReplicaSet, ...] = ()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._close)
             for spec in specs:
                 self.shards += (ReplicaSet(spec, launcher, plan.replicas, patience),)
             for shard in self.shards:
                 shard.wait()
-        except (OSError, InputError, KeyboardInterrupt):
-            self._close()
-            raise
+            undo.pop_all()
 
     def gather(self, request: SearchRequest, patience: Patience | None = None) -> Gathered:
         """Search all shards.

@@ -20,6 +20,8 @@ from retrieval.sharding.handles import ShardLostError
 from retrieval.sharding.messages import PackedRequest, ShardHits
 from retrieval.sharding.shard import Shard, ShardSpec
 
+logger = logging.getLogger(__name__)
+
 # What an actor's process takes beside the index: Python, torch, FAISS and compiled loops.
 _PROCESS_BYTES = 400 << 20
 # Larger requests are put into Ray's shared memory once; smaller ones travel with the call, which is faster.
@@ -68,6 +70,10 @@ class RayHandle:
 
     def search(self, message: Any) -> Future[ShardHits]:
         """See `retrieval.sharding.handles.ShardHandle`."""
+        if not _ray().is_initialized():  # Ray would start a cluster of its own for the call
+            gone: Future[ShardHits] = Future()
+            gone.set_exception(ShardLostError("the connection to the cluster was closed"))
+            return gone
         return _future(self.actor.search.remote(message))
 
     def close(self) -> None:
@@ -89,11 +95,8 @@ class RayLauncher:
     """
 
     def __init__(self, *, cpus: float = 0, threads: int = 4) -> None:
-        ray = _ray()
-        if not ray.is_initialized():
-            raise InputError("not connected to a Ray cluster; call ray.init(), or use retrieval.sharding.ray_shards.connected")
+        ray = _connected_ray()
         self._put = ray.put
-        self._cpus = cpus
         # A restart by Ray would be an actor without its shard.
         never = {"max_restarts": 0, "max_task_retries": 0}
         groups = {"concurrency_groups": {_HEALTH: 1}, "max_concurrency": threads}
@@ -105,7 +108,11 @@ class RayLauncher:
 
     def launch(self, spec: ShardSpec) -> RayHandle:
         """See `retrieval.sharding.handles.ShardLauncher`."""
-        return RayHandle(self._actors.options(memory=spec.bytes + _PROCESS_BYTES).remote(), spec)
+        wanted = spec.bytes + _PROCESS_BYTES
+        nodes = [node["Resources"].get("memory", 0) for node in _connected_ray().nodes() if node["Alive"]]
+        if max(nodes, default=0) < wanted:
+            logger.warning("%s: no machine of the cluster has %s bytes of memory; waiting for one that has", spec, f"{wanted:,}")
+        return RayHandle(self._actors.options(memory=wanted).remote(), spec)
 
 
 @contextmanager
@@ -161,6 +168,13 @@ def _translated(error: BaseException) -> BaseException:
         lost.__cause__ = error
         return lost
     return error
+
+
+def _connected_ray() -> Any:
+    ray = _ray()
+    if not ray.is_initialized():
+        raise InputError("not connected to a Ray cluster; call ray.init(), or use retrieval.sharding.ray_shards.connected")
+    return ray
 
 
 def _ray() -> Any:

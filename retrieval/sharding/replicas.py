@@ -166,11 +166,13 @@ class ReplicaSet:
     def _replace(self) -> None:
         pause = _FIRST_PAUSE
         while not self._closed.is_set():
-            handle = self._launcher.launch(self.spec)
+            handle = None
             try:
+                handle = self._launcher.launch(self.spec)
                 self._opened(handle)
-            except (OSError, InputError) as error:
-                handle.close()
+            except (OSError, ValueError, MemoryError, RuntimeError) as error:
+                if handle is not None:
+                    handle.close()
                 logger.warning("%s: a replica could not be started, the next try is in %g s: %s", self.spec, pause, error)
                 self._closed.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

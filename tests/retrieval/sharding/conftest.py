@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from retrieval.indexes import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
+from retrieval.indexes.disk import RealDisk
 from retrieval.records import Document, Hits
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -50,6 +51,19 @@ def documents(begin: int, count: int, *, late: bool = False) -> list[Document]:
     return made
 
 
+class FastDisk(RealDisk):
+    """Syncs nothing."""
+
+    def sync_file(self, path: Path) -> None:
+        assert path.is_file()
+
+    def sync_folder(self, path: Path) -> None:
+        assert path.is_dir()
+
+
+FAST = FastDisk()
+
+
 class Built(NamedTuple):
     """An index, and the model that built it."""
 
@@ -60,7 +74,7 @@ class Built(NamedTuple):
         return self.model.encode(texts, "query").vectors
 
     def add(self, begin: int, count: int) -> Index:
-        return add_documents(self.path, documents(begin, count), self.model)
+        return add_documents(self.path, documents(begin, count), self.model, disk=FAST)
 
 
 Build = Callable[..., Built]
@@ -73,12 +87,12 @@ def build(word_sum: Any, word_by_word: Any) -> Build:
     def made(path: Path, engine: str = "exact-dense", *, measured: bool = False) -> Built:
         model = word_by_word if engine.endswith("tokens") else word_sum
         options = BuildOptions(engine=engine, settings=SETTINGS[engine], calibrate=False)
-        build_index(documents(0, 60), model, path, options=options)
+        build_index(documents(0, 60), model, path, options=options, disk=FAST)
         for begin, count, late in ((60, 9, False), (69, 25, True), (94, 16, False)):
-            add_documents(path, documents(begin, count, late=late), model)
-        delete_documents(path, [f"d{number:03d}" for number in range(0, 110, 9)])
+            add_documents(path, documents(begin, count, late=late), model, disk=FAST)
+        delete_documents(path, [f"d{number:03d}" for number in range(0, 110, 9)], disk=FAST)
         if measured:
-            calibrate_index(path, model, queries=QUERIES, ks=(1, 10))
+            calibrate_index(path, model, queries=QUERIES, ks=(1, 10), disk=FAST)
         return Built(path, model)
 
     return made
@@ -97,6 +111,11 @@ def assert_same(found: Hits, expected: Hits) -> int:
 @pytest.fixture(name="assert_same", scope="session")
 def _assert_same() -> Callable[[Hits, Hits], int]:
     return assert_same
+
+
+@pytest.fixture(scope="session")
+def fast() -> FastDisk:
+    return FAST
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoder.errors import InputError
@@ -22,6 +22,7 @@ def needs(*sizes: int) -> list[SegmentNeed]:
     return [SegmentNeed(f"s{place}", size) for place, size in enumerate(sizes)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=7), st.integers(1, 4))
 def test_every_segment_is_in_one_shard_and_none_is_much_fuller_than_it_must_be(sizes: list[int], count: int) -> None:
     given_needs = needs(*sizes)
@@ -42,6 +43,7 @@ def test_every_segment_is_in_one_shard_and_none_is_much_fuller_than_it_must_be(s
     assert shards == spread(given_needs, Sharding(shards=count), shared=3, what="an index")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(50, 120))
 def test_a_budget_is_kept_with_about_as_few_shards_as_can_be(sizes: list[int], room: int) -> None:
     shards = spread(needs(*sizes), Sharding(memory=room + 5), shared=5, what="an index")
