@@ -23,7 +23,7 @@ from retrieval.sharding.shard import Shard, ShardSpec
 logger = logging.getLogger(__name__)
 
 # What an actor's process takes beside the index: Python, torch, FAISS and compiled loops.
-_PROCESS_BYTES = 400 << 20
+_PROCESS_BYTES = 450 << 20
 # Larger requests are put into Ray's shared memory once; smaller ones travel with the call, which is faster.
 _INLINE_BYTES = 64 << 10
 _HEALTH = "health"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import pytest
 from retrieval.indexes import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
 from retrieval.indexes.disk import RealDisk
 from retrieval.records import Document, Hits
+from retrieval.sharding.ray_shards import connected
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "exact-dense": {},
@@ -106,6 +107,14 @@ def assert_same(found: Hits, expected: Hits) -> int:
         assert ours.dtype == theirs.dtype == np.float32
         assert ours.tobytes() == theirs.tobytes()
     return sum(map(len, found.ids))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A Ray cluster of this machine."""
+    pytest.importorskip("ray")
+    with connected():
+        yield
 
 
 @pytest.fixture(name="assert_same", scope="session")

@@ -99,9 +99,9 @@ def test_what_is_asked_for_wrongly(quiver: Quiver, built: Built, monkeypatch: py
     assert (done.code, done.err) == (2, "quiver: error: --replicas and --address are of shards; add --shards or --shard-memory\n")
     done = quiver("search", built.index, "a bird", "--shard-memory", "much")
     assert (done.code, done.err) == (2, "quiver: error: 'much' is not a size; write one as 500MB or 2GB\n")
-    done = quiver("search", built.index, "a bird", "--shard-memory", "1KB")
+    done = quiver("search", built.index, "a bird", "--shard-memory", "0.25KB")
     assert done.code == 2
-    assert "bytes of memory in one shard, which may take 1,024; allow as much, or build the index again" in done.err
+    assert "bytes of memory in one shard, which may take 256; allow as much, or build the index again" in done.err
     done = quiver("search", built.index / "nowhere", "a bird", "--shards", 2)
     assert (done.code, done.err) == (2, f"quiver: error: {built.index / 'nowhere'}: is not an index\n")
     monkeypatch.undo()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,10 @@ from retrieval.indexes import BuildOptions, add_documents, build_index, open_ind
 from retrieval.model_folder import ColBERTSettings, ModelFolder
 from retrieval.projection import Projection
 from retrieval.sharding import Sharding, open_sharded
-from retrieval.sharding.ray_shards import RayLauncher, connected
-
-pytest.importorskip("ray")
+from retrieval.sharding.ray_shards import RayLauncher
 
 DOCUMENTS = 1400
 SEARCHES = 1000
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with connected():
-        yield
 
 
 def colbert(minilm: Path) -> ColBERT:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,11 @@ from retrieval.indexes import DamagedIndexError, Filter, compact_index, delete_d
 from retrieval.indexes.engine_table import ENGINES
 from retrieval.records import Hits
 from retrieval.sharding import Patience, ShardedIndex, Sharding, open_sharded
-from retrieval.sharding.ray_shards import RayLauncher, connected
+from retrieval.sharding.ray_shards import RayLauncher
 from retrieval.sharding.shard import ShardSpec
-
-pytest.importorskip("ray")
 
 # A machine that does other things must not look like a dead actor.
 PATIENCE = Patience(attempt=60, answer=120, alive=60)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with connected():
-        yield
 
 
 class Launcher(RayLauncher):

@@ -107,7 +107,8 @@ class Launcher(ThreadLauncher):
 
 
 def closed(handle: ThreadHandle) -> bool:
-    return isinstance(handle.search(None).exception(), ShardLostError)  # type: ignore[arg-type]
+    answer = handle.search(None)  # type: ignore[arg-type]
+    return answer.cancelled() or isinstance(answer.exception(), ShardLostError)
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
