@@ -66,6 +66,18 @@ class Query(NamedTuple):
     text: str
 
 
+class Missing(NamedTuple):
+    """The part of an index that a search over several machines could not ask.
+
+    Attributes:
+        segments: Names of its segments.
+        documents: How many documents are in them.
+    """
+
+    segments: tuple[str, ...]
+    documents: int
+
+
 @dataclass(frozen=True)
 class Hits:
     """What an index found: for each query its documents, best first.
@@ -73,13 +85,20 @@ class Hits:
     Attributes:
         ids: Document ids, Q lists of at most k.
         scores: Scores in the same places, Q float32 arrays.
+        missing: What was not asked, and may hold better documents; None where everything was.
     """
 
     ids: Sequence[Sequence[str]]
     scores: Sequence[NDArray[np.float32]]
+    missing: Missing | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def partial(self) -> bool:
+        """Whether some of the index was not asked."""
+        return self.missing is not None
 
     def to_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:
         """The hits as a run.

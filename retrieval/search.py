@@ -13,7 +13,8 @@ from retrieval.indexes.engines import Preset, Setting
 from retrieval.indexes.exact.ranking import check_k
 from retrieval.indexes.index import Index
 from retrieval.protocols import DenseModel, TokenModel, VectorIndex
-from retrieval.records import DenseEncoding, Query, TokenCounts
+from retrieval.records import DenseEncoding, Missing, Query, TokenCounts
+from retrieval.sharding.index import ShardedIndex
 from retrieval.similarity import comparable
 
 
@@ -24,14 +25,16 @@ class SearchResult:
     Attributes:
         run: Query id -> document id -> score, queries in the order given, documents best first.
         counts: What tokenising did to the queries.
+        missing: What of an index over shards was not asked; None where everything was.
     """
 
     run: dict[str, dict[str, float]]
     counts: TokenCounts
+    missing: Missing | None = None
 
 
 def search(
-    index: VectorIndex[Any] | Index,
+    index: VectorIndex[Any] | Index | ShardedIndex,
     model: DenseModel | TokenModel,
     queries: Sequence[Query],
     k: int,
@@ -44,7 +47,8 @@ def search(
     """Search every query.
 
     Args:
-        index: An opened index, whose model is checked against ``model``, or vectors in memory, which know of no model.
+        index: An opened index, in this process or over shards, whose model is checked against ``model``; or vectors in memory, which know
+            of no model.
         model: Encodes the queries; it must be the one that encoded the documents.
         queries: At least one, each with an id of its own.
         k: Hits a query; capped at the number of documents.
@@ -60,7 +64,7 @@ def search(
             or a target.
     """
     check_k(k)
-    if isinstance(index, Index):
+    if isinstance(index, Index | ShardedIndex):
         index.check_model(model.card)
         if target_recall is not None:
             index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
@@ -76,8 +80,8 @@ def search(
         raise InputError(f"query id '{key}' is there {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
-    if isinstance(index, Index):
+    if isinstance(index, Index | ShardedIndex):
         hits = index.search(vectors, k, where=where, effort=effort, target_recall=target_recall)
     else:
         hits = index.search(vectors, k)
-    return SearchResult(hits.to_run(query_ids), encoding.counts)
+    return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing)

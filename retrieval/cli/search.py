@@ -18,6 +18,7 @@ from retrieval import bm25
 from retrieval.cli.explained import explanation_json, explanation_view
 from retrieval.cli.index import read_ids
 from retrieval.cli.output import JsonOption, ProgressOption, print_json, print_table, say, show_progress
+from retrieval.cli.sharded import AddressOption, ReplicasOption, ShardChoices, ShardMemoryOption, ShardsOption, report_missing, sharded
 from retrieval.cli.sources import Choices, Explained, Opened, SecondStage, Source, short_names
 from retrieval.corpus import read_queries
 from retrieval.hybrid import Fusion, search_fused
@@ -70,6 +71,7 @@ class Found:
 
 
 def search(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="An index.")],
     text: Annotated[str | None, typer.Argument(help="The query.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Documents a query; capped at the index's.")] = 10,
@@ -95,6 +97,10 @@ def search(
     candidates: Annotated[int, typer.Option("--candidates", min=1, help="Documents a ranking gives to --with and --rerank.")] = 100,
     explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words met in each document.")] = False,
     model: Annotated[str | None, typer.Option("--model", "-m", help="The model; by default the one that built the index.")] = None,
+    shards: Annotated[int | None, ShardsOption] = None,
+    shard_memory: Annotated[str | None, ShardMemoryOption] = None,
+    replicas: Annotated[int | None, ReplicasOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file first and compare its checksum.")] = True,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
@@ -106,19 +112,23 @@ def search(
     quiver search indexes/dense "vitamin D and bones" --with bm25 --weights 1,0.5 --rerank indexes/colbert
 
     quiver search indexes/scifact --queries queries.jsonl --run runs/scifact.trec -k 1000
+
+    quiver search indexes/msmarco --queries queries.jsonl --run runs/msmarco.trec --shard-memory 16GB --replicas 2 --address auto
     """
     _check_options(text, queries, run, explain=explain)
     _check_effort(effort, target_recall)
     where = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
     how = _fusion(beside or [], fusion, weights, normalise)
     asked = [Query(_QUERY, text)] if text is not None else list(read_queries(queries or Path()))
-    opened = Opened(folder, model=model, verify=verify)
+    spread = context.with_resource(sharded(folder, ShardChoices(shards, shard_memory, replicas, address), verify=verify))
+    opened = Opened(folder, model=model, verify=verify, sharded=spread)
     stage = None if rerank is None else opened.second_stage(rerank)
     choices = Choices(where, (effort or Effort.BALANCED).value, target_recall, show_progress(progress))
     sources = _sources(opened, [str(folder), *(beside or [])], how, choices)
     if run is not None:
         _check_run(run, asked, opened.indexes)
     found = _search(asked, k, sources, how, stage, candidates)
+    report_missing(opened.missing, run=run)
     if run is not None:
         write_run(found.run, run, tag="quiver")
         say(f"{run}: {len(asked)} queries, {sum(map(len, found.run.values()))} documents")
@@ -236,6 +246,8 @@ def _hits(opened: Opened, found: Found, explained: Mapping[str, Mapping[str, Exp
                 hit["metadata"] = stored.metadata
         if explained:
             hit["explained"] = explanation_json(explained[document])
+        if opened.missing is not None:
+            hit["partial"] = opened.missing._asdict()
         hits.append(hit)
     return hits
 

@@ -19,9 +19,10 @@ from retrieval.indexes import Filter, Index, open_index
 from retrieval.indexes.engines import Preset, Setting
 from retrieval.indexes.store.reading import format_version
 from retrieval.models import load_model
-from retrieval.records import Metadata, Query, Run
+from retrieval.records import Metadata, Missing, Query, Run
 from retrieval.reranking import IndexScorer, Scorer, TextScorer
 from retrieval.search import search
+from retrieval.sharding import ShardedIndex
 
 Explained: TypeAlias = Explanation | Sequence[bm25.WordScore]
 """Why a source gives a document its score."""
@@ -92,20 +93,24 @@ class Opened:
         folder: The first index.
         model: Its model; None for the one that built it.
         verify: Whether every file is compared with its checksum.
+        sharded: The first index over shards, which are searched instead; None to search it here.
 
     Attributes:
         efforts: Name of an index -> the knobs that it was searched with.
+        missing: What of the first index was not searched, since shards were lost; None where everything was.
 
     Raises:
         InputError: The index cannot be opened.
     """
 
-    def __init__(self, folder: Path, *, model: str | None, verify: bool) -> None:
+    def __init__(self, folder: Path, *, model: str | None, verify: bool, sharded: ShardedIndex | None = None) -> None:
         self._model = model
         self._verify = verify
-        self._indexes: dict[Path, Index] = {}
+        self._sharded = sharded
+        self._indexes: dict[Path, Index] = {} if sharded is None else {folder.resolve(): sharded.whole}
         self._models: dict[str, BiEncoder | ColBERT] = {}
         self.efforts: dict[str, Mapping[str, Setting]] = {}
+        self.missing: Missing | None = None
         self._first = self.index(folder)
 
     @property
@@ -152,11 +157,14 @@ class Opened:
         """
         index = self.index(Path(folder))
         model = self._model_of(index)
+        searched = self._sharded if self._sharded is not None and index is self._first else index
 
         def system(queries: Sequence[Query], k: int) -> Run:
             target = choices.target_recall
             self.efforts[name] = index.presets(k)[choices.effort] if target is None else index.effort_for(target, k)
-            return search(index, model, queries, k, where=choices.where, effort=self.efforts[name], progress=choices.progress).run
+            found = search(searched, model, queries, k, where=choices.where, effort=self.efforts[name], progress=choices.progress)
+            self.missing = found.missing or self.missing
+            return found.run
 
         return Source(name, system, _explain_index(index, model))
 

@@ -21,11 +21,12 @@ from retrieval.indexes.documents.filters import Filter
 from retrieval.indexes.documents.metadata import describe
 from retrieval.indexes.documents.strings import LOOK
 from retrieval.indexes.engine_table import ENGINES, open_codec
-from retrieval.indexes.engines import AnyCodec, Bitmap, Found, Preset, Setting
+from retrieval.indexes.engines import AnyCodec, Bitmap, Preset, Setting
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.exact.ranking import check_k, in_order
+from retrieval.indexes.exact.ranking import check_k
 from retrieval.indexes.live import LiveDocuments, LiveIds, Place
-from retrieval.indexes.queries import dense_queries, token_queries
+from retrieval.indexes.merging import SegmentHits, merged
+from retrieval.indexes.queries import SearchRequest, dense_queries, token_queries
 from retrieval.indexes.recall_table import Calibration, check_target
 from retrieval.indexes.segments import OpenSegment, open_segment
 from retrieval.indexes.store.layout import Layout
@@ -40,21 +41,38 @@ _FILTERS = 4
 class Index:
     """What `open_index` gives.
 
+    Args:
+        path: The folder.
+        manifest: What the index is and holds.
+        codec: What its segments share.
+        segments: Its segments, in the order in which documents were added.
+        fields: The fields that can be filtered by, where these are only some of the segments of an index; None for those they have.
+
     Attributes:
         path: The folder.
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
+        fields: The fields that can be filtered by, each with the types of its values.
         matching: Filter -> which rows of each segment may be found under it; None for all of them.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, codec: AnyCodec, segments: Sequence[OpenSegment]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        codec: AnyCodec,
+        segments: Sequence[OpenSegment],
+        *,
+        fields: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.codec = codec
         self.segments = tuple(segments)
+        self.fields: Mapping[str, tuple[str, ...]] = _fields(self.segments) if fields is None else fields
         # Not a method: an index that its own memory led back to would keep its lists and its removed files until Python looks for circles.
-        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.path, self.segments))
+        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.path, self.segments, self.fields))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
 
     @property
@@ -87,11 +105,6 @@ class Index:
         content = self.manifest.calibration
         return None if content is None else Calibration.from_json(content)
 
-    @property
-    def fields(self) -> Mapping[str, tuple[str, ...]]:
-        """The fields that can be filtered by, each with the types of its values."""
-        return _fields(self.segments)
-
     def __len__(self) -> int:
         return self.manifest.documents
 
@@ -119,21 +132,48 @@ class Index:
                 was not measured.
             ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
         """
+        return self.answer(self.request(queries, k, where=where, effort=effort, target_recall=target_recall))
+
+    def request(
+        self,
+        queries: Any,
+        k: int,
+        *,
+        where: Filter | None = None,
+        effort: Preset | Mapping[str, Setting] | None = None,
+        target_recall: float | None = None,
+    ) -> SearchRequest:
+        """What `search` is asked, checked, with the knobs of the effort that was chosen; see there.
+
+        Raises:
+            InputError: As `search`.
+            ValueError: As `search`.
+        """
         check_k(k)
         asked = self._checked(queries)
         if target_recall is not None:
             if effort is not None:
                 raise ValueError("give either an effort or a target_recall")
             effort = self.effort_for(target_recall, k)
-        knobs = self._knobs("balanced" if effort is None else effort, k)
-        bitmaps = [segment.alive for segment in self.segments] if where is None else self.matching(where)
+        if where is not None and self.segments:
+            _check_fields(self.path, self.fields, where)
+        return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), where)
+
+    def answer(self, request: SearchRequest) -> Hits:
+        """The hits of a request, which may have been checked by an index of more segments than this one has: nothing else is asked here.
+
+        Raises:
+            ValueError: A query makes scores that float32 cannot hold.
+        """
+        asked, k = request.queries, request.k
+        bitmaps = [segment.alive for segment in self.segments] if request.where is None else self.matching(request.where)
         found = []
         for segment, allowed in zip(self.segments, bitmaps, strict=True):
             if allowed is None or allowed.any():
                 ranks = segment.documents.ids.ranks
-                found.append((segment, segment.vectors.search(asked, k, effort=knobs, ranks=ranks, allowed=allowed)))
-        merged = [_merged([(segment, results[query]) for segment, results in found], k) for query in range(len(asked))]
-        return Hits([ids for ids, _ in merged], [scores for _, scores in merged])
+                results = segment.vectors.search(asked, k, effort=request.effort, ranks=ranks, allowed=allowed)
+                found.append((segment.documents.ids.strings, results))
+        return merged([[SegmentHits(strings, results[query]) for strings, results in found] for query in range(len(asked))], k)
 
     def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
         """The knobs of the fastest effort that was measured to reach a recall, by the lower end of its 95% interval.
@@ -267,8 +307,15 @@ def open_index(path: Path | str, *, verify: bool = True) -> Index:
     return open_newest(layout, lambda manifest: open_manifest(layout, manifest, verify=verify))
 
 
-def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool) -> Index:
-    """Open a committed state whose manifest has been read; see `open_index`."""
+def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool, fields: Mapping[str, tuple[str, ...]] | None = None) -> Index:
+    """Open a committed state whose manifest has been read; see `open_index`.
+
+    Args:
+        layout: The index.
+        manifest: Its state, or that of some of its segments: no other is opened.
+        verify: See `open_index`.
+        fields: What can be filtered by, as the whole index has it; None where the manifest names all segments.
+    """
     folder = layout.codecs / manifest.codec.name
     verify_files(folder, manifest.codec.files, full=True)
     codec = open_codec(manifest.kind, folder)
@@ -276,7 +323,7 @@ def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool) -> Index:
     if (ENGINES[manifest.kind].kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
         raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
     segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
-    return Index(layout.root, manifest, codec, segments)
+    return Index(layout.root, manifest, codec, segments, fields=fields)
 
 
 def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
@@ -302,35 +349,23 @@ def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEnt
     return segment
 
 
-def _merged(found: Sequence[tuple[OpenSegment, Found]], k: int) -> tuple[list[str], NDArray[np.float32]]:
-    """The k best of several segments, by score and then by id, both descending."""
-    if len(found) == 1:
-        segment, best = found[0]
-        return segment.documents.ids.strings.take(best.rows), best.scores
-    scores = np.concatenate([np.zeros(0, np.float32), *(best.scores for _, best in found)])
-    if not len(scores):
-        return [], scores
-    lowest = np.partition(scores, len(scores) - k)[len(scores) - k] if len(scores) > k else -np.inf
-    names: list[str] = []
-    for segment, best in found:
-        names += segment.documents.ids.strings.take(best.rows[best.scores >= lowest])
-    kept = scores[scores >= lowest]
-    ids = np.array(names, object)
-    rows, ordered = in_order(np.arange(len(kept)), kept, k, ids=ids)
-    return ids[rows].tolist(), ordered
-
-
 def _fields(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:
     return describe([segment.documents.metadata for segment in segments])
 
 
-def _allowed_rows(path: Path, segments: Sequence[OpenSegment], where: Filter) -> tuple[Bitmap | None, ...]:
-    """Which rows of each segment may be found under a filter; None for all of them."""
-    known = _fields(segments)
+def _check_fields(path: Path, known: Mapping[str, tuple[str, ...]], where: Filter) -> None:
     for condition in where.conditions:
-        if condition.field not in known and segments:
+        if condition.field not in known:
             there = f"there are {', '.join(known)}" if known else "they have none"
             raise InputError(f"{path}: no document has the field '{condition.field}' to filter by; {there}")
+
+
+def _allowed_rows(
+    path: Path, segments: Sequence[OpenSegment], known: Mapping[str, tuple[str, ...]], where: Filter
+) -> tuple[Bitmap | None, ...]:
+    """Which rows of each segment may be found under a filter; None for all of them."""
+    if segments:
+        _check_fields(path, known, where)
     bitmaps: list[Bitmap | None] = []
     for segment in segments:
         allowed = segment.kept

@@ -8,12 +8,31 @@ Shapes: Q queries, n_i token vectors of query i, d vector width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from retrieval.indexes.documents.filters import Filter
 from retrieval.records import DenseVectors, TokenVectors
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a search asks, once it has been checked; any segments of the index can answer it.
+
+    Attributes:
+        queries: As `dense_queries` or `token_queries` gives them.
+        k: Hits a query, at least 1.
+        effort: The knobs, as the codec has them.
+        where: Which documents may be found; None for all.
+    """
+
+    queries: Any
+    k: int
+    effort: Any
+    where: Filter | None
 
 
 def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:

@@ -89,3 +89,8 @@ class Texts:
             return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); quiver index repair") from error
+
+
+def is_texts(name: str) -> bool:
+    """Whether a file of a segment holds texts, which no search reads."""
+    return name in (_LINES, _ENDS)
