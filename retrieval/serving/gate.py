@@ -24,6 +24,8 @@ Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awa
 _DISCARDED = 16 << 20
 _DISCARDING = 2.0
 _CLOSE = {"Connection": "close"}
+# What is counted by its name: others are made up by clients, and each would be a time series for ever.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class ClientGone(Exception):  # noqa: N818 (no error of ours)
@@ -60,7 +62,8 @@ class Gate:
                 answer.status = answer.status or 499  # what nginx calls it
             finally:
                 route = getattr(scope.get("route"), "path", "none")
-                self._metrics.requests.labels(route, scope["method"], str(answer.status or 500)).inc()
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._metrics.requests.labels(route, method, str(answer.status or 500)).inc()
                 self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
 
     async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, answer: _Answer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from encoder.errors import InputError
@@ -123,7 +124,7 @@ class Retriever:
         return RetrieverInfo(
             name=self.name,
             kind=kind,
-            model=", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items()) if self.words else index.manifest.model.source,
+            model=", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items()) if self.words else _model_name(index.manifest.model.source),
             documents=len(index),
             generation=generation.number,
             fields={name: list(types) for name, types in index.fields.items()},
@@ -151,7 +152,9 @@ class Retriever:
             try:
                 hits = self._found(generation, [queries[row] for row in rows], choices)
             except InputError as error:
-                results |= dict.fromkeys(members, RequestError(422, "invalid_request", str(error)))
+                # Where the index lies is nobody's business.
+                said = str(error).removeprefix(f"{generation.index.path}: ")
+                results |= dict.fromkeys(members, RequestError(422, "invalid_request", said))
                 continue
             search = time.perf_counter() - begun
             self._metrics.stages.labels(self.name, "search").observe(search)
@@ -180,3 +183,9 @@ def _grouped(work: Sequence[Asked]) -> dict[Choices, list[int]]:
     for place, asked in enumerate(work):
         groups.setdefault(asked.choices, []).append(place)
     return groups
+
+
+def _model_name(source: str) -> str:
+    """A hub id as it is; of a folder the end of its path, which says what it is and not where."""
+    path = Path(source)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else source
