@@ -47,7 +47,12 @@ function heatExcerpt(hit, heat, length) {
   const { from } = parts({ ...hit, text: heat.text });
   const places = [...metTokens(heat)].filter(([, score]) => score > 0.4).map(([token]) => heat.passage[token].span[0]).sort((a, b) => a - b);
   const [begin, end] = windowAround(heat.text, places, { from, length });
-  return [begin > from ? "… " : " ", ...heatText(heat, begin, end), end < heat.text.length ? " …" : ""];
+  return [begin > from ? "…\u00a0" : "", ...heatText(heat, begin, end), end < heat.text.length ? "\u00a0…" : ""];
+}
+
+// The heading where it begins the text that was encoded, in shades too.
+function heatHeading(heading, heat) {
+  return heat.text.startsWith(heading) ? heatText(heat, 0, heading.length) : [visible(heading)];
 }
 
 const tokenName = (heat, place) => {
@@ -60,9 +65,9 @@ function heatChips(heat) {
   const words = heat.matches.filter((match) => inQuery(heat, match));
   const chips = words.map((match) => {
     const { token } = heat.query[match.query];
-    const label = `${token}: met ${tokenName(heat, match.passage)}, similarity ${similarity(match.score)}`;
-    const chip = element("button", { type: "button", class: "asked", "aria-pressed": "false", "aria-label": visible(label),
-      "data-query": match.query, "data-met": match.passage }, others(token), element("small", {}, similarity(match.score)));
+    const met = ` met ${visible(tokenName(heat, match.passage))}, similarity `;
+    const chip = element("button", { type: "button", class: "asked", "aria-pressed": "false", "data-query": match.query, "data-met": match.passage },
+      others(token), element("span", { class: "unseen" }, met), element("small", {}, similarity(match.score)));
     chip.style.setProperty("--heat", `${warmth(match.score)}%`);
     return element("li", {}, chip);
   });

@@ -53,7 +53,7 @@ function card(hit, rank, retriever, answer, words) {
   const best = answer.hits[0].score;
   return element("article", { class: "card", ...identity(hit, retriever) },
     element("span", { class: "rank", "aria-hidden": "true" }, rank),
-    title(hit, rank, heading, heat ? null : words),
+    title(hit, rank, heat ? heatHeading(heading, heat) : marked(heading, words)),
     score(hit.score, best),
     passage.length ? element("p", { class: "passage", dir: "auto" }, passage) : null,
     facts(hit));
@@ -62,11 +62,10 @@ function card(hit, rank, retriever, answer, words) {
 const identity = (hit, retriever) => ({ "data-document": hit.id, "data-retriever": retriever.name, "data-kind": retriever.kind,
   onclick: (event) => { if (!event.target.closest("button") && getSelection().isCollapsed) openDocument(hit.id, retriever.name); } });
 
-function title(hit, rank, heading, words) {
+function title(hit, rank, content) {
   const retriever = (event) => event.target.closest("[data-retriever]").dataset.retriever;
-  const button = element("button", { type: "button", class: "title", "aria-label": `${rank}. ${visible(heading)}`,
-    "aria-current": state.open === hit.id ? "true" : null, onclick: (event) => openDocument(hit.id, retriever(event)) },
-  element("bdi", {}, marked(heading, words)));
+  const button = element("button", { type: "button", class: "title", "aria-current": state.open === hit.id ? "true" : null, onclick: (event) => openDocument(hit.id, retriever(event)) },
+  element("span", { class: "unseen" }, `${rank}. `), element("bdi", {}, content));
   return element("h2", {}, button);
 }
 
@@ -148,12 +147,12 @@ function smallCard(hit, rank, retriever, answer, words) {
   const passage = heat ? heatExcerpt(hit, heat, COMPACT) : excerpt(hit, words, COMPACT);
   return element("article", { class: "card small", ...identity(hit, retriever), onmouseenter: () => showSame(hit.id), onmouseleave: () => showSame(null),
     onfocusin: () => showSame(hit.id), onfocusout: () => showSame(null) },
-  element("span", { class: "rank", "aria-hidden": "true" }, rank), smallTitle(hit, rank, heading, heat ? null : words),
+  element("span", { class: "rank", "aria-hidden": "true" }, rank), smallTitle(hit, rank, heat ? heatHeading(heading, heat) : marked(heading, words)),
   passage.length ? element("p", { class: "passage", dir: "auto" }, passage) : null, standing(hit.id, retriever));
 }
 
-function smallTitle(hit, rank, heading, words) {
-  const made = title(hit, rank, heading, words);
+function smallTitle(hit, rank, content) {
+  const made = title(hit, rank, content);
   return element("h3", {}, ...made.childNodes);
 }
 

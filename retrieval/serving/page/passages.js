@@ -79,5 +79,5 @@ function excerpt(hit, words, length) {
   const [begin, end] = windowAround(text, places, { from, length });
   const shown = text.slice(begin, end).trim();
   if (!shown) return [];
-  return [begin > from ? "… " : "", ...marked(shown, words), end < text.length ? " …" : ""];
+  return [begin > from ? "…\u00a0" : "", ...marked(shown, words), end < text.length ? "\u00a0…" : ""];
 }

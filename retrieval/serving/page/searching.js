@@ -164,7 +164,7 @@ function rest() {
   byId("figures").replaceChildren();
   byId("notices").replaceChildren();
   const list = retrievers.map((each) => element("li", { "data-kind": each.kind }, element("h2", {}, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)),
-    element("p", {}, `${kindOf(each)}, ${plural(each.documents, "document")}`), element("p", { class: "model" }, others(each.model))));
+    element("p", {}, `${WAYS[each.kind] ?? visible(each.kind)} \u00b7 ${plural(each.documents, "document")}`), element("p", { class: "model" }, others(each.model))));
   byId("results").replaceChildren(element("div", { class: "welcome" }, element("p", { class: "lead" }, "Write, and results come as you write."),
     element("ul", {}, list), element("p", { class: "hint" }, element("kbd", {}, "/"), " to write, ", element("kbd", {}, "j"), " ", element("kbd", {}, "k"), " to go through the results, ",
       element("kbd", {}, "?"), " for all keys")));

@@ -66,6 +66,7 @@ async function learn(signal = null) {
 const named = (name) => retrievers.find((each) => each.name === name) ?? retrievers[0];
 
 const KINDS = { dense: "dense", colbert: "ColBERT", bm25: "BM25" };
+const WAYS = { dense: "One vector a text", colbert: "One vector a token", bm25: "Words" };
 
 const kindOf = (retriever) => KINDS[retriever.kind] ?? retriever.kind;
 

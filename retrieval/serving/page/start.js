@@ -39,7 +39,7 @@ function chooseRetriever(value) {
 function drawEfforts() {
   const efforts = [...new Set(shownRetrievers().flatMap((each) => each.efforts ?? []))];
   byId("effort-label").hidden = efforts.length === 0;
-  const names = [["", "as set"], ...efforts.map((each) => [each, each])];
+  const names = [["", "default"], ...efforts.map((each) => [each, each])];
   byId("effort").replaceChildren(...names.map(([value, name]) => element("option", { value, selected: value === (state.effort ?? "") }, name)));
 }
 
@@ -191,6 +191,8 @@ matchMedia("(min-width: 64rem)").addEventListener("change", () => { if (state.op
 addEventListener("keydown", onKey);
 addEventListener("popstate", show);
 addEventListener("online", comeBack);
+// What stays below the top stays there however many filters there are.
+new ResizeObserver(([top]) => root.style.setProperty("--below", `${top.target.offsetHeight}px`)).observe(document.querySelector(".top"));
 recallTheme();
 readAddress();
 byId("query").value = state.query;
