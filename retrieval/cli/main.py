@@ -27,6 +27,7 @@ from retrieval.cli import (
     qa,
     reports,
     search,
+    serving,
     sweep,
     training,
 )
@@ -53,6 +54,7 @@ app.command("mine")(mining.mine)
 app.command("score")(mining.score)
 app.add_typer(index.app, name="index")
 app.command("search")(search.search)
+app.command("serve")(serving.serve)
 app.command("evaluate")(evaluation.evaluate)
 app.add_typer(qa.app, name="qa")
 app.command("glue")(glue.glue)

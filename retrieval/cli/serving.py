@@ -1,0 +1,102 @@
+"""``quiver serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from encoder import InputError
+from retrieval import bm25
+from retrieval.cli.index import parse_size
+from retrieval.cli.output import JsonOption, print_json, say
+from retrieval.cli.sources import short_names
+
+# What the extra holds, by the names they are imported by.
+_EXTRA = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def serve(
+    indexes: Annotated[list[str], typer.Argument(metavar="INDEX...", help="Each as FOLDER or NAME=FOLDER; the first is the default.")],
+    beside: Annotated[list[str] | None, typer.Option("--with", help="bm25 serves the words of the first index's texts too.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="The first index's model; by default the one that built it.")] = None,
+    host: Annotated[str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port; 0 for any that is free.")] = 8080,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="Allow adding and deleting with the token in this file (or in QUIVER_TOKEN).")
+    ] = None,
+    origins: Annotated[
+        list[str] | None, typer.Option("--allow-origin", help="A web page elsewhere that may ask; may be repeated. By default none.")
+    ] = None,
+    max_k: Annotated[int, typer.Option("--max-k", min=1, help="Hits a query, at most.")] = 1000,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Queries of a request, at most.")] = 64,
+    max_body: Annotated[str, typer.Option("--max-body", help="Size of a request, at most.")] = "1MB",
+    max_queue: Annotated[int, typer.Option("--max-queue", min=1, help="Queries that wait; further ones are refused with 429.")] = 256,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds until a search is given up.")] = 10.0,
+    patience: Annotated[float, typer.Option("--patience", min=0.1, help="Seconds that a client may take to send or to read.")] = 10.0,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Batches of queries that a retriever searches at a time.")] = 2,
+    poll: Annotated[float, typer.Option("--poll", min=0.05, help="Seconds from one look for newer generations to the next.")] = 2.0,
+    drain_delay: Annotated[
+        float, typer.Option("--drain-delay", min=0, help="Seconds behind SIGTERM in which requests are still taken, and readiness says no.")
+    ] = 1.0,
+    drain: Annotated[float, typer.Option("--drain", min=1, help="Seconds in which requests may end then.")] = 30.0,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file first and compare its checksum.")] = True,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Serve indexes over HTTP, with a search page, until SIGTERM or Ctrl-C.
+
+    Examples: quiver serve indexes/scifact --with bm25
+
+    quiver serve dense=indexes/dense colbert=indexes/colbert --port 9000 --token-file token
+    """
+    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"quiver serve needs {', '.join(missing)}: pip install 'quiver-retrieval[serve]'")
+    from retrieval.serving.access import read_token
+    from retrieval.serving.limits import Limits
+    from retrieval.serving.server import Address, run_service
+    from retrieval.serving.service import open_service
+
+    if beside not in (None, [], [bm25.NAME]):
+        raise InputError(f"--with is for {bm25.NAME}; give further indexes as arguments")
+    limits = Limits(k=max_k, batch=max_batch, body_bytes=parse_size(max_body), queue=max_queue, seconds=timeout, read_seconds=patience)
+    folders = named_folders(indexes)
+    token = read_token(token_file)
+    service = open_service(folders, words=bool(beside), model=model, token=token, limits=limits, workers=workers, verify=verify)
+
+    def started(url: str) -> None:
+        if as_json:
+            print_json({"url": url, "retrievers": list(service.retrievers), "writable": service.access.writable})
+        else:
+            say(f"{url} serves {', '.join(service.retrievers)}; Ctrl-C stops it")
+
+    run_service(
+        service,
+        Address(host, port, origins or (), poll_seconds=poll, drain_delay=drain_delay, drain_seconds=drain),
+        started=started,
+    )
+
+
+def named_folders(given: Sequence[str]) -> dict[str, Path]:
+    """Name -> folder, in order; what has no name goes by the last part of its path.
+
+    Raises:
+        InputError: Two have one name, or a name or a folder is missing.
+
+    Example:
+        >>> named_folders(["indexes/a", "second=indexes/b"])
+        {'a': PosixPath('indexes/a'), 'second': PosixPath('indexes/b')}
+    """
+    paths = [path if "=" not in path or Path(path).is_dir() else path.partition("=")[2] for path in given]
+    names = [
+        short if path == whole else whole.partition("=")[0] for whole, path, short in zip(given, paths, short_names(paths), strict=True)
+    ]
+    for name, path in zip(names, paths, strict=True):
+        if not name or not path:
+            raise InputError(f"an index is FOLDER or NAME=FOLDER, got {'='.join((name, path))!r}")
+        if names.count(name) > 1:
+            raise InputError(f"two indexes go by the name '{name}'; give each its own, as NAME=FOLDER")
+    return dict(zip(names, map(Path, paths), strict=True))

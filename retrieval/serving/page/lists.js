@@ -1,0 +1,194 @@
+// Lists of results: one, or several side by side with where each document stands in the others.
+
+const DEPTH = 30; // how far the lists are asked side by side, to know where a document stands
+
+// What is shown: one answer a retriever, by its name; the latest that came.
+const shown = new Map();
+
+const shownRetrievers = () => (state.together ? retrievers : retrievers.length ? [named(state.retriever)] : []);
+
+const rankOf = (answer, id) => {
+  const place = answer?.hits.findIndex((hit) => hit.id === id) ?? -1;
+  return place < 0 ? null : place + 1;
+};
+
+function drawResults() {
+  const focused = document.activeElement?.closest?.("[data-document]");
+  const kept = focused && { id: focused.dataset.document, retriever: focused.dataset.retriever };
+  const before = places();
+  if (state.together) drawColumns();
+  else drawOne();
+  byId("layout").classList.toggle("together", state.together);
+  if (kept) cardOf(kept.id, kept.retriever)?.querySelector(".title").focus({ preventScroll: true });
+  glide(before);
+}
+
+function cardOf(id, retriever = null) {
+  return cards().find((card) => card.dataset.document === id && (retriever === null || card.dataset.retriever === retriever)) ?? null;
+}
+
+// Those that can be seen: of several columns on a telephone only one can.
+const cards = () => [...byId("results").querySelectorAll("[data-document]")].filter((card) => card.getClientRects().length);
+
+function drawOne() {
+  const [retriever] = shownRetrievers();
+  const answer = shown.get(retriever?.name);
+  if (!answer) {
+    byId("results").replaceChildren();
+    return;
+  }
+  if (!answer.hits.length) {
+    byId("results").replaceChildren(nothing());
+    return;
+  }
+  const words = wordsOf(state.query);
+  const list = element("ol", { class: "list" }, answer.hits.map((hit, place) => element("li", {}, card(hit, place + 1, retriever, answer, words))));
+  byId("results").replaceChildren(list, ...more(answer, retriever));
+}
+
+function card(hit, rank, retriever, answer, words) {
+  const { heading } = parts(hit);
+  const heat = state.heat ? meetingsOf(hit) : null;
+  const passage = heat ? heatExcerpt(hit, heat, PASSAGE) : excerpt(hit, words, PASSAGE);
+  const best = answer.hits[0].score;
+  return element("article", { class: "card", ...identity(hit, retriever) },
+    element("span", { class: "rank", "aria-hidden": "true" }, rank),
+    title(hit, rank, heat ? heatHeading(heading, heat) : marked(heading, words)),
+    score(hit.score, best),
+    passage.length ? element("p", { class: "passage", dir: "auto" }, passage) : null,
+    facts(hit));
+}
+
+const identity = (hit, retriever) => ({ "data-document": hit.id, "data-retriever": retriever.name, "data-kind": retriever.kind,
+  onclick: (event) => { if (!event.target.closest("button") && getSelection().isCollapsed) openDocument(hit.id, retriever.name); } });
+
+function title(hit, rank, content) {
+  const retriever = (event) => event.target.closest("[data-retriever]").dataset.retriever;
+  const button = element("button", { type: "button", class: "title", "aria-current": state.open === hit.id ? "true" : null, onclick: (event) => openDocument(hit.id, retriever(event)) },
+  element("span", { class: "unseen" }, `${rank}. `), element("bdi", {}, content));
+  return element("h2", {}, button);
+}
+
+// The bar is of the best one's score; a score that is not above 0 has none.
+function score(value, best) {
+  const bar = element("span", { class: "bar", "aria-hidden": "true" });
+  bar.style.setProperty("--share", `${best > 0 ? Math.max(0, Math.min(100, (100 * value) / best)) : 0}%`);
+  return element("p", { class: "score" }, element("span", { class: "unseen" }, "score "), value.toFixed(value < 100 ? 3 : 1), bar);
+}
+
+const valueText = (value) => (Array.isArray(value) ? value.map(String).join(", ") : String(value));
+
+function facts(hit) {
+  const known = Object.entries(hit.metadata ?? {}).slice(0, 4);
+  const name = element("span", { class: "id" }, others(hit.id));
+  return element("p", { class: "facts" }, name, known.map(([field, value]) => element("span", {},
+    element("span", { class: "field" }, `${visible(field)} `), others(valueText(value).slice(0, 80)))));
+}
+
+function nothing() {
+  const held = state.filters.length > 0;
+  return element("div", { class: "empty" }, element("h2", {}, "Nothing found"),
+    element("p", {}, held ? "No document passes the filters." : "No document shares a word with the query."),
+    held ? element("button", { type: "button", class: "tool", onclick: () => { state.filters = []; changed({ entry: true }); } }, "Without filters") : null);
+}
+
+function more(answer, retriever) {
+  const most = Math.min(limits.k ?? Infinity, retriever.documents);
+  if (answer.hits.length < state.k || state.k >= most) return [];
+  return [element("button", { type: "button", class: "tool more", onclick: () => {
+    state.k = Math.min(most, state.k * 2);
+    changed({ entry: false });
+  } }, "More results")];
+}
+
+function drawColumns() {
+  const words = wordsOf(state.query);
+  const chosen = retrievers.find((each) => each.name === state.retriever) ?? retrievers[0];
+  const tabs = retrievers.map((each, place) => element("button", { type: "button", role: "tab", id: `tab-${place}`, "data-kind": each.kind,
+    "aria-selected": String(each === chosen), "aria-controls": `column-${place}`, tabindex: each === chosen ? 0 : -1,
+    onclick: () => chooseColumn(place) }, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)));
+  const columns = retrievers.map((each, place) => column(each, place, each === chosen, words));
+  byId("results").replaceChildren(element("div", { role: "tablist", "aria-label": "Rankings", onkeydown: tabKeys }, tabs),
+    element("div", { class: "columns" }, columns));
+}
+
+function chooseColumn(place) {
+  state.retriever = retrievers[place].name;
+  writeAddress();
+  drawControls();
+  drawResults();
+  byId(`tab-${place}`)?.focus();
+}
+
+function tabKeys(event) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  event.stopPropagation();
+  const place = retrievers.findIndex((each) => each.name === (state.retriever ?? retrievers[0].name));
+  chooseColumn((Math.max(place, 0) + step + retrievers.length) % retrievers.length);
+}
+
+function column(retriever, place, chosen, words) {
+  const answer = shown.get(retriever.name);
+  const time = answer ? milliseconds(answer.milliseconds.total) : "";
+  const head = element("header", {}, element("h2", { id: `head-${place}` }, element("span", { class: "dot", "aria-hidden": "true" }), others(retriever.name)),
+    element("p", {}, `${kindOf(retriever)}${time ? ` \u00b7 ${time}` : ""}`));
+  const hits = answer?.hits.slice(0, state.k) ?? [];
+  const list = element("ol", {}, hits.map((hit, rank) => element("li", {}, smallCard(hit, rank + 1, retriever, answer, words))));
+  const empty = answer && !hits.length ? element("p", { class: "none" }, "Nothing found") : null;
+  return element("section", { class: `column${chosen ? " chosen" : ""}`, id: `column-${place}`, role: "tabpanel", "data-kind": retriever.kind,
+    "aria-labelledby": `head-${place}` }, head, empty, list);
+}
+
+function smallCard(hit, rank, retriever, answer, words) {
+  const { heading } = parts(hit);
+  const heat = state.heat ? meetingsOf(hit) : null;
+  const passage = heat ? heatExcerpt(hit, heat, COMPACT) : excerpt(hit, words, COMPACT);
+  return element("article", { class: "card small", ...identity(hit, retriever), onmouseenter: () => showSame(hit.id), onmouseleave: () => showSame(null),
+    onfocusin: () => showSame(hit.id), onfocusout: () => showSame(null) },
+  element("span", { class: "rank", "aria-hidden": "true" }, rank), smallTitle(hit, rank, heat ? heatHeading(heading, heat) : marked(heading, words)),
+  passage.length ? element("p", { class: "passage", dir: "auto" }, passage) : null, standing(hit.id, retriever));
+}
+
+function smallTitle(hit, rank, content) {
+  const made = title(hit, rank, content);
+  return element("h3", {}, ...made.childNodes);
+}
+
+// Where a document stands in the other lists.
+function standing(id, own) {
+  const badges = retrievers.filter((each) => each !== own).map((each) => {
+    const answer = shown.get(each.name);
+    if (!answer) return null;
+    const rank = rankOf(answer, id);
+    const label = rank === null ? `not among the first ${answer.hits.length} of ${each.name}` : `rank ${rank} in ${each.name}`;
+    return element("li", { "data-kind": each.kind, class: rank === null ? "absent" : null, title: visible(label) },
+      element("span", { class: "dot", "aria-hidden": "true" }), element("span", { "aria-hidden": "true" }, others(each.name), ` ${rank ?? "\u2013"}`),
+      element("span", { class: "unseen" }, visible(label)));
+  });
+  return element("ul", { class: "standing", "aria-label": "In the other rankings" }, badges);
+}
+
+function showSame(id) {
+  for (const each of byId("results").querySelectorAll(".card")) each.classList.toggle("same", each.dataset.document === id);
+}
+
+// A document that moves in its list glides to its new place.
+function places() {
+  if (calm.matches) return new Map();
+  return new Map(cards().map((each) => [`${each.dataset.retriever}\n${each.dataset.document}`, each.getBoundingClientRect().top]));
+}
+
+function glide(before) {
+  if (!before.size) return;
+  for (const each of cards()) {
+    const old = before.get(`${each.dataset.retriever}\n${each.dataset.document}`);
+    const way = old === undefined ? 0 : old - each.getBoundingClientRect().top;
+    if (Math.abs(way) > 1 && Math.abs(way) < 1500) {
+      each.animate([{ transform: `translateY(${way}px)` }, { transform: "none" }], { duration: 220, easing: "cubic-bezier(.2,.7,.2,1)" });
+    } else if (old === undefined) {
+      each.animate([{ opacity: 0.2 }, { opacity: 1 }], { duration: 160 });
+    }
+  }
+}

@@ -1,0 +1,83 @@
+// What is shown of a passage: a heading, the part in which most words of the query stand, and these words marked.
+
+const PASSAGE = 300; // characters in a list
+const COMPACT = 150; // side by side
+const HEADING = 120;
+
+const LITTLE = new Set(("a an and are as at be by can do does for from has have how in into is it its of on or that the their this to was were "
+  + "what when where which who why will with").split(" "));
+
+// Words of a query with their endings, so that "infections" marks "infection"; null where there is nothing to mark.
+function wordsOf(query) {
+  const words = [...new Set(query.toLowerCase().match(/[\p{L}\p{N}]{2,}/gu) ?? [])].filter((word) => !LITTLE.has(word)).slice(0, 64);
+  if (!words.length) return null;
+  const stems = words.map((word) => (word.length > 5 ? word.replace(/(?:ies|ing|es|ed|s|y)$/, "") : word));
+  return new RegExp(`(?<![\\p{L}\\p{N}])(?:${stems.sort((a, b) => b.length - a.length).join("|")})[\\p{L}\\p{N}]{0,4}(?![\\p{L}\\p{N}])`, "giu");
+}
+
+function marked(text, words) {
+  if (words === null) return [visible(text)];
+  const parts = [];
+  let last = 0;
+  for (const match of text.matchAll(words)) {
+    parts.push(visible(text.slice(last, match.index)), element("mark", {}, visible(match[0])));
+    last = match.index + match[0].length;
+  }
+  return [...parts, visible(text.slice(last))];
+}
+
+// The end of a word at or before a place, not inside a pair of code units.
+function wordEnd(text, place) {
+  if (place >= text.length) return text.length;
+  const space = text.lastIndexOf(" ", place);
+  const end = space > place - 40 && space > 0 ? space : place;
+  const code = text.charCodeAt(end - 1);
+  return code >= 0xd800 && code < 0xdc00 ? end - 1 : end;
+}
+
+// Where the heading of a text without a title ends: with its first sentence, or where there is no more room.
+function headingEnd(text) {
+  const sentence = text.slice(0, HEADING + 60).match(/^.{12,}?[.!?](?=\s)/su);
+  return sentence ? sentence[0].length : wordEnd(text, HEADING);
+}
+
+// The part of a text, from a place on, of a length, around the most of the given places.
+function windowAround(text, places, { from = 0, length = PASSAGE } = {}) {
+  const rest = text.slice(from);
+  if (rest.length <= length) return [from, text.length];
+  const starts = [from, ...places.filter((place) => place >= from).map((place) => Math.min(Math.max(from, place - 40), text.length - length))];
+  const gain = (start) => places.filter((place) => place >= start && place < start + length - 10).length;
+  let best = from;
+  for (const start of starts) if (gain(start) > gain(best)) best = start;
+  const begin = best === from ? from : Math.max(from, wordEnd(text, best) + 1);
+  return [begin, wordEnd(text, begin + length)];
+}
+
+// Heading, text, and from where of the text it is new to who has read the heading.
+function parts(hit) {
+  const text = hit.text ?? "";
+  if (hit.title) {
+    const repeated = text.startsWith(hit.title);
+    return { heading: hit.title, text, from: repeated ? hit.title.length : 0, continues: false };
+  }
+  if (!text.trim()) return { heading: hit.id, text: "", from: 0, continues: false };
+  const end = headingEnd(text);
+  return { heading: text.slice(0, end).trim(), text, from: end, continues: !/[.!?]$/u.test(text.slice(0, end)) && end < text.length };
+}
+
+// Offsets in characters, as the service counts them, to offsets in the code units of a JavaScript text.
+function unitsOf(text) {
+  if (!/[\ud800-\udfff]/.test(text)) return (place) => place;
+  const units = [0];
+  for (const character of text) units.push(units[units.length - 1] + character.length);
+  return (place) => units[Math.min(place, units.length - 1)];
+}
+
+function excerpt(hit, words, length) {
+  const { text, from } = parts(hit);
+  const places = words === null ? [] : [...text.matchAll(words)].map((match) => match.index);
+  const [begin, end] = windowAround(text, places, { from, length });
+  const shown = text.slice(begin, end).trim();
+  if (!shown) return [];
+  return [begin > from ? "…\u00a0" : "", ...marked(shown, words), end < text.length ? "\u00a0…" : ""];
+}

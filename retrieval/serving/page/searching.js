@@ -1,0 +1,173 @@
+// Searching: a little after the last letter, the latest question only, again when the service is back.
+
+const REST = 110; // milliseconds from the last letter to the question
+const LOOK = 220; // and on to the question which tokens met
+
+let timer = 0;
+let running = null;
+let looking = 0;
+let away = 0; // how often the service could not be reached
+
+function changed({ entry = false, wait = 0 } = {}) {
+  writeAddress({ entry });
+  drawControls();
+  clearTimeout(timer);
+  timer = setTimeout(run, wait);
+}
+
+async function run() {
+  clearTimeout(timer);
+  clearTimeout(looking);
+  running?.abort();
+  if (!state.query.trim() || !retrievers.length) {
+    running = null;
+    busy(false);
+    rest();
+    return;
+  }
+  const own = running = new AbortController();
+  busy(true);
+  const asked = shownRetrievers();
+  const k = Math.min(state.together ? Math.max(state.k, DEPTH) : state.k, limits.k ?? Infinity);
+  const found = await Promise.allSettled(asked.map((each) => search(each, k, { signal: own.signal })));
+  if (own !== running) return;
+  busy(false);
+  shown.clear();
+  found.forEach((each, place) => { if (each.status === "fulfilled") shown.set(asked[place].name, each.value); });
+  const faults = found.filter((each) => each.status === "rejected").map((each) => each.reason);
+  drawFound(faults);
+  if (!faults.some((fault) => fault instanceof Unreachable)) away = 0;
+  explainSoon(LOOK);
+}
+
+function drawFound(faults) {
+  drawNotices(faults);
+  drawResults();
+  drawFigures();
+  if (state.open !== null) drawReader();
+  markOpen();
+  const [first] = shown.values();
+  if (shown.size === 1 && !state.together) say(`${plural(first.hits.length, "result")} in ${milliseconds(first.milliseconds.total)}`);
+  else if (shown.size) say([...shown].map(([name, each]) => `${visible(name)}: ${plural(each.hits.length, "result")}`).join(", "));
+  if ([...shown].some(([name, each]) => each.generation !== named(name).generation)) learnAgain();
+}
+
+// A new generation of the index: other documents, perhaps other fields.
+async function learnAgain() {
+  answers.clear();
+  try {
+    await learn();
+    drawControls();
+  } catch (fault) {
+    if (!(fault instanceof Unreachable || fault instanceof Refusal)) throw fault;
+  }
+}
+
+function explainSoon(wait) {
+  clearTimeout(looking);
+  looking = setTimeout(() => explainShown(running), wait);
+}
+
+// Which tokens met, for the lists in shades and for the document that is read.
+async function explainShown(own) {
+  const read = state.open === null ? null : named(state.retriever);
+  const wanted = shownRetrievers().filter((each) => each.explains && shown.has(each.name) && ((state.heat && each.kind === "colbert") || each === read));
+  for (const retriever of wanted) {
+    const answer = shown.get(retriever.name);
+    const depth = Math.min(answer.hits.length, limits.explained ?? Infinity, state.together ? Math.max(state.k, read ? DEPTH : 0) : Infinity);
+    if (!depth || answer.hits.slice(0, depth).every((hit) => hit.explanation)) continue;
+    try {
+      const explained = await search(retriever, depth, { explain: true, signal: own?.signal });
+      if (own !== running || shown.get(retriever.name) !== answer) return;
+      const reasons = new Map(explained.hits.map((hit) => [hit.id, hit.explanation]));
+      for (const hit of answer.hits) hit.explanation ??= reasons.get(hit.id) ?? null;
+      drawResults();
+      if (state.open !== null) drawReader();
+      markOpen();
+    } catch (fault) {
+      if (own?.signal.aborted) return;
+      drawNotices([fault]);
+    }
+  }
+}
+
+function busy(on) {
+  byId("busy").classList.toggle("on", on);
+  byId("results").setAttribute("aria-busy", String(on));
+}
+
+function drawFigures() {
+  const [answer] = shown.values();
+  byId("figures").replaceChildren();
+  if (!answer || (!answer.hits.length && !state.together)) return;
+  if (state.together) {
+    byId("figures").append(`${plural(shown.size, "ranking")}, each ${number(Math.max(...[...shown.values()].map((each) => each.hits.length)))} deep`);
+    return;
+  }
+  const { encode, search: searched, total } = answer.milliseconds;
+  const [retriever] = shownRetrievers();
+  const part = (name, value) => {
+    const made = element("i", { class: name });
+    made.style.setProperty("--share", `${total > 0 ? (100 * value) / total : 0}%`);
+    return made;
+  };
+  byId("figures").append(element("span", {}, `${number(answer.hits.length)} of ${plural(retriever.documents, "document")}`),
+    element("span", { class: "latency" }, element("b", {}, milliseconds(total)), element("span", { class: "split", "aria-hidden": "true" }, part("encode", encode), part("search", searched)),
+      element("span", {}, `encode ${encode.toFixed(1)}, search ${searched.toFixed(1)}`)),
+    element("span", {}, `${milliseconds(answer.roundTrip)} there and back`));
+}
+
+function notice(kind, words, button = null) {
+  return element("div", { class: `notice ${kind}`, role: kind === "fault" ? "alert" : "status" }, element("p", {}, words), button);
+}
+
+function drawNotices(faults) {
+  const made = [];
+  const lost = faults.find((fault) => fault instanceof Unreachable);
+  if (lost) {
+    const wait = Math.min(15, 2 ** (away += 1));
+    made.push(notice("lost", `No answer: ${lost.message}. It is asked again by itself.`, again()));
+    clearTimeout(timer);
+    timer = setTimeout(comeBack, wait * 1000);
+  }
+  const refused = new Set(faults.filter((fault) => fault !== lost && !(fault instanceof Unreachable)).map((fault) => fault.message));
+  for (const message of refused) made.push(notice("fault", visible(message), again()));
+  if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index did not answer: documents may be missing."));
+  byId("notices").replaceChildren(...made);
+}
+
+const again = () => element("button", { type: "button", class: "tool", onclick: comeBack }, "Try again");
+
+async function comeBack() {
+  clearTimeout(timer);
+  answers.clear();
+  await begin();
+}
+
+async function begin() {
+  try {
+    await learn();
+  } catch (fault) {
+    if (!(fault instanceof Unreachable || fault instanceof Refusal)) throw fault;
+    drawNotices([fault]);
+    return;
+  }
+  away = 0;
+  drawNotices([]);
+  drawControls();
+  await run();
+}
+
+// Nothing is asked: what there is to search.
+function rest() {
+  shown.clear();
+  byId("figures").replaceChildren();
+  byId("notices").replaceChildren();
+  const list = retrievers.map((each) => element("li", { "data-kind": each.kind }, element("h2", {}, element("span", { class: "dot", "aria-hidden": "true" }), others(each.name)),
+    element("p", {}, `${WAYS[each.kind] ?? visible(each.kind)} \u00b7 ${plural(each.documents, "document")}`), element("p", { class: "model" }, others(each.model))));
+  byId("results").replaceChildren(element("div", { class: "welcome" }, element("p", { class: "lead" }, "Write, and results come as you write."),
+    element("ul", {}, list), element("p", { class: "hint" }, element("kbd", {}, "/"), " to write, ", element("kbd", {}, "j"), " ", element("kbd", {}, "k"), " to go through the results, ",
+      element("kbd", {}, "?"), " for all keys")));
+  byId("layout").classList.remove("together");
+  if (state.open !== null) drawReader();
+}

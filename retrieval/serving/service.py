@@ -1,0 +1,126 @@
+"""The parts of one service, and its state: what it serves, within which limits, and whether it is about to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from encoder import InputError
+from retrieval import bm25
+from retrieval.indexes import open_index
+from retrieval.models import load_model
+from retrieval.serving.access import Access
+from retrieval.serving.generations import Generation, SharedModel, open_generation
+from retrieval.serving.limits import Limits
+from retrieval.serving.metrics import Metrics
+from retrieval.serving.problems import RequestError
+from retrieval.serving.reloading import ServedIndex
+from retrieval.serving.retrievers import Retriever
+
+
+@dataclass
+class Service:
+    """What routes work with.
+
+    Attributes:
+        retrievers: By name; the first is the default.
+        limits: What is refused.
+        access: Who may change documents.
+        metrics: What is counted.
+        threads: Where searches and everything else that takes time run.
+        draining: Whether it is about to stop.
+    """
+
+    retrievers: Mapping[str, Retriever]
+    limits: Limits
+    access: Access
+    metrics: Metrics
+    threads: ThreadPoolExecutor
+    draining: bool = False
+    indexes: list[ServedIndex] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """List the indexes, each once, and let the metrics follow them."""
+        self.indexes = list({id(each.served): each.served for each in self.retrievers.values()}.values())
+        for name, each in self.retrievers.items():
+            self.metrics.follow(
+                name,
+                queue=lambda each=each: each.waiting,
+                generation=lambda each=each: each.served.current.number,
+                documents=lambda each=each: len(each.served.current.index),
+            )
+            each.served.observers.append(partial(self._count_reload, name))
+
+    def _count_reload(self, name: str, worked: bool) -> None:
+        self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
+
+    def retriever(self, name: str | None) -> Retriever:
+        """A retriever by its name, the first one for None.
+
+        Raises:
+            RequestError: 404: there is none of that name.
+        """
+        found = next(iter(self.retrievers.values())) if name is None else self.retrievers.get(name)
+        if found is None:
+            raise RequestError(404, "unknown_retriever", f"there is no such retriever; there are {', '.join(self.retrievers)}")
+        return found
+
+
+def open_service(
+    folders: Mapping[str, Path],
+    *,
+    words: bool = False,
+    model: str | None = None,
+    token: str | None = None,
+    limits: Limits | None = None,
+    workers: int = 2,
+    verify: bool = True,
+) -> Service:
+    """Open indexes and their models.
+
+    Args:
+        folders: Name -> index, one at least.
+        words: Serve BM25 of the first one's texts beside them.
+        model: The first one's model; None for the one that built it.
+        token: Allows changes; None allows none.
+        limits: What is refused.
+        workers: Batches that a retriever searches at a time.
+        verify: Compare every file with its checksum first.
+
+    Raises:
+        InputError: One cannot be opened, or its model cannot.
+    """
+    limits, metrics = limits or Limits(), Metrics()
+    if words and bm25.NAME in folders:
+        raise InputError(f"'{bm25.NAME}' is the name of the words; give the index another one")
+    threads = ThreadPoolExecutor(max_workers=workers * (len(folders) + words) + 2, thread_name_prefix="quiver-serve")
+    models: dict[str, SharedModel] = {}
+    retrievers: dict[str, Retriever] = {}
+    for place, (name, folder) in enumerate(folders.items()):
+        served = _served(folder, models, model if place == 0 else None, threads, words=words and place == 0, verify=verify)
+        retrievers[name] = Retriever(name, served, threads, limits, workers=workers, metrics=metrics)
+    if words:
+        served = next(iter(retrievers.values())).served
+        retrievers[bm25.NAME] = Retriever(bm25.NAME, served, threads, limits, workers=workers, metrics=metrics, words=True)
+    return Service(retrievers, limits, Access(token), metrics, threads)
+
+
+def _served(
+    folder: Path, models: dict[str, SharedModel], model: str | None, threads: ThreadPoolExecutor, *, words: bool, verify: bool
+) -> ServedIndex:
+    card = open_index(folder, verify=False).manifest.model
+    if card.fingerprint not in models:
+        try:
+            models[card.fingerprint] = SharedModel(load_model(model or card.source, precision=card.precision))
+        except InputError as error:
+            raise InputError(f"{error}; {folder} was built with {card.source}: give --model if it has moved") from error
+    shared = models[card.fingerprint]
+
+    def newest() -> Generation:
+        # What is newer was hashed when it was written; what was there has been compared at the start.
+        return open_generation(folder, shared, words=words, verify=False)
+
+    return ServedIndex(folder, newest, open_generation(folder, shared, words=words, verify=verify), threads)

@@ -1,0 +1,318 @@
+"""The pages of the service: what they answer, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.bm25 import WordIndex
+from retrieval.indexes import Filter, open_index
+from retrieval.models import load_model
+from retrieval.records import Query
+from retrieval.search import search as search_index
+from retrieval.serving.application import create_application
+from retrieval.serving.limits import Limits
+from retrieval.serving.service import Service, open_service
+from tests.retrieval.serving.conftest import TOKEN, Indexes, answer
+
+
+@pytest.fixture(scope="module")
+def service(indexes: Indexes) -> Service:
+    folders = {"dense": indexes.dense, "colbert": indexes.colbert, "silent": indexes.silent}
+    return open_service(folders, words=True, limits=Limits(k=50, explained=5, batch=4, hits=100, query_characters=200, body_bytes=2000))
+
+
+@pytest.fixture(scope="module")
+def app(service: Service) -> Any:
+    return create_application(service)
+
+
+def search(app: Any, **request: Any) -> Any:
+    return answer(app, "POST", "/api/search", json=request)
+
+
+def refused(response: Any) -> tuple[int, str]:
+    """Status and code of an answer that is no success; its form is always the same."""
+    content = response.json()
+    assert set(content) == {"error"}
+    assert set(content["error"]) == {"code", "message"}
+    assert content["error"]["message"]
+    return response.status_code, content["error"]["code"]
+
+
+def test_a_search_finds_what_the_index_finds(app: Any, indexes: Indexes) -> None:
+    for name, folder in (("dense", indexes.dense), ("colbert", indexes.colbert)):
+        index = open_index(folder)
+        where = Filter.parse(["year>=2003", "lang in en"])
+        model = load_model(index.manifest.model.source)
+        run = search_index(index, model, [Query("q", "a bird on the sea")], 7, where=where).run["q"]
+        found = search(app, query="a bird on the sea", k=7, retriever=name, filter=["year>=2003", "lang in en"]).json()
+        assert [hit["id"] for hit in found["hits"]] == list(run)
+        assert [hit["score"] for hit in found["hits"]] == pytest.approx(list(run.values()), abs=1e-6)
+        assert found["retriever"] == name
+        assert found["generation"] == index.manifest.generation
+        assert found["partial"] is False
+        assert all(hit["metadata"]["year"] >= 2003 and hit["metadata"]["lang"] == "en" for hit in found["hits"])
+        assert found["hits"][0]["text"] == index.document(next(iter(run))).text
+        assert 0 <= found["milliseconds"]["encode"] <= found["milliseconds"]["total"]
+
+
+def test_the_first_retriever_is_the_default(app: Any) -> None:
+    assert search(app, query="granite").json()["retriever"] == "dense"
+    assert len(search(app, query="granite").json()["hits"]) == 10
+
+
+def test_words_are_ranked_by_bm25(app: Any, indexes: Indexes) -> None:
+    words = WordIndex(open_index(indexes.dense)).search(["granite snow"], 5)
+    found = search(app, query="granite snow", k=5, retriever="bm25", explain=True).json()
+    assert [hit["id"] for hit in found["hits"]] == list(words.ids[0])
+    assert [hit["score"] for hit in found["hits"]] == pytest.approx(words.scores[0].tolist())
+    for hit in found["hits"]:
+        assert hit["explanation"]["kind"] == "words"
+        assert math.fsum(word["score"] for word in hit["explanation"]["words"]) == pytest.approx(hit["score"], rel=1e-5)
+    assert refused(search(app, query="granite", retriever="bm25", effort="exact")) == (422, "invalid_request")
+
+
+def test_an_explanation_adds_up_and_its_spans_are_of_its_texts(app: Any) -> None:
+    query = "which bird can swim?"
+    found = search(app, query=query, k=3, retriever="colbert", explain=True).json()
+    assert len(found["hits"]) == 3
+    for hit in found["hits"]:
+        why = hit["explanation"]
+        assert why["kind"] == "tokens"
+        assert why["text"] == f"{hit['title']} {hit['text']}"
+        assert math.fsum(match["score"] for match in why["matches"]) == pytest.approx(hit["score"], rel=1e-4)
+        assert [match["query"] for match in why["matches"]] == list(range(len(why["query"])))
+        assert all(0 <= match["passage"] < len(why["passage"]) for match in why["matches"])
+        for tokens, text in ((why["query"], query), (why["passage"], why["text"])):
+            spoken = [token for token in tokens if token["span"] is not None and token["token"].isalpha()]
+            assert spoken
+            assert all(text[slice(*token["span"])] == token["token"] for token in spoken)
+
+
+def test_a_similarity_is_explained_by_itself(app: Any) -> None:
+    hit = search(app, query="bird", k=1, explain=True).json()["hits"][0]
+    assert hit["explanation"]["kind"] == "similarity"
+    assert hit["explanation"]["score"] == pytest.approx(hit["score"], rel=1e-5)
+
+
+def test_a_batch_is_its_queries_one_by_one(app: Any) -> None:
+    queries = ["bird", "granite snow", "deep sea"]
+    together = answer(app, "POST", "/api/search/batch", json={"queries": queries, "k": 4, "filter": "even=true"}).json()["results"]
+    for query, found in zip(queries, together, strict=True):
+        alone = search(app, query=query, k=4, filter="even=true").json()
+        assert [hit["id"] for hit in found["hits"]] == [hit["id"] for hit in alone["hits"]]
+        assert [hit["score"] for hit in found["hits"]] == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-6)
+
+
+def test_what_can_be_searched_is_said(app: Any) -> None:
+    info = answer(app, "GET", "/api/info").json()
+    kinds = {each["name"]: each["kind"] for each in info["retrievers"]}
+    assert kinds == {"dense": "dense", "colbert": "colbert", "silent": "dense", "bm25": "bm25"}
+    first, colbert, silent, words = info["retrievers"]
+    assert first["documents"] == 60
+    assert first["fields"] == {"even": ["boolean"], "lang": ["string"], "year": ["integer"]}
+    assert first["efforts"] == ["exact", "balanced", "fast"]
+    assert (first["explains"], colbert["explains"], words["explains"]) == (False, True, True)
+    assert (silent["stores_text"], words["efforts"]) == (False, [])
+    assert info["limits"]["k"] == 50
+    assert info["writable"] is False
+
+
+def test_documents_by_id(app: Any) -> None:
+    found = answer(app, "GET", "/api/documents/d/7").json()
+    assert found["id"] == "d/7"
+    assert found["text"]
+    assert found["metadata"]["year"] == 2007
+    silent = answer(app, "GET", "/api/documents/d/7?retriever=silent").json()
+    assert (silent["id"], silent["text"], silent["title"]) == ("d/7", None, None)
+    assert refused(answer(app, "GET", "/api/documents/none")) == (404, "unknown_document")
+    assert refused(answer(app, "GET", "/api/documents/d/7?retriever=none")) == (404, "unknown_retriever")
+
+
+def test_hits_without_texts(app: Any) -> None:
+    hits = search(app, query="bird", retriever="silent", k=2).json()["hits"]
+    assert [set(hit) for hit in hits] == [{"id", "score", "title", "text", "metadata", "explanation"}] * 2
+    assert hits[0]["text"] is None
+
+
+MALFORMED = [
+    (b"{", 400, "malformed_json"),
+    (b"", 422, "invalid_request"),
+    (b"\xff\xfe{}", 400, "malformed_json"),
+    (b"[" * 1500, 400, None),
+    (b'{"query": ' + b"[" * 900 + b"]" * 900 + b"}", 422, "invalid_request"),
+    (b'{"query": "a", "k": 1' + b"0" * 1900 + b"}", 422, None),
+    (b"null", 422, "invalid_request"),
+    (b"[]", 422, "invalid_request"),
+    (b'{"query": 5}', 422, "invalid_request"),
+    (b'{"query": ""}', 422, "invalid_request"),
+    (b'{"query": " "}', 422, "invalid_request"),
+    (b'{"query": "\\ud800"}', 422, "invalid_request"),
+    (b'{"query": "a", "k": "10"}', 422, "invalid_request"),
+    (b'{"query": "a", "k": 0}', 422, "invalid_request"),
+    (b'{"query": "a", "k": true}', 422, "invalid_request"),
+    (b'{"query": "a", "k": NaN}', 422, "invalid_request"),
+    (b'{"query": "a", "k": 51}', 422, "beyond_limit"),
+    (b'{"query": "a", "k": 6, "explain": true}', 422, "beyond_limit"),
+    (b'{"query": "' + b"a" * 201 + b'"}', 422, "beyond_limit"),
+    (b'{"query": "a", "filter": "year"}', 422, "bad_filter"),
+    (b'{"query": "a", "filter": "colour=red"}', 422, "invalid_request"),
+    (b'{"query": "a", "filter": "year=' + b"1" * 1001 + b'"}', 422, "beyond_limit"),
+    (b'{"query": "a", "filter": ["year=1"' + b', "year=1"' * 16 + b"]}", 422, "beyond_limit"),
+    (b'{"query": "a", "effort": "none"}', 422, "invalid_request"),
+    (b'{"query": "a", "target_recall": 2}', 422, "invalid_request"),
+    (b'{"query": "a", "target_recall": Infinity}', 422, "invalid_request"),
+    (b'{"query": "a", "target_recall": 0.9, "effort": "fast"}', 422, "invalid_request"),
+    (b'{"query": "a", "retriever": "none"}', 404, "unknown_retriever"),
+    (b'{"query": "a", "explain": true, "k": 2, "surprise": 1}', 422, "invalid_request"),
+    (b'{"query": "' + b"a" * 2000 + b'"}', 413, "too_large"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code"), MALFORMED, ids=[str(body[:40]) for body, _, _ in MALFORMED])
+def test_what_cannot_be_is_refused(app: Any, body: bytes, status: int, code: str | None) -> None:
+    found = refused(answer(app, "POST", "/api/search", content=body, headers={"content-type": "application/json"}))
+    assert found[0] == status
+    assert code is None or found[1] == code
+
+
+def test_limits_of_a_batch(app: Any) -> None:
+    many = answer(app, "POST", "/api/search/batch", json={"queries": ["a"] * 5})
+    assert refused(many) == (422, "beyond_limit")
+    assert "at most 4" in many.json()["error"]["message"]
+    assert refused(answer(app, "POST", "/api/search/batch", json={"queries": ["a"] * 3, "k": 40})) == (422, "beyond_limit")
+    assert refused(answer(app, "POST", "/api/search/batch", json={"queries": []})) == (422, "invalid_request")
+
+
+def test_no_message_says_where_an_index_lies(app: Any, indexes: Indexes) -> None:
+    said = search(app, query="a", filter="colour=red").text + search(app, query="a", target_recall=0.5, retriever="none").text
+    assert str(indexes.dense.parent) not in said
+    assert str(indexes.dense.parent.parent) not in answer(app, "GET", "/api/info").text
+
+
+def test_pages_that_there_are_not(app: Any) -> None:
+    assert refused(answer(app, "GET", "/docs")) == (404, "not_found")
+    assert refused(answer(app, "GET", "/api/search")) == (405, "method_not_allowed")
+    assert answer(app, "GET", "/api/search").headers["allow"] == "POST"
+
+
+def test_health_readiness_and_metrics(indexes: Indexes) -> None:
+    service = open_service({"dense": indexes.dense})
+    app = create_application(service)
+    assert answer(app, "GET", "/healthz").json() == {"status": "ok"}
+    assert answer(app, "GET", "/readyz").status_code == 200
+    search(app, query="bird")
+    answer(app, "NONSENSE", "/api/info")
+    text = answer(app, "GET", "/metrics").text
+    for line in (
+        'quiver_requests_total{method="POST",route="/api/search",status="200"} 1.0',
+        'quiver_requests_total{method="other",route="/api/info",status="405"} 1.0',
+        'quiver_batch_queries_count{retriever="dense"} 1.0',
+        'quiver_stage_seconds_count{retriever="dense",stage="encode"} 1.0',
+        'quiver_generation{retriever="dense"} 1.0',
+        'quiver_documents{retriever="dense"} 60.0',
+        'quiver_queue_queries{retriever="dense"} 0.0',
+    ):
+        assert line in text
+    service.draining = True
+    assert refused(answer(app, "GET", "/readyz")) == (503, "draining")
+    assert answer(app, "GET", "/healthz").headers["connection"] == "close"
+
+
+def test_other_origins_are_refused_unless_they_are_named(app: Any, service: Service) -> None:
+    headers = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in answer(app, "GET", "/api/info", headers=headers).headers
+    named = create_application(service, origins=["https://elsewhere.example"])
+    allowed = answer(named, "OPTIONS", "/api/search", headers=headers)
+    assert allowed.headers["access-control-allow-origin"] == "https://elsewhere.example"
+    other = answer(named, "GET", "/api/info", headers={"Origin": "https://another.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_page_asks_nobody_else(app: Any) -> None:
+    page = answer(app, "GET", "/")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+
+
+def test_a_failure_says_nothing_of_the_inside(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = open_service({"dense": indexes.dense})
+
+    def fail(texts: object) -> None:
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(service.indexes[0].current.model, "queries", fail)
+    failed = search(create_application(service), query="bird")
+    assert refused(failed) == (500, "internal")
+    assert "inside" not in failed.text
+
+
+AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def test_changes_want_the_token(indexes: Indexes, app: Any) -> None:
+    body = {"documents": [{"id": "new", "text": "snow"}]}
+    assert refused(answer(app, "POST", "/api/documents", json=body, headers=AUTHORISED)) == (403, "read_only")
+    writable = create_application(open_service({"dense": indexes.dense}, token=TOKEN))
+    for headers in ({}, {"Authorization": "Bearer another"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "Bearer \xe9"}):
+        sent = {name: value.encode("latin-1") for name, value in headers.items()}
+        for method in ("POST", "DELETE"):
+            refusal = answer(writable, method, "/api/documents", json=body, headers=sent)
+            assert refused(refusal) == (401, "unauthorized")
+            assert refusal.headers["www-authenticate"] == "Bearer"
+    assert len(open_index(indexes.dense)) == 60
+
+
+def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(indexes.dense, folder)
+    app = create_application(open_service({"dense": folder}, words=True, token=TOKEN, limits=Limits(documents=3)))
+
+    def change(method: str, **body: Any) -> Any:
+        return answer(app, method, "/api/documents", json=body, headers=AUTHORISED)
+
+    new = {"id": "new", "text": "obsidian", "title": "Glass", "metadata": {"year": 2026, "tags": ["a", "b"], "hot": True}}
+    added = change("POST", documents=[new])
+    assert added.json() == {"retriever": "dense", "generation": 2, "documents": 61}
+    hit = search(app, query="obsidian", k=1, retriever="bm25", filter="tags=a").json()["hits"][0]
+    assert (hit["id"], hit["title"], hit["metadata"]) == ("new", "Glass", new["metadata"])
+    assert refused(change("POST", documents=[new])) == (409, "exists")
+    assert change("POST", documents=[{**new, "text": "basalt"}], replace=True).json()["documents"] == 61
+    assert search(app, query="obsidian", retriever="bm25").json()["hits"] == []
+    assert refused(change("POST", documents=[new, new])) == (422, "invalid_request")
+    assert refused(change("POST", documents=[{"id": str(number), "text": ""} for number in range(4)])) == (422, "beyond_limit")
+    assert refused(change("POST", documents=[{"id": "x", "text": "", "metadata": {"a": {"b": 1}}}])) == (422, "invalid_request")
+    assert refused(change("DELETE", ids=["new", "none"])) == (404, "unknown_document")
+    deleted = change("DELETE", ids=["new"]).json()
+    assert deleted["documents"] == 60 == len(open_index(folder))
+    assert search(app, query="basalt", retriever="bm25").json()["hits"] == []
+    assert search(app, query="granite").json()["generation"] == deleted["generation"]
+
+
+def test_the_schema_says_the_limits(app: Any) -> None:
+    schema = json.loads(answer(app, "GET", "/openapi.json").text)
+    search_request = schema["components"]["schemas"]["SearchRequest"]["properties"]
+    assert search_request["k"]["maximum"] == 50
+    assert search_request["query"]["maxLength"] == 200
+    for path in ("/api/search", "/api/search/batch", "/api/documents/{key}", "/api/documents", "/healthz", "/readyz", "/metrics", "/api/info"):
+        for operation in schema["paths"][path].values():
+            assert {"200", "408", "413", "500"} <= set(operation["responses"])
+    assert schema["paths"]["/api/search"]["post"]["responses"]["429"]["content"]["application/json"]
+
+
+def test_names_and_models(indexes: Indexes) -> None:
+    with pytest.raises(InputError, match="name of the words"):
+        open_service({"bm25": indexes.dense}, words=True)
+    with pytest.raises(InputError, match="built without texts"):
+        open_service({"silent": indexes.silent}, words=True)
+    with pytest.raises(ValueError, match="k must be > 0"):
+        Limits(k=0)

@@ -1,0 +1,95 @@
+"""Requests that schemathesis makes up from the schema, valid and not: none is answered by a failure, all as the schema says."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from retrieval.serving.application import create_application
+from retrieval.serving.limits import Limits
+from retrieval.serving.service import open_service
+from tests.retrieval.serving.conftest import TOKEN, Indexes
+
+schemathesis = pytest.importorskip("schemathesis")
+
+
+def attacked(indexes: Indexes, folder: Path, cases: int) -> Counter[tuple[str, str, int]]:
+    """Ask a service that takes changes by generated requests.
+
+    Args:
+        indexes: Its indexes; the first is copied.
+        folder: Takes the copy.
+        cases: How many requests, about.
+
+    Returns:
+        How many were answered, by operation, by whether they were valid, and by status.
+    """
+    shutil.copytree(indexes.dense, folder / "index")
+    folders = {"dense": folder / "index", "colbert": indexes.colbert, "silent": indexes.silent}
+    service = open_service(folders, words=True, token=TOKEN, limits=Limits(k=20, batch=4, query_characters=100, documents=4))
+    schema = schemathesis.openapi.from_asgi("/openapi.json", create_application(service))
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) == 9
+    # Pages without a body or a parameter have one valid request, which is asked a few times.
+    rich = [each for each in operations if each.body or each.path_parameters]
+    counted: Counter[tuple[str, str, int]] = Counter()
+    for operation in operations:
+        for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+            if operation in rich:
+                _ask(operation, mode, -(-cases // (2 * len(rich))), counted)
+            elif mode is schemathesis.GenerationMode.POSITIVE:
+                _ask(operation, mode, 2, counted)
+    return counted
+
+
+def _ask(operation: Any, mode: Any, cases: int, counted: Counter[tuple[str, str, int]]) -> None:
+    checks = schemathesis.checks
+    wanted = [
+        checks.not_a_server_error,
+        checks.load_all_checks and _check("status_code_conformance"),
+        _check("content_type_conformance"),
+        _check("response_schema_conformance"),
+        _check("response_headers_conformance"),
+    ]
+
+    @settings(
+        max_examples=cases, deadline=None, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        # Every other request has the token, so that changes are made and refused.
+        headers = {"Authorization": f"Bearer {TOKEN}"} if sum(counted.values()) % 2 else None
+        response = case.call(headers=headers)
+        counted[f"{operation.method.upper()} {operation.path}", mode.value, response.status_code] += 1
+        case.validate_response(response, checks=wanted)
+
+    ask()
+
+
+def _check(name: str) -> Any:
+    schemathesis.checks.load_all_checks()
+    return schemathesis.checks.CHECKS.get_by_names([name])[0]
+
+
+def check(counted: Counter[tuple[str, str, int]], cases: int) -> None:
+    total = sum(counted.values())
+    print(f"{total} requests:", {status: sum(n for (_, _, each), n in counted.items() if each == status) for _, _, status in counted})
+    assert total >= cases
+    assert not [key for key in counted if key[2] >= 500]
+    for operation in ("POST /api/search", "POST /api/search/batch", "POST /api/documents"):
+        assert any(key[0] == operation and key[2] == 200 for key in counted)
+        assert any(key[0] == operation and key[2] == 422 for key in counted)
+
+
+def test_a_few_generated_requests(indexes: Indexes, tmp_path: Path) -> None:
+    check(attacked(indexes, tmp_path, 120), 100)
+
+
+@pytest.mark.exhaustive
+def test_ten_thousand_generated_requests(indexes: Indexes, tmp_path: Path) -> None:
+    check(attacked(indexes, tmp_path, 10_100), 10_000)

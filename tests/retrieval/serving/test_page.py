@@ -1,0 +1,76 @@
+"""The page as a file: whole, of its own parts alone, and under a policy that lets nothing else run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+from retrieval.serving.page import content_security_policy, page_html
+from retrieval.serving.page.assembly import SCRIPTS
+
+
+class Parts(HTMLParser):
+    """What a page is made of: attributes of its elements, and the texts of its styles and scripts."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: dict[str, list[str]] = {"style": [], "script": []}
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in self.texts:
+            self.texts[self._inside].append(data)
+
+
+def parts() -> Parts:
+    found = Parts()
+    found.feed(page_html())
+    return found
+
+
+def test_nothing_but_the_own_style_and_script_may_run() -> None:
+    policy = dict(each.strip().split(" ", 1) for each in content_security_policy().split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    for tag in ("style", "script"):
+        (text,) = parts().texts[tag]
+        assert policy[f"{tag}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    (own,) = (value for tag, name, value in parts().attributes if (tag, name) == ("meta", "content") and "default-src" in value)
+    assert own == content_security_policy().replace("; frame-ancestors 'none'", "")  # which only a header may say
+
+
+def test_it_names_no_other_place() -> None:
+    linked = [value for _, name, value in parts().attributes if name in ("src", "href", "action", "srcset")]
+    assert len(linked) == 1
+    assert linked[0].startswith("data:image/svg+xml,")
+    assert set(re.findall(r"https?://[^\s'\"]+", page_html())) == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in page_html()
+    assert "@import" not in page_html()
+
+
+def test_no_text_becomes_markup_and_no_markup_runs() -> None:
+    (script,) = parts().texts["script"]
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "createContextualFragment", "DOMParser"):
+        assert way not in script
+    assert not [name for _, name, _ in parts().attributes if name.startswith("on") or name == "style"]
+
+
+def test_all_parts_are_in_it() -> None:
+    assert len(SCRIPTS) == 10
+    (script,) = parts().texts["script"]
+    assert script.startswith('"use strict";')
+    assert not re.search(r"/\* (style|script) \*/|<!-- policy -->", page_html())
+    assert len(page_html()) < 150_000
+    labelled = {value for tag, name, value in parts().attributes if tag == "label" and name == "for"}
+    assert "query" in labelled

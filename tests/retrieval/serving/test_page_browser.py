@@ -1,0 +1,673 @@
+"""The search page in a real browser, before a service that answers in the shapes of `retrieval.serving.schemas`.
+
+Chromium is driven over the pipe of its DevTools protocol, which needs no library: https://chromedevtools.github.io/devtools-protocol.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import pytest
+
+from retrieval.serving.page import content_security_policy, page_html
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
+    " --disable-sync --hide-scrollbars --remote-debugging-pipe"
+)
+DESK, TELEPHONE = (1280, 900), (390, 844)
+# A file of axe-core, such as axe.min.js of its npm package, for the rules of accessibility.
+AXE = os.environ.get("QUIVER_AXE")
+
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+
+# The browser wants its two ends of the pipes as descriptors 3 and 4.
+LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&amp;\u202e"
+
+DOCUMENTS = {
+    "birds": "Birds of the sea. Gulls and terns nest on cliffs, and a tern flies from one pole to the other every year.",
+    "fish/1 %?#": "🐟 Fish 🐠 of the deep sea. No light reaches them, and many a fish makes its own light in the dark water.",
+    "stone": "Granite and slate. A cliff of granite weathers slowly, slate splits into plates; the sea wears down both.",
+    f"hostile {HOSTILE}": f"{HOSTILE} The sea of scripts, javascript:alert(3) and ${{alert(4)}} on the waves.",
+    "night": "The night sky. Stars guide birds on their way over land and sea, and a full moon lets them fly by night.",
+}
+METADATA: dict[str, dict[str, Any]] = {
+    "birds": {"year": 2012, "kind": "animals", "open": True, "places": ["cliff", "sea"]},
+    "fish/1 %?#": {"year": 2016, "kind": "animals", "open": False},
+    "stone": {"year": 1999, "kind": 'rocks, "hard" ones', "open": True},
+    f"hostile {HOSTILE}": {"year": 2020, "kind": HOSTILE, "open": True},
+    "night": {"year": 2021, "kind": "animals", "open": True},
+}
+FIELDS = {"year": ["integer"], "kind": ["string"], "open": ["boolean"], "places": ["string"]}
+KINDS = {"dense": "dense", "colbert": "colbert", "bm25": "bm25"}
+
+
+class Service:
+    """A small service whose ranking everybody can compute: the number of words that a text shares with the query."""
+
+    def __init__(self) -> None:
+        self.searches: list[dict[str, Any]] = []
+        self.busy = 0  # how many searches are refused first
+        self.partial = False
+        self.delays: dict[str, float] = {}  # query -> seconds
+        self.broken = False
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                service.get(self)
+
+            def do_POST(self) -> None:
+                service.search(self)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                pass  # a question that the page has dropped
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def get(self, handler: BaseHTTPRequestHandler) -> None:
+        parts = urlsplit(handler.path)
+        if parts.path == "/":
+            answer(handler, 200, page_html().encode(), {"Content-Security-Policy": content_security_policy()}, "text/html; charset=utf-8")
+        elif self.broken:
+            handler.close_connection = True
+        elif parts.path == "/api/info":
+            answer(handler, 200, self.info())
+        elif parts.path.startswith("/api/documents/"):
+            name = unquote(parts.path.removeprefix("/api/documents/"))
+            if name in DOCUMENTS:
+                assert parse_qs(parts.query)["retriever"][0] in KINDS
+                answer(handler, 200, {"id": name, "title": None, "text": DOCUMENTS[name], "metadata": METADATA[name], "generation": 1})
+            else:
+                answer(handler, 404, {"error": {"code": "not_found", "message": "no such document"}})
+        else:
+            answer(handler, 404, {"error": {"code": "not_found", "message": "there is no such page"}})
+
+    def info(self) -> dict[str, Any]:
+        common = {"documents": len(DOCUMENTS), "generation": 1, "fields": FIELDS, "stores_text": True}
+        retrievers = [
+            {"name": name, "kind": kind, "model": f"{name}-model {HOSTILE}", **common, "explains": kind != "dense",
+             "efforts": [] if kind == "bm25" else ["exact", "balanced", "fast"]}
+            for name, kind in KINDS.items()
+        ]  # fmt: skip
+        return {"retrievers": retrievers, "limits": {"k": 100, "explained": 20, "query_characters": 500}, "writable": False, "version": "0"}
+
+    def search(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        self.searches.append(body)
+        time.sleep(self.delays.get(body["query"], 0))
+        if self.broken:
+            handler.close_connection = True
+        elif self.busy:
+            self.busy -= 1
+            answer(handler, 429, {"error": {"code": "busy", "message": "too many queries wait"}}, {"Retry-After": "0"})
+        elif "refused" in body["query"]:
+            answer(handler, 422, {"error": {"code": "invalid_request", "message": f"this query is refused {HOSTILE}"}})
+        else:
+            answer(handler, 200, self.found(body))
+
+    def found(self, body: dict[str, Any]) -> dict[str, Any]:
+        hits = [
+            {"id": name, "score": score, "title": None, "text": DOCUMENTS[name], "metadata": METADATA[name],
+             "explanation": explanation(body["query"], name, body["retriever"]) if body["explain"] else None}
+            for name, score in ranking(body["query"], body["retriever"])
+            if passes(METADATA[name], body["filter"] or [])
+        ]  # fmt: skip
+        return {
+            "retriever": body["retriever"],
+            "hits": hits[: body["k"]],
+            "milliseconds": {"encode": 4.25, "search": 1.5, "total": 6.5},
+            "generation": 1,
+            "partial": self.partial,
+        }
+
+
+def answer(handler: BaseHTTPRequestHandler, status: int, content: Any, headers: dict[str, str] | None = None, kind: str = "application/json") -> None:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    with contextlib.suppress(OSError):
+        handler.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+
+def words(text: str) -> list[tuple[str, int, int]]:
+    return [(match[0].lower(), *match.span()) for match in re.finditer(r"\w+", text)]
+
+
+def ranking(query: str, retriever: str) -> list[tuple[str, float]]:
+    """By shared words; the ColBERT from behind, so that the lists differ; BM25 leaves out what shares none."""
+    asked = [word for word, _, _ in words(query)]
+    scores = {name: float(sum(word in asked for word, _, _ in words(text))) for name, text in DOCUMENTS.items()}
+    order = sorted(scores, key=lambda name: scores[name], reverse=True)
+    if retriever == "colbert":
+        order.reverse()
+        return [(name, 5.0 - place) for place, name in enumerate(order)]
+    return [(name, scores[name]) for name in order if retriever == "dense" or scores[name]]
+
+
+def explanation(query: str, name: str, retriever: str) -> dict[str, Any]:
+    text = DOCUMENTS[name]
+    if retriever == "bm25":
+        return {"kind": "words", "score": 1.0, "text": None, "query": [], "passage": [], "matches": [],
+                "words": [{"word": word, "score": 0.5} for word, _, _ in words(query)]}  # fmt: skip
+    passage = [{"token": "[CLS]", "span": None}, *({"token": word, "span": [begin, end]} for word, begin, end in words(text))]
+    asked = [{"token": "[CLS]", "span": None}, *({"token": word, "span": [begin, end]} for word, begin, end in words(query))]
+    names = [token["token"] for token in passage]
+    matches = [
+        {"query": row, "passage": names.index(token["token"]) if token["token"] in names else 1, "score": 0.95 if token["token"] in names else 0.3}
+        for row, token in enumerate(asked)
+    ]
+    return {"kind": "tokens", "score": sum(match["score"] for match in matches), "text": text, "query": asked, "passage": passage,
+            "matches": matches, "words": []}  # fmt: skip
+
+
+def passes(metadata: dict[str, Any], conditions: list[str]) -> bool:
+    """As the service reads conditions, as far as these tests write them."""
+    for each in conditions:
+        match = re.fullmatch(r"(\w+)(>=|=)(.*)", each)
+        assert match, each
+        field, sign, value = match[1], match[2], json.loads(match[3])
+        own = metadata.get(field)
+        if not (own is not None and (value in own if isinstance(own, list) else own >= value if sign == ">=" else own == value)):
+            return False
+    return True
+
+
+class Browser:
+    """One tab; what it logs and asks the network for is kept."""
+
+    def __init__(self, executable: str, profile: Path) -> None:
+        theirs, self._to = (_above_ten(end) for end in os.pipe())
+        self._from, back = (_above_ten(end) for end in os.pipe())
+        command = [sys.executable, "-c", LAUNCH, str(theirs), str(back), executable, *FLAGS.split(), f"--user-data-dir={profile}"]
+        self._process = subprocess.Popen(command, pass_fds=(theirs, back), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        os.close(back)
+        self._number = 0
+        self._rest = b""
+        self._session: str | None = None
+        self.events: list[dict[str, Any]] = []
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.send(f"{domain}.enable")
+
+    def close(self) -> None:
+        self._session = None
+        with contextlib.suppress(OSError):
+            self.send("Browser.close")
+        self._process.wait(timeout=10)
+        os.close(self._to)
+        os.close(self._from)
+
+    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            received = self._receive()
+            if received.get("id") == self._number:
+                assert "error" not in received, f"{method}: {received['error']}"
+                result: dict[str, Any] = received["result"]
+                return result
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            block = os.read(self._from, 1 << 20)
+            if not block:
+                raise OSError("the browser has gone")
+            self._rest += block
+        line, self._rest = self._rest.split(b"\0", 1)
+        message: dict[str, Any] = json.loads(line)
+        if "method" in message:
+            self.events.append(message)
+        return message
+
+    def open(self, url: str, size: tuple[int, int], *, dark: bool = False, calm: bool = True) -> None:
+        """Load a page afresh, at a size and in a scheme of colours."""
+        width, height = size
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
+        wanted = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce" if calm else "no-preference"}
+        self.send("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in wanted.items()])
+        for each in ("about:blank", url):  # another fragment alone would not load the page again
+            self.events.clear()
+            self.send("Page.navigate", url=each)
+            while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+                self._receive()
+
+    def run(self, script: str) -> Any:
+        result = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def until(self, script: str, seconds: float = 10) -> Any:
+        """What a script says as soon as that is true."""
+        end = time.monotonic() + seconds
+        script = f"(found => found instanceof Node || found)({script})"
+        while not (value := self.run(script)):
+            assert time.monotonic() < end, f"never true: {script}\n{self.run('document.body.innerText')[:2000]}"
+            time.sleep(0.02)
+        return value
+
+    def type(self, text: str) -> None:
+        for character in text:
+            self.send("Input.dispatchKeyEvent", type="keyDown", key=character, text=character)
+            self.send("Input.dispatchKeyEvent", type="keyUp", key=character)
+
+    def press(self, *keys: str) -> None:
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39}
+        for key in keys:
+            letter = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
+            self.send("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=codes.get(key, 0), **letter)
+            self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=codes.get(key, 0))
+
+    def hover(self, selector: str) -> None:
+        x, y = self.run(
+            f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; }})()"
+        )
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def screenshot(self, file: Path) -> None:
+        file.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+
+    def complaints(self) -> list[dict[str, Any]]:
+        said = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")
+        return [event for event in self.events if event["method"] in said]
+
+    def requests(self) -> list[str]:
+        return [event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
+
+
+def _above_ten(descriptor: int) -> int:
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(descriptor)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert BROWSER is not None
+    made = Browser(BROWSER, tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.broken = True
+    made.close()
+
+
+@pytest.fixture
+def browser(tab: Browser, service: Service) -> Iterator[Browser]:
+    """A tab; after each test nothing was complained of, and nobody but the service was asked."""
+    tab.events.clear()
+    yield tab
+    expected = ("Failed to load resource", "net::ERR")  # the browser's own word on an answer that is no success
+    complaints = [event for event in tab.complaints() if not any(word in json.dumps(event) for word in expected)]
+    assert complaints == []
+    assert all(url.startswith((service.url, "data:", "about:")) for url in tab.requests())
+
+
+FOUND = "[...document.querySelectorAll('.list .card')].map(each => each.dataset.document)"
+
+
+def test_results_come_as_one_types_and_the_address_holds_the_state(browser: Browser, service: Service) -> None:
+    browser.open(service.url, DESK)
+    browser.until("document.querySelectorAll('.welcome li').length === 3")
+    assert browser.run("document.activeElement.id") == "query"
+    browser.type("sea birds")
+    found = browser.until(f"(() => {{ const found = {FOUND}; return found.length && found; }})()")
+    browser.until("location.hash === '#q=sea+birds'")
+    assert found == [name for name, _ in ranking("sea birds", "dense")]
+    # A question a pause, not a letter; and the last one is whole.
+    assert len(service.searches) < len("sea birds")
+    assert service.searches[-1]["query"] == "sea birds"
+    assert browser.run("document.getElementById('figures').innerText").startswith("5 of 5 documents")
+    assert "6.5 ms" in browser.run("document.getElementById('figures').innerText")
+    browser.until("document.getElementById('said').textContent === '5 results in 6.5 ms'")
+    assert "sea" in browser.run("[...document.querySelectorAll('mark')].map(each => each.textContent.toLowerCase())")
+    assert browser.run("document.title").startswith("sea birds")
+    # Taken back letter by letter until nothing is asked.
+    browser.run("document.getElementById('query').select()")
+    browser.send("Input.dispatchKeyEvent", type="keyDown", key="Backspace", windowsVirtualKeyCode=8)
+    browser.until("document.querySelector('.welcome') && location.hash === ''")
+    assert browser.complaints() == []
+
+
+def test_a_page_opens_where_its_address_says(browser: Browser, service: Service) -> None:
+    address = f"{service.url}#q=sea&in=colbert&filter={quote('year>=2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
+    browser.open(address, DESK)
+    browser.until("document.querySelector('#pane .reading h2')")
+    assert service.searches[0] == {"query": "sea", "k": 10, "retriever": "colbert", "filter": ["year>=2012"], "explain": False, "effort": "fast"}
+    assert browser.run("document.querySelector('#pane .id').textContent") == "fish/1 %?#"
+    assert browser.run("[...document.querySelectorAll('.chip')].map(each => each.querySelector('bdi').textContent)") == ["year ≥ 2012"]
+    assert browser.run("document.getElementById('effort').value") == "fast"
+    assert "stone" not in browser.run(FOUND)
+
+
+def test_an_older_answer_never_replaces_a_newer_one(browser: Browser, service: Service) -> None:
+    service.delays["sea"] = 0.6
+    browser.open(service.url, DESK)
+    browser.until("document.querySelector('.welcome')")
+    browser.type("sea")
+    _until(lambda: service.searches)
+    browser.type(" night")
+    browser.until(f"{FOUND}[0] === 'night'")
+    time.sleep(0.7)
+    assert browser.run(f"{FOUND}[0]") == "night"
+    assert [search["query"] for search in service.searches] == ["sea", "sea night"]
+
+
+def test_a_busy_service_is_asked_again_in_silence(browser: Browser, service: Service) -> None:
+    service.busy = 2
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until(f"{FOUND}.length")
+    assert len(service.searches) == 3
+    assert browser.run("document.querySelectorAll('.notice').length") == 0
+
+
+def test_what_is_refused_is_said(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=refused", DESK)
+    browser.until("document.querySelector('.notice.fault[role=alert]')")
+    assert browser.run("document.querySelector('.notice p').textContent") == f"this query is refused {HOSTILE}".replace("\u202e", "\ufffd")
+    browser.run("document.getElementById('query').select()")
+    browser.type("sea")
+    browser.until(f"{FOUND}.length && !document.querySelector('.notice')")
+
+
+def test_a_service_that_goes_away_is_found_again(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until(f"{FOUND}.length")
+    service.broken = True
+    browser.type(" birds")
+    browser.until("document.querySelector('.notice.lost')")
+    service.broken = False
+    browser.until(f"{FOUND}[0] === 'birds' && !document.querySelector('.notice')")
+
+
+def test_a_part_that_did_not_answer_is_said(browser: Browser, service: Service) -> None:
+    service.partial = True
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until("document.querySelector('.notice.part')")
+
+
+def test_filters_by_form_and_by_a_value(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until(f"{FOUND}.length === 5")
+    browser.run("document.activeElement.blur()")
+    browser.press("f")
+    browser.until("document.activeElement.id === 'filter-field'")
+    browser.run("(() => { const choose = (id, value) => { const each = document.getElementById(id); each.value = value; "
+                "each.dispatchEvent(new Event('change')); }; choose('filter-field', 'year'); choose('filter-operator', '>='); })()")  # fmt: skip
+    browser.run("document.getElementById('filter-value').focus()")
+    browser.press("Enter")
+    assert browser.run("document.getElementById('filter-fault').textContent") == "A value for year is missing."
+    browser.type("2012")
+    browser.press("Enter")
+    browser.until(f"{FOUND}.length === 4")
+    assert service.searches[-1]["filter"] == ["year>=2012"]
+    assert browser.run("document.getElementById('filter').hidden")
+    # A value of an open document filters too, with all its signs.
+    browser.run("document.querySelector('.card[data-document^=hostile] .title').click()")
+    browser.run("[...document.querySelectorAll('#pane .tag')].find(each => each.textContent.startsWith('<img')).click()")
+    browser.until(f"{FOUND}.length === 1")
+    assert service.searches[-1]["filter"] == ["year>=2012", f"kind={json.dumps(HOSTILE, ensure_ascii=False)}"]
+    browser.run("document.querySelectorAll('.chip').forEach(each => document.querySelector('.chip').click())")
+    browser.until(f"{FOUND}.length === 5 && !document.querySelector('.chip')")
+    browser.run("history.back()")
+    browser.until(f"{FOUND}.length === 4")
+
+
+def test_nothing_found_says_why(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=zebra&in=bm25", DESK)
+    assert "shares a word" in browser.until("document.querySelector('.empty')?.innerText")
+    browser.open(f"{service.url}#q=sea&filter={quote('year=1')}", DESK)
+    browser.until("document.querySelector('.empty button')")
+    browser.run("document.querySelector('.empty button').click()")
+    browser.until(f"{FOUND}.length === 5")
+
+
+SHADES = "[...document.querySelectorAll('#pane .met')].map(each => [each.textContent, each.style.getPropertyValue('--heat')])"
+
+
+def test_the_heat_map_shows_which_tokens_met(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=fish+light+zebra&in=colbert", DESK)
+    browser.until("document.querySelector('.list .met')")
+    browser.run("document.querySelector('.card[data-document^=fish] .title').click()")
+    browser.until("document.querySelectorAll('#pane .asked').length === 3")
+    # The characters before the first token are two code units each: spans are of characters.
+    assert dict(browser.run(SHADES)) == {"Fish": "93%", "light": "93%"}
+    browser.hover("#pane .asked[data-query='2']")
+    browser.until("document.querySelector('#pane .heat.lit')")
+    assert browser.run("[...document.querySelectorAll('#pane .met.on')].map(each => each.textContent)") == ["light"]
+    browser.hover("#pane .met")
+    assert browser.run("[...document.querySelectorAll('#pane .asked.on bdi')].map(each => each.textContent)") == ["fish", "zebra"]
+    browser.run("document.querySelector('#pane .asked').focus()")
+    browser.press("Enter")
+    assert browser.run("document.querySelector('#pane .asked').getAttribute('aria-pressed')") == "true"
+    assert browser.run("document.querySelector('#pane .asked').textContent") == "fish met Fish, similarity 0.950"
+    browser.run("document.querySelector('#pane details').open = true")
+    table = browser.run("[...document.querySelectorAll('#pane tbody tr, #pane tfoot tr')].map(each => [...each.cells].map(cell => cell.textContent))")
+    assert table[1:] == [["fish", "Fish", "0.950"], ["light", "light", "0.950"], ["zebra", "Fish", "0.300"], ["sum, the score", "", "3.150"]]
+    browser.press("Escape")
+    browser.press("Escape")
+    browser.run("document.activeElement.blur()")
+    browser.press("h")
+    browser.until("!document.querySelector('.met') && location.hash.includes('heat=off')")
+
+
+def test_words_of_bm25_are_shown_as_a_table(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=sea+birds&in=bm25&document=birds", DESK)
+    browser.until("document.querySelector('#pane details[open] table')")
+    assert browser.run("[...document.querySelectorAll('#pane tbody th')].map(each => each.textContent)") == ["sea", "birds"]
+
+
+def test_side_by_side_says_where_a_document_stands_elsewhere(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=night+stars", DESK)
+    browser.until(f"{FOUND}.length")
+    browser.run("document.activeElement.blur()")
+    browser.press("c")
+    browser.until("document.querySelectorAll('.column').length === 3 && document.querySelectorAll('.column .card').length > 9")
+    assert browser.run("location.hash").endswith("view=together")
+    lists = {name: [each for each, _ in ranking("night stars", name)] for name in KINDS}
+    for name, found in lists.items():
+        column = f"[...document.querySelectorAll('.column .card[data-retriever={name}]')]"
+        assert browser.run(f"{column}.map(each => each.dataset.document)") == found
+        for other in set(KINDS) - {name}:
+            said = browser.run(f"{column}.map(each => [...each.querySelectorAll('.standing li')].find(li => li.title.includes('{other}')).title)")
+            ranks = [lists[other].index(each) + 1 if each in lists[other] else None for each in found]
+            assert said == [f"rank {rank} in {other}" if rank else f"not among the first {len(lists[other])} of {other}" for rank in ranks]
+    browser.press("j", "ArrowRight", "Enter")
+    browser.until("document.getElementById('sheet').open && document.querySelector('#sheet .asked')")
+    assert browser.run("document.querySelector('#sheet .id').textContent") == lists["colbert"][0].replace("\u202e", "\ufffd")
+    browser.press("Escape")
+    assert browser.run("document.activeElement.closest('.card').dataset.retriever") == "colbert"
+
+
+def test_everything_by_keyboard(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=sea", DESK)
+    browser.until(f"{FOUND}.length")
+    order = browser.run(FOUND)
+    focused = "document.activeElement.closest('.card')?.dataset.document"
+    browser.press("ArrowDown")
+    assert browser.run(focused) == order[0]
+    browser.press("j", "j", "k")
+    assert browser.run(focused) == order[1]
+    browser.press("Enter")
+    browser.until("document.activeElement === document.querySelector('#pane h2')")
+    browser.press("j")
+    assert browser.run("document.querySelector('#pane .id').textContent") == order[2]
+    browser.press("Escape")
+    assert browser.run("document.getElementById('pane').hidden")
+    browser.press("2")
+    browser.until("document.querySelector('#retrievers input:checked').value === '1'")
+    browser.until("document.querySelector('.list .card').dataset.retriever === 'colbert'")
+    browser.press("?")
+    assert browser.run("document.getElementById('keys').open")
+    browser.press("Escape")
+    assert not browser.run("document.getElementById('keys').open")
+    browser.press("/")
+    assert browser.run("document.activeElement.id") == "query"
+    browser.press("?", "j")
+    assert browser.run("document.getElementById('query').value.endsWith('?j')")  # a letter is a letter where one writes
+
+
+def test_a_telephone_has_tabs_and_a_sheet(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=sea&view=together", TELEPHONE)
+    browser.until("document.querySelectorAll('[role=tab]').length === 3")
+    visible = "[...document.querySelectorAll('.column')].filter(each => each.getClientRects().length).map(each => each.dataset.kind)"
+    assert browser.run(visible) == ["dense"]
+    browser.run("document.querySelectorAll('[role=tab]')[2].click()")
+    assert browser.run(visible) == ["bm25"]
+    browser.press("ArrowLeft")
+    assert browser.run(visible) == ["colbert"]
+    browser.run("document.querySelector('.column.chosen .title').click()")
+    browser.until("document.getElementById('sheet').open")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    browser.run("document.querySelector('#sheet [data-control=Close]').click()")
+    assert not browser.run("document.getElementById('sheet').open")
+
+
+def test_others_words_do_nothing(browser: Browser, service: Service) -> None:
+    name = f"hostile {HOSTILE}"
+    for size in (DESK, TELEPHONE):
+        for view in ("in=dense", "in=colbert", "in=bm25", "view=together&in=colbert"):
+            browser.open(f"{service.url}#{view}&q={quote('sea scripts ' + HOSTILE)}&document={quote(name, safe='')}", size)
+            browser.until("document.querySelector('.reading h2')")
+            assert browser.run("[document.images.length, document.scripts.length, document.documentElement.scrollWidth <= innerWidth]") == [0, 1, True]
+            assert HOSTILE[:40] in browser.run("document.querySelector('.reading').textContent")
+            assert "\u202e" not in browser.run("document.documentElement.textContent")
+    assert browser.complaints() == []
+
+
+def test_a_document_that_is_not_in_the_list_is_fetched(browser: Browser, service: Service) -> None:
+    browser.open(f"{service.url}#q=zebra&in=bm25&document={quote('fish/1 %?#', safe='')}", DESK)
+    browser.until("document.querySelector('#pane .text')?.textContent.includes('own light')")
+    browser.open(f"{service.url}#q=zebra&in=bm25&document=nowhere", DESK)
+    browser.until("document.getElementById('pane').textContent.includes('There is no such document')")
+
+
+def test_the_colours_are_those_of_the_system_until_the_button_is_pressed(browser: Browser, service: Service) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    for dark in (False, True):
+        browser.open(service.url, DESK, dark=dark)
+        seen[dark] = browser.run(ground)
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(ground) == seen[False] != seen[True]
+    browser.open(service.url, DESK, dark=True)
+    assert browser.run(ground) == seen[False]  # remembered
+    browser.run("localStorage.clear()")
+
+
+# States of the page: the fragment of its address, what has to be there, and what is done then.
+STATES = {
+    "welcome": ("", "document.querySelector('.welcome')", "0"),
+    "list": ("#q=sea&in=dense", "document.querySelector('.list .card')", "document.getElementById('add-filter').click()"),
+    "read": ("#q=fish+light&in=colbert", "document.querySelector('.list .met')", "document.querySelector('.title').click()"),
+    "words": ("#q=sea+birds&in=bm25&document=birds", "document.querySelector('.fold')", "0"),
+    "together": ("#q=sea&view=together", "document.querySelectorAll('.column .card').length > 9", "0"),
+    "keys": ("#q=refused", "document.querySelector('.notice')", "document.getElementById('keys').showModal()"),
+    "nothing": ("#q=sea&filter=year%3D1", "document.querySelector('.empty')", "0"),
+}
+
+
+def states(browser: Browser, url: str, size: tuple[int, int], *, dark: bool) -> Iterator[str]:
+    for name, (fragment, ready, act) in STATES.items():
+        browser.open(url + fragment, size, dark=dark)
+        browser.until(ready)
+        browser.run(act)
+        if name == "read":
+            browser.until("document.querySelector('.reading .asked')")
+        browser.run("Promise.allSettled(document.getAnimations().map(each => each.finished)).then(() => 0)")
+        yield name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
+def test_axe_finds_nothing(browser: Browser, service: Service, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
+    if AXE is None:
+        pytest.skip("QUIVER_AXE names no file of axe-core")
+    rules = Path(AXE).read_text(encoding="utf-8")
+    seen = 0
+    for name in states(browser, service.url, size, dark=dark):
+        browser.screenshot(tmp_path / f"{name}.png")
+        browser.run(f"{rules}; 0")
+        checks, violations = browser.run(
+            "axe.run(document).then(found => [found.passes.length, found.violations.map(each => "
+            "[each.impact, each.id, each.nodes.map(node => node.html.slice(0, 120))])])"
+        )
+        assert checks > 10
+        assert violations == [], name
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+        seen += 1
+    assert seen == len(STATES)
+
+
+@pytest.mark.slow
+def test_with_the_real_service(tab: Browser, indexes: Any, serving: Any) -> None:
+    with serving(f"dense={indexes.dense}", f"colbert={indexes.colbert}", "--with", "bm25") as child:
+        tab.open(f"{child.url}/", DESK)
+        tab.until("document.querySelectorAll('.welcome li').length === 3", 30)
+        tab.type("granite sea")
+        tab.until(f"{FOUND}.length === 10", 30)
+        tab.press("ArrowDown", "2")
+        tab.until("document.querySelector('.list .met')", 30)
+        tab.run("document.querySelector('.title').click()")
+        tab.until("document.querySelectorAll('#pane .asked').length >= 2")
+        tab.run("[...document.querySelectorAll('#pane .tag')].find(each => /^20/.test(each.textContent)).click()")
+        tab.until("document.querySelectorAll('.chip').length === 1 && location.hash.includes('filter=year')")
+        tab.until(f"{FOUND}.length === 6", 30)  # of sixty documents, each tenth is of a year
+        tab.press("Escape", "c")
+        tab.until("document.querySelectorAll('.column').length === 3 && document.querySelectorAll('.column .standing li').length > 12", 30)
+        tab.open(f"{child.url}/#q=sea&document=d%2F7", DESK)
+        tab.until("document.querySelector('#pane .id')?.textContent === 'd/7'", 30)
+        tab.until("document.querySelector('#pane .text')")
+        assert tab.complaints() == []
+        assert all(url.startswith((child.url, "data:", "about:")) for url in tab.requests())
+
+
+def _until(true: Any, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -1,0 +1,218 @@
+"""The service as a process: slow and greedy clients, a full queue, SIGTERM, and a new generation under load."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrieval.indexes import add_documents, delete_documents, open_index
+from retrieval.models import load_model
+from retrieval.records import Document
+from tests.retrieval.serving.conftest import Child, Indexes, httpx
+
+Serving = Callable[..., Any]
+HEADER = b"POST /api/search HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def index(indexes: Indexes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that may be changed."""
+    folder = tmp_path_factory.mktemp("changing") / "index"
+    shutil.copytree(indexes.dense, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def child(index: Path, serving: Serving) -> Iterator[Child]:
+    with serving(index, "--with", "bm25", "--patience", 1, "--max-body", "64KB", "--poll", 0.1, "--timeout", 120) as started:
+        yield started
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side closes; the connection must not stay open for a minute."""
+    connection.settimeout(60)
+    found = b""
+    try:
+        while part := connection.recv(1 << 16):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def query(child: Child, text: str = "bird", **options: Any) -> Any:
+    return httpx.post(f"{child.url}/api/search", json={"query": text, **options}, timeout=60)
+
+
+def test_the_command_serves(child: Child) -> None:
+    assert query(child, "granite snow", k=3).json()["retriever"] == "index"
+    assert query(child, "granite snow", retriever="bm25").status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /api/sea", HEADER], ids=["nothing", "half a line", "half a header"])
+def test_a_client_that_never_finishes_its_header_is_let_go(child: Child, sent: bytes) -> None:
+    begun = time.monotonic()
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        connection.sendall(sent)
+        assert read_all(connection) == b""
+    assert time.monotonic() - begun < 30
+    assert query(child).status_code == 200
+
+
+def test_a_header_that_comes_byte_by_byte_is_let_go(child: Child) -> None:
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        sent = 0
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            for sent in range(len(HEADER) * 10):  # noqa: B007 (asserted below)
+                connection.sendall(HEADER[sent % len(HEADER) :][:1])
+                time.sleep(0.05)
+        assert 5 < sent < 600
+    assert query(child).status_code == 200
+
+
+def test_a_second_header_that_never_ends_is_let_go(child: Child) -> None:
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: service\r\n\r\nGET /heal")
+        assert read_all(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_body_that_never_comes_is_refused(child: Child) -> None:
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        connection.sendall(HEADER + b'Content-Length: 100\r\n\r\n{"query": ')
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code": "too_slow"' in answer
+    assert query(child).status_code == 200
+
+
+def test_clients_that_stand_in_the_way_do_not(child: Child) -> None:
+    """Many half requests at a time: others are answered meanwhile."""
+    idle = [socket.create_connection(("127.0.0.1", child.port)) for _ in range(100)]
+    try:
+        for connection in idle:
+            connection.sendall(HEADER + b"Content-Length: 100\r\n\r\n{")
+        assert query(child).status_code == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_huge_body_is_refused_before_it_is_read(child: Child) -> None:
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        connection.sendall(HEADER + b"Content-Length: 9000000000\r\nExpect: 100-continue\r\n\r\n")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code": "too_large"' in answer
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused(child: Child, chunked: bool) -> None:
+    body = b'{"query": "' + b"a" * (4 << 20) + b'"}'
+    content = (body[first : first + 65536] for first in range(0, len(body), 65536)) if chunked else body
+    answer = httpx.post(f"{child.url}/api/search", content=content, headers={"content-type": "application/json"}, timeout=60)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "too_large"
+    assert answer.headers["connection"] == "close"
+
+
+def test_an_endless_body_is_cut_off(child: Child) -> None:
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        connection.settimeout(60)
+        connection.sendall(HEADER + b"Transfer-Encoding: chunked\r\n\r\n")
+        sent = 0
+        try:
+            while sent < 400 << 20:
+                connection.sendall(b"10000\r\n" + b"a" * 65536 + b"\r\n")
+                sent += 65536
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert sent < 400 << 20
+    assert query(child).status_code == 200
+
+
+def test_no_http_at_all(child: Child) -> None:
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 400 ")
+    assert query(child).status_code == 200
+
+
+def test_a_new_generation_under_load_fails_no_request(child: Child, index: Path) -> None:
+    model = load_model(open_index(index).manifest.model.source)
+    stop = time.monotonic() + 120
+    done: list[bool] = []
+
+    def ask(word: str) -> list[tuple[int, int, int]]:
+        seen = []
+        with httpx.Client(timeout=60) as client:
+            while not done and time.monotonic() < stop:
+                answer = client.post(f"{child.url}/api/search", json={"query": word, "k": 3, "retriever": "bm25" if len(seen) % 3 else None})
+                content = answer.json()
+                seen.append((answer.status_code, content.get("generation", -1), len(content.get("hits", ()))))
+        return seen
+
+    with ThreadPoolExecutor(3) as threads:
+        asking = [threads.submit(ask, word) for word in ("sea", "bird", "stone")]
+        try:
+            for change in range(4):
+                generation = add_documents(index, [Document(f"new{change}", "sea bird stone obsidian")], model).manifest.generation
+                if change % 2:
+                    generation = delete_documents(index, [f"new{change - 1}"]).manifest.generation
+                while query(child).json()["generation"] < generation:
+                    assert time.monotonic() < stop
+                    time.sleep(0.02)
+        finally:
+            done.append(True)
+        seen = [each.result() for each in asking]
+    assert {status for each in seen for status, _, _ in each} == {200}
+    assert {hits for each in seen for _, _, hits in each} == {3}
+    for each in seen:
+        generations = [generation for _, generation, _ in each]
+        assert generations == sorted(generations)
+        assert len(set(generations)) >= 3
+    found = query(child, "obsidian", retriever="bm25").json()["hits"]
+    assert {hit["id"] for hit in found} == {"new1", "new3"}
+
+
+def test_a_full_queue_says_so_and_sigterm_loses_nothing(indexes: Indexes, slow_serving: Serving) -> None:
+    with slow_serving(indexes.dense, 4.0, queue=3, seconds=60) as child:
+        with ThreadPoolExecutor(12) as threads, httpx.Client(base_url=child.url, timeout=60) as client:
+            asking = [threads.submit(client.post, "/api/search", json={"query": "bird"}) for _ in range(10)]
+            wait_until(lambda: sum(each.done() for each in asking) == 10 - 1 - 3)  # one is being answered, three wait
+            for each in asking:
+                if each.done():
+                    assert each.result().status_code == 429
+                    assert each.result().headers["retry-after"] == "1"
+                    assert each.result().json()["error"]["code"] == "too_busy"
+            waiting = [each for each in asking if not each.done()]
+            stopping = threads.submit(child.stop)
+            wait_until(lambda: client.get("/readyz").status_code == 503)
+            assert client.get("/readyz").json()["error"]["code"] == "draining"
+            assert client.get("/healthz").headers["connection"] == "close"
+            assert [each.result().status_code for each in waiting] == [200] * 4
+            assert stopping.result() == 0
+        with pytest.raises(httpx.ConnectError):
+            query(child)
+
+
+def test_what_takes_too_long_is_given_up(indexes: Indexes, slow_serving: Serving) -> None:
+    with slow_serving(indexes.dense, 3.0, seconds=0.3) as child:
+        begun = time.monotonic()
+        answer = query(child)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        assert time.monotonic() - begun < 2.5
+        assert httpx.get(f"{child.url}/healthz").status_code == 200
