@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encoder import InputError, pack_padded
-from encoder.checkpoint import write_config
 from encoder.files import write_json
+from encoder.hf_config import config_to_hf
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.versions import installed_version
@@ -138,7 +138,7 @@ def write_onnx(folder: Path, model: BiEncoder | ColBERT, *, tolerance: float = T
             f"{model.source}: the graph's vectors differ from the model's by {checked.largest_difference:.1e}, more than {tolerance:.0e}; "
             "nothing was written"
         )
-    write_config(model.encoder.config, folder)
+    write_json(folder / "config.json", config_to_hf(model.encoder.config, style="v4"))
     model.tokenizer.save(folder)
     write_json(folder / SETTINGS, described(model, checked))
 
@@ -167,6 +167,7 @@ def described(model: BiEncoder | ColBERT, checked: Checked) -> dict[str, Any]:
         "output": "vectors",
         "lower_case": settings.lower_case,
         "pad_token_id": model.encoder.config.pad_token_id,
+        "truncation_side": model.tokenizer.truncation_side,
         "query": {"prompt": settings.query_prompt, "max_length": card.query_length},
         "document": {"prompt": settings.document_prompt, "max_length": card.document_length},
     }
