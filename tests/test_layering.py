@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 COMPOSITION_ROOT = {
     Path(f"retrieval/cli/{name}.py")
     for name in (
-        *("bench", "bench_index", "collections", "evaluation", "glue", "interchange", "mining", "positions"),
+        *("bench", "bench_index", "collections", "evaluation", "glue", "interchange", "mining", "planning", "positions"),
         *("pretraining", "qa", "reports", "sweep", "training"),
     )
 }

@@ -102,8 +102,8 @@ LAYOUTS: Mapping[str, Mapping[Kind, Callable[[Path, BiEncoder | ColBERT], None]]
 """Layout -> kind of model -> what writes it.
 
 sentence-transformers: bi-encoders for 5 and 6, ColBERT models (``MultiVectorEncoder``) for 6. pylate: for PyLate 1.6, and for
-sentence-transformers 6. hf: the encoder and its tokenizer alone. stanford: for Stanford's ColBERT, PyLate and sentence-transformers 6. onnx: a
-padded graph from token ids to vectors, compared with our own.
+sentence-transformers 6. hf: the encoder and its tokenizer alone. stanford: for Stanford's ColBERT, PyLate and sentence-transformers 6.
+onnx: a padded graph from token ids to vectors, compared with our own.
 """
 
 

@@ -56,7 +56,9 @@ class Asker:
         InputError: The index or the model cannot be opened, another model built the index, or a condition is malformed.
     """
 
-    def __init__(self, index: Index | Path | str, *, model: DenseModel | TokenModel | None = None, defaults: Defaults | None = None) -> None:
+    def __init__(
+        self, index: Index | Path | str, *, model: DenseModel | TokenModel | None = None, defaults: Defaults | None = None
+    ) -> None:
         self.index = index if isinstance(index, Index) else open_index(index)
         card = self.index.manifest.model
         self.model: DenseModel | TokenModel = load_model(card.source, precision=card.precision) if model is None else model

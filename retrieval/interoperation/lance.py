@@ -116,7 +116,9 @@ def _prepared(database: Any, name: str, schema: Any, *, overwrite: bool) -> Any:
 
 def _rows(index: Index, batch: Batch, skipped: int, state: str, schema: Any) -> Any:
     colbert = index.manifest.model.kind == "colbert"
-    vectors = [_unit(index, key, each) if colbert else each[0] for key, each in zip(batch.ids[skipped:], batch.vectors[skipped:], strict=True)]
+    vectors = [
+        _unit(index, key, each) if colbert else each[0] for key, each in zip(batch.ids[skipped:], batch.vectors[skipped:], strict=True)
+    ]
     payloads = batch.payloads[skipped:]
     columns = {
         "id": batch.ids[skipped:],

@@ -1,7 +1,7 @@
 """What an engine's index takes on the disk, in memory to be built and in memory to be searched: its own formulas, before there is one.
 
-A bi-encoder's index has one vector a document, T = P; of a ColBERT's vectors one in ``pool_factor`` is kept. Sizes are chosen as the engines
-choose them (`retrieval.indexes.dense.settings.sizes`, `retrieval.indexes.tokens.settings.default_centroids`).
+A bi-encoder's index has one vector a document, T = P; of a ColBERT's vectors one in ``pool_factor`` is kept. Sizes are chosen as the
+engines choose them (`retrieval.indexes.dense.settings.sizes`, `retrieval.indexes.tokens.settings.default_centroids`).
 
     exact-dense     disk 4 d T
     pq-dense        disk T (ceil(M / 2) + d bits / 8 + 4), lists in memory T (ceil(M / 2) + 8)                    M = ceil(d / dsub)
@@ -68,7 +68,8 @@ class Footprint:
         disk_vectors: Codes or vectors, with the codec.
         disk_ids: Ids, hashes, and what tokenising did.
         disk_texts: Stored texts; 0 without.
-        search_resident: In memory for as long as it is open.
+        search_resident: Lists that are made in memory when it is first searched, and stay.
+        search_codec: What all segments share, in memory.
         search_mapped: Vectors in files that the system keeps in memory as far as they are used.
         build_peak: Held by a build beside the model, one segment at a time, within its budget.
         segments: Segments that the budget makes.
@@ -82,6 +83,7 @@ class Footprint:
     disk_ids: float
     disk_texts: float
     search_resident: float
+    search_codec: float
     search_mapped: float
     build_peak: float
     segments: int
@@ -94,7 +96,7 @@ class Footprint:
     @property
     def search(self) -> float:
         """Memory in which nothing is read from a disk twice, texts left out."""
-        return self.search_resident + self.search_mapped + self.disk_ids
+        return self.search_resident + self.search_codec + self.search_mapped + self.disk_ids
 
 
 def footprint(
@@ -137,7 +139,8 @@ def footprint(
         disk_vectors=found.disk + found.codec,
         disk_ids=per_document * corpus.documents,
         disk_texts=(_LINE + corpus.line_bytes) * corpus.documents if texts else 0,
-        search_resident=found.resident + found.codec,
+        search_resident=found.resident,
+        search_codec=2 * found.codec,  # centroids of two bytes have four in memory
         search_mapped=found.disk,
         build_peak=min(max(training, merging), max(memory, writing)),
         segments=max(1, -(-int(merging) // memory)),

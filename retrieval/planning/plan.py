@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from encoder import EncoderConfig
 from retrieval.indexes.engines import Setting
 from retrieval.planning.corpora import Corpus
 from retrieval.planning.footprint import Footprint, footprint
@@ -18,12 +19,13 @@ FORMULAS = {
     "E[min(X, L)] for a log-normal X of mean 1.35 words + 2 and deviation 0.5 of its logarithm, cut at the model's length L",
     "vectors": "documents (bi-encoder); tokens x share that is no punctuation / pool_factor (ColBERT)",
     "encoding hours": "tokens / tokens a second / 3600 / devices; the rate is that of texts of this length",
-    "indexing hours": "(vectors x seconds a vector + training) / 3600 on one machine; training = seconds a vector and list x sample x lists",
+    "indexing hours": "(vectors x seconds a vector + training) / 3600 on one machine; "
+    "training = seconds a vector and list x sample x lists",
     "disk": "codes or vectors + codec + ids (28 bytes and the id a document) + texts (8 bytes and the line a document). A vector takes "
     "4d (exact), d/dsub/2 + d bits/8 + 4 [+ 2] (pq-dense, [ivf-dense]), d/8 + 2 + d bits/8 + 2 (ivf-tokens); see "
     "retrieval.planning.footprint",
-    "memory to build": "model + the larger of the training sample twice over and a merge (256 bytes + 12 ids a document + 3 codecs + 8 blocks), "
-    "which the budget cuts into segments",
+    "memory to build": "model + the larger of the training sample twice over and a merge (256 bytes + 12 ids a document + 3 codecs + "
+    "8 blocks), which the budget cuts into segments",
     "memory to search": "model + lists made in memory (codes + 8 bytes a vector, 16 places a list unused) + codes in mapped files + ids; "
     "less is enough where the disk is fast, the lists must fit",
     "shards": "ceil((lists + codes + ids) / (0.9 memory of a machine - model))",
@@ -104,6 +106,20 @@ class Plan:
         content = asdict(self)
         content["index"] |= {"disk": self.index.disk, "search": self.index.search}
         return content
+
+
+def matrix_weights(config: EncoderConfig) -> int:
+    """Weights of an encoder of which there is only the architecture: embeddings and matrices, norms and biases left out.
+
+    Example:
+        >>> from encoder import preset
+        >>> round(matrix_weights(preset("modernbert-base")) / 1e6)
+        149
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    block = 4 * width * width + (3 if config.mlp == "gated" else 2) * width * inner
+    rows = config.vocab_size + (config.max_positions if config.positions == "absolute" else 0)
+    return rows * width + config.num_layers * block
 
 
 def make_plan(

@@ -16,9 +16,14 @@ from retrieval.projection import Projection
 from retrieval.records import Document
 
 DOCUMENTS = [
-    Document(f"d{number}", f"word{number % 5} word{number % 7} other{number}", "titled" * (number % 2), {"part": number, "odd": number % 2 == 1})
+    Document(
+        f"d{number}",
+        f"word{number % 5} word{number % 7} other{number}",
+        "titled" * (number % 2),
+        {"part": number, "odd": number % 2 == 1},
+    )
     for number in range(23)
-]  # fmt: skip
+]
 
 
 @pytest.fixture(params=["dense", "colbert"])

@@ -51,7 +51,9 @@ def test_llama_index(index: Index, model: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [langchain_retriever, llama_index_retriever])
-def test_what_cannot_be_asked(make: Callable[..., Any], index: Index, model: Any, other_word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_asked(
+    make: Callable[..., Any], index: Index, model: Any, other_word_sum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="built with"):
         make(index, model=other_word_sum)
     with pytest.raises(InputError, match="filter 'nonsense'"):

@@ -137,7 +137,9 @@ def test_a_collection_for_other_vectors_stays(store: str, word_sum: Any, word_by
     assert ids_in(store, tmp_path, "c") == ["d1"]
 
 
-def test_vectors_that_cosine_would_compare_otherwise_are_refused(word_by_word: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_that_cosine_would_compare_otherwise_are_refused(
+    word_by_word: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = build_index([Document("d1", "word1")], word_by_word, tmp_path / "i", options=BuildOptions(engine="exact"))
     monkeypatch.setattr(lance, "_UNIT", -1.0)
     with pytest.raises(InputError, match="document 'd1' has vectors that are not of unit length"):
