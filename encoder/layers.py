@@ -16,10 +16,14 @@ from encoder.linear import Linear
 from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, thirds
 from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
+from encoder.padding import PaddedBatch
 from encoder.positions import alibi_slopes
 
 RotaryRows = tuple[Tensor, Tensor]
 """Cosines and sines of a batch's tokens, (N, R/2) each."""
+
+Batch = PackedBatch | PaddedBatch
+"""Tokens end to end, or for the graphs of other programs padded: attention alone knows which."""
 
 
 def make_norm(config: EncoderConfig) -> Norm:
@@ -42,7 +46,7 @@ class Embeddings(nn.Module):
         self.norm: Norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)
 
-    def forward(self, batch: PackedBatch, dtype: torch.dtype) -> Tensor:
+    def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(N,) ids to (N, D) hidden states of a dtype."""
         hidden = self.tokens(batch.ids).to(dtype)
         if self.token_types is not None:
@@ -69,7 +73,7 @@ class SelfAttention(nn.Module):
         slopes = alibi_slopes(config.num_heads) if config.positions == "alibi" else None
         self.register_buffer("slopes", slopes, persistent=False)
 
-    def forward(self, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch, rope: RotaryRows | None) -> Tensor:
         """(N, D) to (N, D)."""
         q, k, v = self._heads(hidden, rope)
         dropout = self.probability_dropout if self.training else 0.0
@@ -79,7 +83,7 @@ class SelfAttention(nn.Module):
 
     def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (N, H, K) each, from one product."""
-        qkv = self.qkv(hidden).view(len(hidden), 3, self.heads, -1)  # (N, 3, H, K)
+        qkv = self.qkv(hidden).unflatten(1, (3, self.heads, -1))  # (N, 3, H, K)
         return thirds(qkv) if rope is None else rotate(qkv, *rope)
 
 
@@ -126,7 +130,7 @@ class Block(nn.Module):
             self.mlp_norm = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, hidden: Tensor, update: Tensor | None, batch: Batch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
         """One block.
 
         Args:

@@ -107,8 +107,10 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def multiplies_packed(x: Tensor, weight: Tensor) -> bool:
     """Whether a product that may be differentiated is worth oneDNN's layout."""
+    if torch.compiler.is_compiling():  # asked first: a graph of any number of tokens must not ask for it
+        return False
     on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    return on_cpu and len(x) >= PACK_TOKENS and has_onednn() and not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+    return on_cpu and len(x) >= PACK_TOKENS and has_onednn() and not torch.is_autocast_enabled("cpu")
 
 
 class _PackedLinear(torch.autograd.Function):

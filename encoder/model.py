@@ -6,6 +6,7 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -14,12 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 from encoder.config import EncoderConfig, Precision
 from encoder.errors import InputError
-from encoder.layers import Block, Embeddings, make_norm
+from encoder.layers import Block, Embeddings, RotaryRows, make_norm
 from encoder.lean import advance_, heads_buffer
 from encoder.linear import compute_dtype, lean
 from encoder.ops import add_norm
 from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch, neighbours_of_equal_length
+from encoder.padding import PaddedBatch
 from encoder.positions import RotaryTable
 
 if TYPE_CHECKING:
@@ -101,8 +103,7 @@ class Encoder(nn.Module):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 return self.forward(batch)
         batch, places = self._arranged(batch.to(self.device))
-        rows = [table(batch.positions) for table in self.rotary]
-        ropes = [rows[place] for place in self._table_of] if rows else [None] * len(self.layers)
+        ropes = self._ropes(batch.positions)
         dtype = self.embeddings.tokens.weight.dtype
         hidden: Tensor = self.embeddings(batch, dtype if torch.is_grad_enabled() else compute_dtype(self.device, dtype))
         update: Tensor | None = None
@@ -118,6 +119,30 @@ class Encoder(nn.Module):
                 hidden, update = layer(hidden, update, batch, rope)
         output = add_norm(hidden, update, self.final_norm)[1].to(dtype)
         return output if places is None else output[places]
+
+    def forward_padded(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """The same states from a padded batch, without a choice that depends on sizes: what is exported as a graph for other programs.
+
+        It runs the same layers as ``forward``, and costs what padding costs; nothing here uses it to encode.
+
+        Args:
+            ids: Token ids, (B, S) int64.
+            mask: 1 where a token may be attended to, 0 where one only reads, or there is padding, (B, S).
+
+        Returns:
+            (B, S, D); what stands in places of padding means nothing.
+        """
+        batch = PaddedBatch.of(ids, mask)
+        hidden: Tensor = self.embeddings(batch, self.embeddings.tokens.weight.dtype)
+        update: Tensor | None = None
+        for layer, rope in zip(self.layers, self._ropes(batch.positions), strict=True):
+            hidden, update = layer(hidden, update, batch, rope)
+        return add_norm(hidden, update, self.final_norm)[1].unflatten(0, ids.shape)
+
+    def _ropes(self, positions: Tensor) -> Sequence[RotaryRows | None]:
+        """For each layer the rows of its rotary table, (N,) positions; None where the family has none."""
+        rows = [table(positions) for table in self.rotary]
+        return [rows[place] for place in self._table_of] if rows else [None] * len(self.layers)
 
     def _arranged(self, batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
         """The batch in the order in which its layers do best, and where each token has gone; None where nothing has moved.

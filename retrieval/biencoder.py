@@ -128,7 +128,7 @@ class BiEncoder:
         """
         prompt = self.settings.query_prompt if role == "query" else self.settings.document_prompt
         tokens = self.tokenizer.encode(clean(texts, prompt=prompt, lower_case=self.settings.lower_case), max_length=self.max_length)
-        skip = 0 if self.settings.include_prompt or not prompt else self._prompt_tokens(prompt)
+        skip = 0 if self.settings.include_prompt or not prompt else self.prompt_tokens(prompt)
 
         def forward(batch: PackedBatch) -> list[DenseVectors]:
             return list(self.pool(self.encoder(batch), batch, skip=skip).cpu().numpy())
@@ -138,7 +138,7 @@ class BiEncoder:
         vectors = np.stack(rows) if rows else np.empty((0, self.dim), np.float32)
         return DenseEncoding(vectors, describe_tokens(texts, tokens.ids, tokens.truncated))
 
-    def _prompt_tokens(self, prompt: str) -> int:
+    def prompt_tokens(self, prompt: str) -> int:
         """Leading tokens that a prompt takes, [CLS] included and [SEP] not."""
         ids = self.tokenizer.encode(clean([prompt], lower_case=self.settings.lower_case), max_length=self.max_length).ids[0]
         return len(ids) - (ids[-1] == self.tokenizer.special_id("sep"))

@@ -157,6 +157,11 @@ class ColBERT:
             precision=self.encoder.frozen or "float",
         )
 
+    @property
+    def skipped_ids(self) -> list[int]:
+        """Tokens whose document vectors are dropped, ascending."""
+        return sorted(token for token in self._skiplist if token is not None)
+
     def project(self, hidden: Tensor) -> Tensor:
         """Hidden states (N, D) to unit vectors (N, d)."""
         return F.normalize(self.projections(hidden.float()), dim=-1)

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from encoder.attention import flash
 from encoder.attention.packed import attend_packed
+from encoder.attention.padded import attend_padded
 from encoder.attention.reference import attend_reference
 from encoder.errors import InputError
 from encoder.packing import PackedBatch
+from encoder.padding import PaddedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +196,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    batch: PackedBatch,
+    batch: PackedBatch | PaddedBatch,
     window: int | None,
     *,
     slopes: Tensor | None = None,
@@ -207,7 +209,8 @@ def attend(
         q: Queries, (N, H, K).
         k: Keys, (N, H, K).
         v: Values, (N, H, K).
-        batch: Where the sequences begin and end, and which tokens may be attended to.
+        batch: Where the sequences begin and end, and which tokens may be attended to; padded where a graph is made for
+            other programs, which drops nothing out and takes no backend.
         window: A token sees |i - j| <= window // 2, both ends included; None for the whole sequence.
         slopes: ALiBi's slope of each head, (H,): a score loses slope * |i - j|; None without ALiBi.
         dropout: Probability of dropping an attention weight.
@@ -221,6 +224,8 @@ def attend(
         ValueError: ``backend`` is unknown or cannot serve the call; says why.
         InputError: The environment variable names no backend.
     """
+    if isinstance(batch, PaddedBatch):
+        return attend_padded(q, k, v, batch, window, slopes)
     if window is not None and batch.max_seqlen - 1 <= window // 2:
         window = None  # every distance fits: local and global are the same, and global needs no mask
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ import typer
 from encoder import InputError
 from encoder.data_files import read_lines
 from retrieval.biencoder import BiEncoder
+from retrieval.cli.index_export import export
 from retrieval.cli.output import (
     Int8Option,
     JsonOption,
@@ -43,19 +43,13 @@ from retrieval.indexes import (
 )
 from retrieval.indexes.calibration import HITS, LEAST_HITS, QUERIES
 from retrieval.indexes.engines import Setting
-from retrieval.indexes.export import export_index
 from retrieval.indexes.recall_table import Rung
 from retrieval.models import load_model
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and look at indexes.")
 
 
-class VectorFormat(str, Enum):
-    """How exported vectors are written."""
-
-    NPY = "npy"
-    SAFETENSORS = "safetensors"
-
+app.command("export", epilog="Example: quiver index export indexes/scifact --to qdrant://http://localhost:6333")(export)
 
 FolderArgument = typer.Argument(help="An index.")
 MemoryOption = typer.Option("--memory", help="What it may hold beside the model, such as 2GB.")
@@ -221,24 +215,6 @@ def info(
 ) -> None:
     """Say what an index holds and who built it."""
     _describe(open_index(folder, verify=verify), as_json)
-
-
-@app.command("export", epilog="Example: quiver index export indexes/scifact --out exported --vectors safetensors")
-def export(
-    folder: Annotated[Path, FolderArgument],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; it must be new or empty.")],
-    vectors: Annotated[VectorFormat, typer.Option("--vectors", help="How the vectors are written.")] = VectorFormat.NPY,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file first and compare its checksum.")] = True,
-    progress: Annotated[bool | None, ProgressOption] = None,
-    as_json: Annotated[bool, JsonOption] = False,
-) -> None:
-    """Write the documents as JSON lines (ids alone where no texts are kept) and their vectors as arrays, for other programs."""
-    described = export_index(open_index(folder, verify=verify), out, vectors=vectors.value, progress=show_progress(progress))
-    if as_json:
-        print_json({"folder": str(out), **described})
-        return
-    count = described["arrays"]["vectors"][0]
-    say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
 
 
 def read_ids(path: Path) -> list[str]:

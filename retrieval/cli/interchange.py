@@ -22,11 +22,13 @@ class Layout(str, Enum):
     PYLATE = "pylate"
     HF = "hf"
     STANFORD = "stanford"
+    ONNX = "onnx"
 
 
 LAYOUT_HELP = (
     "sentence-transformers: bi-encoders for 5 and 6, ColBERT models for 6; pylate: ColBERT models for PyLate 1.6 and "
-    "sentence-transformers 6; hf: the encoder alone, for transformers; stanford: ColBERT models for Stanford's ColBERT."
+    "sentence-transformers 6; hf: the encoder alone, for transformers; stanford: ColBERT models for Stanford's ColBERT; "
+    "onnx: a graph for onnxruntime and others, compared with our own vectors."
 )
 
 

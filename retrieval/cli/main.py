@@ -22,6 +22,7 @@ from retrieval.cli import (
     index,
     interchange,
     mining,
+    planning,
     positions,
     pretraining,
     qa,
@@ -56,6 +57,7 @@ app.add_typer(index.app, name="index")
 app.command("search")(search.search)
 app.command("serve")(serving.serve)
 app.command("evaluate")(evaluation.evaluate)
+app.command("plan")(planning.plan)
 app.add_typer(qa.app, name="qa")
 app.command("glue")(glue.glue)
 app.add_typer(reports.app, name="report")

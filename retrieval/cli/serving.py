@@ -11,8 +11,8 @@ import typer
 
 from encoder import InputError
 from retrieval import bm25
-from retrieval.cli.index import parse_size
 from retrieval.cli.output import JsonOption, print_json, say
+from retrieval.cli.settings import parse_size
 from retrieval.cli.sources import short_names
 
 # What the extra holds, by the names they are imported by.

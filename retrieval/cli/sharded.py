@@ -11,8 +11,8 @@ from pathlib import Path
 import typer
 
 from encoder import InputError
-from retrieval.cli.index import parse_size
 from retrieval.cli.output import say_error
+from retrieval.cli.settings import parse_size
 from retrieval.records import Missing
 from retrieval.sharding import Patience, ShardedIndex, Sharding, open_sharded
 

@@ -23,7 +23,7 @@ from retrieval.versions import installed_version
 PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}
 """The Hub's name of what a model does."""
 
-LIBRARIES = {"sentence-transformers": "sentence-transformers", "pylate": "PyLate", "hf": "transformers"}
+LIBRARIES = {"sentence-transformers": "sentence-transformers", "pylate": "PyLate", "hf": "transformers", "onnx": "onnx"}
 """The Hub's name of the library that opens a layout; it has none for Stanford's ColBERT."""
 
 HUB_DATA = re.compile(r"hub://([\w-][\w.-]*/[\w-][\w.-]*)")

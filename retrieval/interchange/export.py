@@ -23,6 +23,7 @@ from retrieval.interchange.dense import write_dense
 from retrieval.interchange.languages import check_languages
 from retrieval.interchange.modules import write_encoder
 from retrieval.interchange.multi_vector import write_multi_vector
+from retrieval.interchange.onnx_graph import require_libraries, write_onnx
 from retrieval.interchange.pylate import write_colbert
 from retrieval.interchange.stanford import write_stanford
 from retrieval.interchange.target import check_target, replacing_folder
@@ -96,11 +97,13 @@ LAYOUTS: Mapping[str, Mapping[Kind, Callable[[Path, BiEncoder | ColBERT], None]]
     "pylate": {"colbert": _colbert(write_colbert)},
     "hf": {"dense": _bare, "colbert": _bare},
     "stanford": {"colbert": _colbert(write_stanford)},
+    "onnx": {"dense": write_onnx, "colbert": write_onnx},
 }
 """Layout -> kind of model -> what writes it.
 
 sentence-transformers: bi-encoders for 5 and 6, ColBERT models (``MultiVectorEncoder``) for 6. pylate: for PyLate 1.6, and for
 sentence-transformers 6. hf: the encoder and its tokenizer alone. stanford: for Stanford's ColBERT, PyLate and sentence-transformers 6.
+onnx: a padded graph from token ids to vectors, compared with our own.
 """
 
 
@@ -133,6 +136,8 @@ def export_model(
     """
     if layout not in LAYOUTS:
         raise InputError(f"unknown layout {layout!r}; there are {', '.join(LAYOUTS)}")
+    if layout == "onnx":
+        require_libraries()
     check_languages(languages)
     check_target(out, local_folder(source, revision=revision), overwrite=overwrite)
     model = _load(source, revision)
@@ -149,7 +154,7 @@ def export_model(
     with replacing_folder(out) as stage:
         LAYOUTS[layout][kind](stage, model)
         written = Tokenizer.from_pretrained(stage)
-        if layout != "hf" and not ignores_outer_space(written):
+        if layout not in ("hf", "onnx") and not ignores_outer_space(written):
             logger.warning(
                 "%s: sentence-transformers 6 sees white space around texts, which this tokenizer cannot be made to strip: "
                 "it gives other vectors for such texts, and for prompts that are not pooled",

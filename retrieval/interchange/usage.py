@@ -7,6 +7,7 @@ import json
 from encoder import Tokenizer
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
+from retrieval.interchange import onnx_usage
 from retrieval.interchange.prefixes import reads_as_token, with_prefixes
 from retrieval.interchange.white_space import ignores_outer_space
 from retrieval.model_settings import ModelFolder
@@ -94,6 +95,8 @@ SNIPPETS = {
     ("stanford", "colbert"): (STANFORD, PYLATE, MULTI_VECTOR),
     ("hf", "dense"): (TRANSFORMERS,),
     ("hf", "colbert"): (TRANSFORMERS,),
+    ("onnx", "dense"): (onnx_usage.DENSE,),
+    ("onnx", "colbert"): (onnx_usage.COLBERT,),
 }
 """Layout and kind -> what opens it, the first first."""
 
@@ -126,7 +129,7 @@ def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokeni
         templates = tuple(template for template in templates if template != MULTI_VECTOR)
     if missing:
         templates = (TRANSFORMERS.partition("\n\nqueries =")[0],)
-    if layout != "hf":  # which keeps neither pooling nor prompts
+    if layout not in ("hf", "onnx"):  # the one keeps neither pooling nor prompts, the other no weights that Quiver reads
         templates = (*templates, QUIVER)
     blocks = [f"```python\n{template.format(**values).rstrip()}\n```\n" for template in templates]
     if missing:

@@ -124,7 +124,9 @@ class Retriever:
         return RetrieverInfo(
             name=self.name,
             kind=kind,
-            model=", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items()) if self.words else _model_name(index.manifest.model.source),
+            model=", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items())
+            if self.words
+            else _model_name(index.manifest.model.source),
             documents=len(index),
             generation=generation.number,
             fields={name: list(types) for name, types in index.fields.items()},

@@ -28,7 +28,7 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOKEN = "a token of enough characters"
-WORDS = "sea bird wing river stone granite deep wide fly swim salt light night forest snow".split()
+WORDS = ["sea", "bird", "wing", "river", "stone", "granite", "deep", "wide", "fly", "swim", "salt", "light", "night", "forest", "snow"]
 
 
 class Indexes(NamedTuple):

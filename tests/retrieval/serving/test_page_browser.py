@@ -153,7 +153,9 @@ class Service:
         }
 
 
-def answer(handler: BaseHTTPRequestHandler, status: int, content: Any, headers: dict[str, str] | None = None, kind: str = "application/json") -> None:
+def answer(
+    handler: BaseHTTPRequestHandler, status: int, content: Any, headers: dict[str, str] | None = None, kind: str = "application/json"
+) -> None:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     with contextlib.suppress(OSError):
         handler.send_response(status)
@@ -187,7 +189,11 @@ def explanation(query: str, name: str, retriever: str) -> dict[str, Any]:
     asked = [{"token": "[CLS]", "span": None}, *({"token": word, "span": [begin, end]} for word, begin, end in words(query))]
     names = [token["token"] for token in passage]
     matches = [
-        {"query": row, "passage": names.index(token["token"]) if token["token"] in names else 1, "score": 0.95 if token["token"] in names else 0.3}
+        {
+            "query": row,
+            "passage": names.index(token["token"]) if token["token"] in names else 1,
+            "score": 0.95 if token["token"] in names else 0.3,
+        }
         for row, token in enumerate(asked)
     ]
     return {"kind": "tokens", "score": sum(match["score"] for match in matches), "text": text, "query": asked, "passage": passage,
@@ -376,7 +382,14 @@ def test_a_page_opens_where_its_address_says(browser: Browser, service: Service)
     address = f"{service.url}#q=sea&in=colbert&filter={quote('year>=2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
     browser.open(address, DESK)
     browser.until("document.querySelector('#pane .reading h2')")
-    assert service.searches[0] == {"query": "sea", "k": 10, "retriever": "colbert", "filter": ["year>=2012"], "explain": False, "effort": "fast"}
+    assert service.searches[0] == {
+        "query": "sea",
+        "k": 10,
+        "retriever": "colbert",
+        "filter": ["year>=2012"],
+        "explain": False,
+        "effort": "fast",
+    }
     assert browser.run("document.querySelector('#pane .id').textContent") == "fish/1 %?#"
     assert browser.run("[...document.querySelectorAll('.chip')].map(each => each.querySelector('bdi').textContent)") == ["year ≥ 2012"]
     assert browser.run("document.getElementById('effort').value") == "fast"
@@ -485,8 +498,15 @@ def test_the_heat_map_shows_which_tokens_met(browser: Browser, service: Service)
     assert browser.run("document.querySelector('#pane .asked').getAttribute('aria-pressed')") == "true"
     assert browser.run("document.querySelector('#pane .asked').textContent") == "fish met Fish, similarity 0.950"
     browser.run("document.querySelector('#pane details').open = true")
-    table = browser.run("[...document.querySelectorAll('#pane tbody tr, #pane tfoot tr')].map(each => [...each.cells].map(cell => cell.textContent))")
-    assert table[1:] == [["fish", "Fish", "0.950"], ["light", "light", "0.950"], ["zebra", "Fish", "0.300"], ["sum, the score", "", "3.150"]]
+    table = browser.run(
+        "[...document.querySelectorAll('#pane tbody tr, #pane tfoot tr')].map(each => [...each.cells].map(cell => cell.textContent))"
+    )
+    assert table[1:] == [
+        ["fish", "Fish", "0.950"],
+        ["light", "light", "0.950"],
+        ["zebra", "Fish", "0.300"],
+        ["sum, the score", "", "3.150"],
+    ]
     browser.press("Escape")
     browser.press("Escape")
     browser.run("document.activeElement.blur()")
@@ -512,7 +532,9 @@ def test_side_by_side_says_where_a_document_stands_elsewhere(browser: Browser, s
         column = f"[...document.querySelectorAll('.column .card[data-retriever={name}]')]"
         assert browser.run(f"{column}.map(each => each.dataset.document)") == found
         for other in set(KINDS) - {name}:
-            said = browser.run(f"{column}.map(each => [...each.querySelectorAll('.standing li')].find(li => li.title.includes('{other}')).title)")
+            said = browser.run(
+                f"{column}.map(each => [...each.querySelectorAll('.standing li')].find(li => li.title.includes('{other}')).title)"
+            )
             ranks = [lists[other].index(each) + 1 if each in lists[other] else None for each in found]
             assert said == [f"rank {rank} in {other}" if rank else f"not among the first {len(lists[other])} of {other}" for rank in ranks]
     browser.press("j", "ArrowRight", "Enter")
@@ -572,7 +594,11 @@ def test_others_words_do_nothing(browser: Browser, service: Service) -> None:
         for view in ("in=dense", "in=colbert", "in=bm25", "view=together&in=colbert"):
             browser.open(f"{service.url}#{view}&q={quote('sea scripts ' + HOSTILE)}&document={quote(name, safe='')}", size)
             browser.until("document.querySelector('.reading h2')")
-            assert browser.run("[document.images.length, document.scripts.length, document.documentElement.scrollWidth <= innerWidth]") == [0, 1, True]
+            assert browser.run("[document.images.length, document.scripts.length, document.documentElement.scrollWidth <= innerWidth]") == [
+                0,
+                1,
+                True,
+            ]
             assert HOSTILE[:40] in browser.run("document.querySelector('.reading').textContent")
             assert "\u202e" not in browser.run("document.documentElement.textContent")
     assert browser.complaints() == []

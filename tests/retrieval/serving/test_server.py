@@ -77,7 +77,7 @@ def test_a_header_that_comes_byte_by_byte_is_let_go(child: Child) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
         sent = 0
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            for sent in range(len(HEADER) * 10):  # noqa: B007 (asserted below)
+            for sent in range(len(HEADER) * 10):
                 connection.sendall(HEADER[sent % len(HEADER) :][:1])
                 time.sleep(0.05)
         assert 5 < sent < 600
@@ -160,7 +160,9 @@ def test_a_new_generation_under_load_fails_no_request(child: Child, index: Path)
         seen = []
         with httpx.Client(timeout=60) as client:
             while not done and time.monotonic() < stop:
-                answer = client.post(f"{child.url}/api/search", json={"query": word, "k": 3, "retriever": "bm25" if len(seen) % 3 else None})
+                answer = client.post(
+                    f"{child.url}/api/search", json={"query": word, "k": 3, "retriever": "bm25" if len(seen) % 3 else None}
+                )
                 content = answer.json()
                 seen.append((answer.status_code, content.get("generation", -1), len(content.get("hits", ()))))
         return seen
