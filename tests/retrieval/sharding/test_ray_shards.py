@@ -207,7 +207,7 @@ def test_rolling_under_load(cluster: None, tmp_path: Path, build: Any, fast: Any
                 assert same(sharded.search(queries, 10), expected[-1])
         assert sharded.replicas == (1,)  # of one segment
     with capsys.disabled():
-        say(f"3 generations rolled to", load)
+        say("3 generations rolled to", load)
     assert load.searches >= 180
     assert not load.failures
     assert not load.partial
@@ -236,6 +236,6 @@ def test_an_actor_that_is_stopped_and_one_whose_process_is_killed(
             eventually(lambda: len(actors) == 4 and sharded.replicas == (2,))
             load.run_for(30)
         with capsys.disabled():
-            say(f"1 process stopped, 1 killed", load)
+            say("1 process stopped, 1 killed", load)
         assert not load.failures
         assert not load.partial
