@@ -88,8 +88,8 @@ class Fleet:
         found: list[list[PartHits]] = [[] for _ in range(packed.queries)]
         for answer in answers:
             if answer is not None:
-                for parts, hits in zip(found, answer.each(), strict=True):
-                    parts.append(hits)
+                for parts, each in zip(found, answer.each(), strict=True):
+                    parts.append(each)
         hits = merged(found, request.k)
         lost = [shard.spec.part for shard, answer in zip(self.shards, answers, strict=True) if answer is None]
         if lost:

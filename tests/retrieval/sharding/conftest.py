@@ -109,7 +109,7 @@ def assert_same(found: Hits, expected: Hits) -> int:
     return sum(map(len, found.ids))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
     """A Ray cluster of this machine."""
     pytest.importorskip("ray")
