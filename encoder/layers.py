@@ -83,7 +83,7 @@ class SelfAttention(nn.Module):
 
     def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (N, H, K) each, from one product."""
-        qkv = self.qkv(hidden).unflatten(1, (3, self.heads, -1))  # (N, 3, H, K)
+        qkv = self.qkv(hidden).view(hidden.shape[0], 3, self.heads, -1)  # (N, 3, H, K)
         return thirds(qkv) if rope is None else rotate(qkv, *rope)
 
 

@@ -137,7 +137,7 @@ class Encoder(nn.Module):
         update: Tensor | None = None
         for layer, rope in zip(self.layers, self._ropes(batch.positions), strict=True):
             hidden, update = layer(hidden, update, batch, rope)
-        return add_norm(hidden, update, self.final_norm)[1].unflatten(0, ids.shape)
+        return add_norm(hidden, update, self.final_norm)[1].reshape(*ids.shape, -1)
 
     def _ropes(self, positions: Tensor) -> Sequence[RotaryRows | None]:
         """For each layer the rows of its rotary table, (N,) positions; None where the family has none."""

@@ -30,4 +30,5 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, batch: PaddedBatch, window: i
         visible = visible & (distance <= window // 2)
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
     weights = weights * visible.any(-1, keepdim=True)  # a place that sees nothing gets zeros
-    return (weights @ v).transpose(1, 2).flatten(0, 1)  # (N, H, K)
+    mixed: Tensor = (weights @ v).transpose(1, 2).flatten(0, 1)  # (N, H, K)
+    return mixed

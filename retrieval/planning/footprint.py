@@ -27,6 +27,7 @@ from retrieval.indexes.engines import Setting
 from retrieval.indexes.fast_scan import CODEWORDS, FastScanLists
 from retrieval.indexes.tokens import settings as tokens
 from retrieval.indexes.tokens.candidates import CODED_DIMENSIONS
+from retrieval.indexes.tokens.pooling import WINDOW
 from retrieval.planning.corpora import Corpus
 from retrieval.records import ModelCard
 
@@ -47,6 +48,7 @@ class Sizes(NamedTuple):
         codec: Bytes of what all segments share.
         lists: K; 0 without lists.
         sample: Vectors that are learned from.
+        merging: Bytes that merging a document's vectors into fewer takes.
     """
 
     disk: float
@@ -54,6 +56,7 @@ class Sizes(NamedTuple):
     codec: float = 0
     lists: int = 0
     sample: int = 0
+    merging: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def footprint(
         raise InputError(f"the size of {chosen} is FAISS's to say; plan with {', '.join(SIZES)}")
     found = SIZES[chosen](corpus, card.dim, given)
     vectors = _vectors(corpus, card, given)
-    writing = 3 * found.codec + _BLOCKS[card.kind] * card.dim * 4 * _COPIES + _BUFFERS
+    writing = 3 * found.codec + _BLOCKS[card.kind] * card.dim * 4 * _COPIES + _BUFFERS + found.merging
     merging = writing + corpus.documents * (DOCUMENT_BYTES + DESCRIBED_COPIES * corpus.id_bytes)
     training = 2 * 4 * card.dim * found.sample
     per_document = _ID + corpus.id_bytes + _TOKENS
@@ -190,7 +193,8 @@ def _tokens(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
     number = 2 if lists <= 1 << 16 else 4
     disk = vectors * (dim / 8 + number + dim * chosen.bits / 8 + 2) + 4 * corpus.documents
     resident = FastScanLists.nbytes(vectors, codebooks=dim // CODED_DIMENSIONS, lists=lists) + 9 * corpus.documents
-    return Sizes(disk, float(resident), 2 * lists * dim + 4 * CODEWORDS * dim, lists, tokens.sample_size(whole))
+    pairs = 8 * WINDOW * WINDOW * _COPIES if chosen.pool_factor > 1 else 0
+    return Sizes(disk, float(resident), 2 * lists * dim + 4 * CODEWORDS * dim, lists, tokens.sample_size(whole), pairs)
 
 
 SIZES: dict[str, Callable[[Corpus, int, Mapping[str, Setting]], Sizes]] = {

@@ -17,6 +17,7 @@ from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_documents
 from retrieval.indexes import BuildOptions, Index, build_index
+from retrieval.indexes.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
 from retrieval.model_folder import load_parts
 from retrieval.model_settings import ColBERTSettings, ModelFolder
 from retrieval.models import load_model
@@ -105,7 +106,9 @@ def test_every_engine(tmp_path: Path, engine: str, settings: Mapping[str, Any]) 
     planned = footprint(known, model.card, name=engine, settings=settings)
     compared(index, planned)
     held = index.codec.memory(len(corpus), index.manifest.vectors)
-    assert planned.build_peak >= 0.75 * held
+    if planned.sample:  # writers of exact indexes hold a few megabytes, whatever they write
+        described = DOCUMENT_BYTES * len(corpus) + DESCRIBED_COPIES * sum(len(document.id) for document in corpus)
+        close(planned.build_peak, max(held + described, 2 * 4 * 64 * planned.sample), "to build")
 
 
 def real(model: BiEncoder | ColBERT, corpus: list[Document]) -> Corpus:
@@ -125,8 +128,8 @@ def small_colbert(minilm: Path, tmp_path: Path) -> ColBERT:
 
 @pytest.mark.data
 def test_tokens_and_bytes_of_real_texts(quiver_data: Path, minilm: Path) -> None:
-    """Whole SciFact, counted without encoding: the sample says what the corpus has, and words alone come near."""
-    model, corpus = load_model(minilm), list(read_documents(quiver_data / "scifact"))
+    """SciFact, counted without encoding: the sample says what the corpus has, and words alone come near."""
+    model, corpus = load_model(minilm), list(islice(read_documents(quiver_data / "scifact"), 1500))
     planned = real(model, corpus)
     tokens, _ = text_lengths(model, [document.content() for document in corpus])
     assert abs(planned.tokens - tokens) < 0.03 * tokens
