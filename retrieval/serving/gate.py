@@ -159,7 +159,8 @@ async def _while_connected(handling: asyncio.Future[None], receive: Receive) -> 
     """Wait for the answer to be sent, and give up when the client is gone: nobody would read it."""
     gone = asyncio.ensure_future(receive())
     try:
-        await asyncio.wait({handling, gone}, return_when=asyncio.FIRST_COMPLETED)
+        first: set[asyncio.Future[Any]] = {handling, gone}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not handling.done():
             handling.cancel()
             await asyncio.wait({handling})

@@ -124,7 +124,7 @@ class Retriever:
         return RetrieverInfo(
             name=self.name,
             kind=kind,
-            model=", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items()) if self.words else _model_name(index.manifest.model.source),
+            model=_words_name() if self.words else _model_name(index.manifest.model.source),
             documents=len(index),
             generation=generation.number,
             fields={name: list(types) for name, types in index.fields.items()},
@@ -183,6 +183,10 @@ def _grouped(work: Sequence[Asked]) -> dict[Choices, list[int]]:
     for place, asked in enumerate(work):
         groups.setdefault(asked.choices, []).append(place)
     return groups
+
+
+def _words_name() -> str:
+    return ", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items())
 
 
 def _model_name(source: str) -> str:
