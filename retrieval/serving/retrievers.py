@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from encoder.errors import InputError
 from retrieval import bm25
-from retrieval.indexes import Filter
+from retrieval.indexes import DamagedIndexError, Filter
 from retrieval.indexes.engines import Preset
 from retrieval.records import Hits
 from retrieval.serving.batching import Batcher
@@ -151,6 +151,8 @@ class Retriever:
             begun = time.perf_counter()
             try:
                 hits = self._found(generation, [queries[row] for row in rows], choices)
+            except DamagedIndexError:
+                raise
             except InputError as error:
                 # Where the index lies is nobody's business.
                 said = str(error).removeprefix(f"{generation.index.path}: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import time
@@ -139,6 +140,20 @@ def test_an_endless_body_is_cut_off(child: Child) -> None:
                 connection.sendall(b"10000\r\n" + b"a" * 65536 + b"\r\n")
                 sent += 65536
     assert sent < 400 << 20
+    assert query(child).status_code == 200
+
+
+def test_an_answer_that_nobody_reads_is_given_up(child: Child) -> None:
+    body = json.dumps({"queries": ["sea bird"] * 33, "k": 60, "explain": False}).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", child.port))
+        connection.sendall(HEADER.replace(b"/search", b"/search/batch") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        read = httpx.post(f"{child.url}/api/search/batch", content=body, headers={"content-type": "application/json"}, timeout=60)
+        whole = len(read.content)
+        time.sleep(3)
+        assert whole > 200_000
+        assert len(read_all(connection)) < whole
     assert query(child).status_code == 200
 
 
