@@ -283,7 +283,7 @@ class Browser:
         script = f"(found => found instanceof Node || found)({script})"
         while not (value := self.run(script)):
             assert time.monotonic() < end, f"never true: {script}\n{self.run('document.body.innerText')[:2000]}"
-            time.sleep(0.02)
+            time.sleep(0.04)
         return value
 
     def type(self, text: str) -> None:
@@ -429,6 +429,7 @@ def test_a_service_that_goes_away_is_found_again(browser: Browser, service: Serv
     browser.until(f"{FOUND}[0] === 'birds' && !document.querySelector('.notice')")
 
 
+@pytest.mark.slow
 def test_a_part_that_did_not_answer_is_said(browser: Browser, service: Service) -> None:
     service.partial = True
     browser.open(f"{service.url}#q=sea", DESK)
@@ -462,6 +463,7 @@ def test_filters_by_form_and_by_a_value(browser: Browser, service: Service) -> N
     browser.until(f"{FOUND}.length === 1 && document.querySelectorAll('.chip').length === 1")
 
 
+@pytest.mark.slow
 def test_nothing_found_says_why(browser: Browser, service: Service) -> None:
     browser.open(f"{service.url}#q=zebra&in=bm25", DESK)
     assert "shares a word" in browser.until("document.querySelector('.empty')?.innerText")
@@ -555,10 +557,11 @@ def test_everything_by_keyboard(browser: Browser, service: Service) -> None:
     browser.press("2")
     browser.until("document.querySelector('#retrievers input:checked').value === '1'")
     browser.until("document.querySelector('.list .card').dataset.retriever === 'colbert'")
-    browser.press("?")
-    assert browser.run("document.getElementById('keys').open")
-    browser.press("Escape")
-    assert not browser.run("document.getElementById('keys').open")
+    for closing in ("Escape", "Enter"):  # the button that closes it has the focus
+        browser.press("?")
+        assert browser.run("document.getElementById('keys').open")
+        browser.press(closing)
+        browser.until("!document.getElementById('keys').open")
     browser.press("/")
     assert browser.run("document.activeElement.id") == "query"
     browser.press("?", "j")
@@ -595,6 +598,7 @@ def test_others_words_do_nothing(browser: Browser, service: Service) -> None:
     assert browser.complaints() == []
 
 
+@pytest.mark.slow
 def test_a_document_that_is_not_in_the_list_is_fetched(browser: Browser, service: Service) -> None:
     browser.open(f"{service.url}#q=zebra&in=bm25&document={quote('fish/1 %?#', safe='')}", DESK)
     browser.until("document.querySelector('#pane .text')?.textContent.includes('own light')")
@@ -602,6 +606,7 @@ def test_a_document_that_is_not_in_the_list_is_fetched(browser: Browser, service
     browser.until("document.getElementById('pane').textContent.includes('There is no such document')")
 
 
+@pytest.mark.slow
 def test_the_colours_are_those_of_the_system_until_the_button_is_pressed(browser: Browser, service: Service) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     seen = {}
