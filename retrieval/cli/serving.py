@@ -90,10 +90,10 @@ def named_folders(given: Sequence[str]) -> dict[str, Path]:
         >>> named_folders(["indexes/a", "second=indexes/b"])
         {'a': PosixPath('indexes/a'), 'second': PosixPath('indexes/b')}
     """
-    paths = [path if "=" not in path or Path(path).is_dir() else path.partition("=")[2] for path in given]
-    names = [
-        short if path == whole else whole.partition("=")[0] for whole, path, short in zip(given, paths, short_names(paths), strict=True)
-    ]
+    named = ["=" in each and not Path(each).is_dir() for each in given]
+    paths = [each.partition("=")[2] if has_name else each for each, has_name in zip(given, named, strict=True)]
+    short = iter(short_names([path for path, has_name in zip(paths, named, strict=True) if not has_name]))
+    names = [each.partition("=")[0] if has_name else next(short) for each, has_name in zip(given, named, strict=True)]
     for name, path in zip(names, paths, strict=True):
         if not name or not path:
             raise InputError(f"an index is FOLDER or NAME=FOLDER, got {'='.join((name, path))!r}")

@@ -70,7 +70,7 @@ def create_application(service: Service, *, origins: Sequence[str] = (), poll_se
     )
     routes = Routes(service)
     routes.add_to(app)
-    bound(app, service.limits)
+    bound(app, service.limits, list(service.retrievers))
     answer_problems(app)
     app.add_middleware(Gate, limits=service.limits, metrics=service.metrics, draining=lambda: service.draining)
     if origins:
@@ -113,8 +113,8 @@ class Routes:
         add("/api/documents", self.delete_documents, methods=["DELETE"], **changing)
         add("/healthz", self.healthy, response_model=Status, responses=REFUSALS, tags=["service"])
         add("/readyz", self.ready, response_model=Status, responses=refusals(503), tags=["service"])
-        metrics = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-        add("/metrics", self.metrics, response_class=Response, responses={**REFUSALS, **metrics}, tags=["service"])
+        metrics: dict[int | str, dict[str, Any]] = {**REFUSALS, 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+        add("/metrics", self.metrics, response_class=Response, responses=metrics, tags=["service"])
 
     async def page(self) -> Response:
         """The search page."""
@@ -148,13 +148,11 @@ class Routes:
         generation = found.served.current
         if generation.index.locate([key])[0] is None:
             raise RequestError(404, "unknown_document", f"document {key!r} is not in the index")
-        stored = Document(key, "")
-        kept = generation.index.manifest.policy.store_text
-        if kept:
-            stored = generation.index.document(key)
+        if not generation.index.manifest.policy.store_text:
+            return _answer(StoredDocument(key, None, None, None, found.name, generation.number))
+        stored = generation.index.document(key)
         metadata = None if stored.metadata is None else dict(stored.metadata)
-        shown = (stored.title, stored.text) if kept else (None, None)
-        return _answer(StoredDocument(key, *shown, metadata, found.name, generation.number))
+        return _answer(StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number))
 
     async def authorised(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
         """Let those through who have the token."""

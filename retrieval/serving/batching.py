@@ -75,14 +75,14 @@ class Batcher(Generic[Work, Result]):
         """
         if self.waiting + work.size > self._room and self.waiting:
             raise RequestError(429, "too_busy", f"{self.waiting} queries are waiting already; try again in a second", {"Retry-After": "1"})
-        waiting = _Waiting(work, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(work, answer))
         self.waiting += work.size
         if len(self._running) < self._workers:
             task = asyncio.create_task(self._work())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        return await waiting.answer
+        return await answer
 
     async def _work(self) -> None:
         while batch := self._take():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -43,8 +44,8 @@ REFUSALS = refusals()
 """What any page may answer."""
 
 
-def bound(app: FastAPI, limits: Limits) -> None:
-    """Put the limits into the schema that the application describes itself by, where the types know of none."""
+def bound(app: FastAPI, limits: Limits, retrievers: Sequence[str]) -> None:
+    """Put the limits and the retrievers' names into the schema that the application describes itself by; the types know of neither."""
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -53,6 +54,8 @@ def bound(app: FastAPI, limits: Limits) -> None:
         query = {"maxLength": limits.query_characters}
         for name in ("SearchRequest", "BatchRequest"):
             schemas[name]["properties"]["k"]["maximum"] = limits.k
+        for name in ("SearchRequest", "BatchRequest", "AddRequest", "DeleteRequest"):
+            schemas[name]["properties"]["retriever"]["anyOf"][0]["enum"] = list(retrievers)
         schemas["SearchRequest"]["properties"]["query"] |= query
         schemas["BatchRequest"]["properties"]["queries"]["maxItems"] = limits.batch
         schemas["BatchRequest"]["properties"]["queries"]["items"] |= query

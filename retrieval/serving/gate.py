@@ -1,5 +1,7 @@
 """What every request passes before and after the routes: bodies are read whole, within a size and a time, and everything is counted.
 
+Slow headers, and clients that do not read their answers, are the business of `retrieval.serving.server`.
+
 An ASGI middleware. It knows nothing of searches.
 """
 
@@ -29,7 +31,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class ClientGone(Exception):  # noqa: N818 (no error of ours)
-    """The client has closed the connection before it had sent its request."""
+    """The client has closed the connection before it was answered."""
 
 
 class Gate:
@@ -37,7 +39,7 @@ class Gate:
 
     Args:
         app: What is behind it.
-        limits: Of a body's size, of the time it takes to come, and of the time the answer takes to go.
+        limits: Of a body's size, and of the time it takes to come.
         metrics: Told of every request.
         draining: Whether the service is about to stop: connections are closed behind their answers then.
     """
@@ -53,7 +55,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, self._limits.read_seconds, close=self._draining())
+        answer = _Answer(send, close=self._draining())
         begun = time.perf_counter()
         with self._metrics.open.track_inprogress():
             try:
@@ -125,41 +127,33 @@ class Gate:
 
 
 class _Answer:
-    """The way back: notes the status, and waits for a slow client only so long.
+    """The way back, which notes the status.
 
     Args:
         send: Sends a message.
-        seconds: That one may take.
         close: Close the connection behind it.
     """
 
-    def __init__(self, send: Send, seconds: float, *, close: bool) -> None:
+    def __init__(self, send: Send, *, close: bool) -> None:
         self._send = send
-        self._seconds = seconds
         self._close = close
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer.
-
-        Raises:
-            ClientGone: The client takes too long.
-        """
+        """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self._close:
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
-        try:
-            await asyncio.wait_for(self._send(message), self._seconds)
-        except asyncio.TimeoutError:
-            raise ClientGone from None
+        await self._send(message)
 
 
 async def _while_connected(handling: asyncio.Future[None], receive: Receive) -> None:
     """Wait for the answer to be sent, and give up when the client is gone: nobody would read it."""
     gone = asyncio.ensure_future(receive())
     try:
-        await asyncio.wait({handling, gone}, return_when=asyncio.FIRST_COMPLETED)
+        first: set[asyncio.Future[Any]] = {handling, gone}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not handling.done():
             handling.cancel()
             await asyncio.wait({handling})

@@ -46,8 +46,7 @@ class SharedModel:
         """Queries as ``Index.search`` takes them, Q of them."""
         encoding: DenseEncoding | TokenEncoding = self.encode(texts, "query")
         if isinstance(encoding, DenseEncoding):
-            vectors: Sequence[Any] = comparable(encoding.vectors, self.card)
-            return vectors
+            return list(comparable(encoding.vectors, self.card))
         return encoding.vectors
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from encoder.errors import InputError
 from retrieval import bm25
-from retrieval.indexes import Filter
+from retrieval.indexes import DamagedIndexError, Filter
 from retrieval.indexes.engines import Preset
 from retrieval.records import Hits
 from retrieval.serving.batching import Batcher
@@ -124,9 +124,7 @@ class Retriever:
         return RetrieverInfo(
             name=self.name,
             kind=kind,
-            model=", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items())
-            if self.words
-            else _model_name(index.manifest.model.source),
+            model=_words_name() if self.words else _model_name(index.manifest.model.source),
             documents=len(index),
             generation=generation.number,
             fields={name: list(types) for name, types in index.fields.items()},
@@ -153,6 +151,8 @@ class Retriever:
             begun = time.perf_counter()
             try:
                 hits = self._found(generation, [queries[row] for row in rows], choices)
+            except DamagedIndexError:
+                raise
             except InputError as error:
                 # Where the index lies is nobody's business.
                 said = str(error).removeprefix(f"{generation.index.path}: ")
@@ -185,6 +185,10 @@ def _grouped(work: Sequence[Asked]) -> dict[Choices, list[int]]:
     for place, asked in enumerate(work):
         groups.setdefault(asked.choices, []).append(place)
     return groups
+
+
+def _words_name() -> str:
+    return ", ".join(f"{name} {value}" for name, value in bm25.PARAMETERS.items())
 
 
 def _model_name(source: str) -> str:

@@ -48,19 +48,21 @@ class Address:
 
 
 class PatientProtocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 with an end to patience: a client has so many seconds from its first byte, or from the connection, to the end of a header.
+    """HTTP/1.1 with an end to patience.
 
+    A client has so many seconds from its first byte, or from the connection, to the end of a header, and as many to take what waits for it.
     Uvicorn itself times only connections that are idle between two requests. What is read of a request after its header is timed by
     `retrieval.serving.gate`.
     """
 
-    header_seconds = 10.0
+    patience_seconds = 10.0
     _patience: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to wait for a header."""
         super().connection_made(transport)
-        self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
+        self._patience = self.loop.call_later(self.patience_seconds, self._lose_patience)
 
     def data_received(self, data: bytes) -> None:
         """Stop waiting when a header is there, begin when a piece of one is."""
@@ -68,17 +70,34 @@ class PatientProtocol(H11Protocol):  # type: ignore[misc]
         if self.cycle is not None and not self.cycle.response_complete:
             self._be_patient()
         elif self._patience is None and not self.transport.is_closing():
-            self._patience = self.loop.call_later(self.header_seconds, self._lose_patience)
+            self._patience = self.loop.call_later(self.patience_seconds, self._lose_patience)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for a client that does not read."""
+        super().pause_writing()
+        # Closing would wait for the client to read what is there; this does not.
+        self._unread = self.loop.call_later(self.patience_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop waiting for it."""
+        super().resume_writing()
+        self._stop_unread()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._be_patient()
+        self._stop_unread()
         super().connection_lost(exc)
 
     def _be_patient(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _lose_patience(self) -> None:
         self._patience = None
@@ -107,7 +126,7 @@ def run_service(service: Service, address: Address, *, started: Callable[[str], 
 
 async def _serve(service: Service, address: Address, listening: socket.socket, started: Callable[[str], None]) -> None:
     app = create_application(service, origins=address.origins, poll_seconds=address.poll_seconds)
-    protocol = type("Protocol", (PatientProtocol,), {"header_seconds": service.limits.read_seconds})
+    protocol = type("Protocol", (PatientProtocol,), {"patience_seconds": service.limits.read_seconds})
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -46,13 +46,16 @@ class Service:
         """List the indexes, each once, and let the metrics follow them."""
         self.indexes = list({id(each.served): each.served for each in self.retrievers.values()}.values())
         for name, each in self.retrievers.items():
-            self.metrics.follow(
-                name,
-                queue=lambda each=each: each.waiting,
-                generation=lambda each=each: each.served.current.number,
-                documents=lambda each=each: len(each.served.current.index),
-            )
+            self._follow(name, each)
             each.served.observers.append(partial(self._count_reload, name))
+
+    def _follow(self, name: str, retriever: Retriever) -> None:
+        self.metrics.follow(
+            name,
+            queue=lambda: retriever.waiting,
+            generation=lambda: retriever.served.current.number,
+            documents=lambda: len(retriever.served.current.index),
+        )
 
     def _count_reload(self, name: str, worked: bool) -> None:
         self.metrics.reloads.labels(name, "done" if worked else "failed").inc()

@@ -25,12 +25,11 @@ const number = (value) => value.toLocaleString("en");
 
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-const milliseconds = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
+const milliseconds = (value) => (value < 1000 ? `${value < 10 ? value.toFixed(1) : Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`);
 
 const isTyping = (target) => target instanceof HTMLElement && (target.isContentEditable || target.matches("input, select, textarea"));
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
-const narrow = matchMedia("(max-width: 47.99rem)");
 
 // What a screen reader says: the last of several messages, when the hand rests.
 let saying = 0;

@@ -3,7 +3,9 @@
 let reading = null; // what is fetched for it
 let returnTo = null; // the card it was opened from
 
-const overPage = () => state.together || !matchMedia("(min-width: 64rem)").matches;
+const roomy = matchMedia("(min-width: 64rem)");
+
+const overPage = () => state.together || !roomy.matches;
 
 function openDocument(id, retriever, { entry = true } = {}) {
   const first = state.open === null;
@@ -24,7 +26,8 @@ function closeDocument() {
   writeAddress({ entry: true });
   drawReader();
   markOpen();
-  if (returnTo) cardOf(returnTo.id, returnTo.retriever)?.querySelector(".title").focus({ preventScroll: true });
+  const card = returnTo && cardOf(returnTo.id, returnTo.retriever);
+  (card?.querySelector(".title") ?? byId("query")).focus({ preventScroll: true });
 }
 
 function markOpen() {

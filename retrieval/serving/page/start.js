@@ -141,6 +141,8 @@ function onKey(event) {
   if (typing && !(event.target === byId("query") && event.key === "ArrowDown")) return;
   // Arrows scroll the text of an open document, as everywhere.
   if (event.key.startsWith("Arrow") && state.open !== null) return;
+  // What lies under a sheet is out of reach.
+  if (byId("sheet").open && !["j", "k", "t", "?"].includes(event.key)) return;
   const act = /^[1-9]$/.test(event.key) ? () => byId("retrievers").querySelector(`[value="${event.key - 1}"]`)?.click() : KEYS[event.key];
   if (!act) return;
   event.preventDefault();
@@ -186,8 +188,7 @@ byId("help").addEventListener("click", () => byId("keys").showModal());
 byId("sheet").addEventListener("cancel", (event) => { event.preventDefault(); closeDocument(); });
 byId("sheet").addEventListener("click", (event) => { if (event.target === byId("sheet")) closeDocument(); });
 night.addEventListener("change", drawTheme);
-narrow.addEventListener("change", () => { if (state.open !== null) drawReader(); });
-matchMedia("(min-width: 64rem)").addEventListener("change", () => { if (state.open !== null) drawReader(); });
+roomy.addEventListener("change", () => { if (state.open !== null) drawReader(); });
 addEventListener("keydown", onKey);
 addEventListener("popstate", show);
 addEventListener("online", comeBack);

@@ -133,10 +133,10 @@ def serving() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def slow_serving() -> Callable[..., Any]:
-    """``with slow_serving(index, delay) as child``: a service whose model takes so many seconds a call."""
+def held_serving() -> Callable[..., Any]:
+    """``with held_serving(index, file, **limits) as child``: a service whose model answers nobody before the file is there."""
 
-    def start(index: Path, delay: float, **limits: object) -> Any:
-        return started([str(Path(__file__).with_name("slow_service.py")), str(index), str(delay), json.dumps(limits)])
+    def start(index: Path, file: Path, **limits: object) -> Any:
+        return started([str(Path(__file__).with_name("held_service.py")), str(index), str(file), json.dumps(limits)])
 
     return start

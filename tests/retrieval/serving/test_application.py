@@ -303,17 +303,9 @@ def test_the_schema_says_the_limits(app: Any) -> None:
     search_request = schema["components"]["schemas"]["SearchRequest"]["properties"]
     assert search_request["k"]["maximum"] == 50
     assert search_request["query"]["maxLength"] == 200
-    for path in (
-        "/api/search",
-        "/api/search/batch",
-        "/api/documents/{key}",
-        "/api/documents",
-        "/healthz",
-        "/readyz",
-        "/metrics",
-        "/api/info",
-    ):
-        for operation in schema["paths"][path].values():
+    assert len(schema["paths"]) == 8
+    for path in schema["paths"].values():
+        for operation in path.values():
             assert {"200", "408", "413", "500"} <= set(operation["responses"])
     assert schema["paths"]["/api/search"]["post"]["responses"]["429"]["content"]["application/json"]
 

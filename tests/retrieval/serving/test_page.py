@@ -61,17 +61,8 @@ def test_it_names_no_other_place() -> None:
 
 def test_no_text_becomes_markup_and_no_markup_runs() -> None:
     (script,) = parts().texts["script"]
-    for way in (
-        "innerHTML",
-        "outerHTML",
-        "insertAdjacentHTML",
-        "document.write",
-        "eval(",
-        "new Function",
-        "createContextualFragment",
-        "DOMParser",
-    ):
-        assert way not in script
+    ways = "innerHTML outerHTML insertAdjacentHTML document.write eval( Function( createContextualFragment DOMParser srcdoc"
+    assert [way for way in ways.split() if way in script] == []
     assert not [name for _, name, _ in parts().attributes if name.startswith("on") or name == "style"]
 
 

@@ -1,0 +1,55 @@
+"""`quiver serve`: what is wrong is said in one line before anything is loaded or listened to."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encoder.errors import InputError
+from retrieval.cli.serving import named_folders
+from tests.retrieval.conftest import Done
+from tests.retrieval.serving.conftest import Indexes
+
+Quiver = Callable[..., Done]
+
+
+def test_names_of_indexes(tmp_path: Path) -> None:
+    assert named_folders(["a/dense", "other=b/dense"]) == {"dense": Path("a/dense"), "other": Path("b/dense")}
+    assert list(named_folders(["a/dense", "b/dense"])) == ["a/dense", "b/dense"]
+    (tmp_path / "x=y").mkdir()
+    assert list(named_folders([str(tmp_path / "x=y")])) == ["x=y"]
+    for wrong in (["=a"], ["a="], ["n=a", "n=b"]):
+        with pytest.raises(InputError):
+            named_folders(wrong)
+
+
+def refused(done: Done) -> str:
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    return done.err
+
+
+def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    assert "16 characters" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "token"))
+    assert "none" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "none"))
+    assert "is not an index" in refused(quiver("serve", tmp_path))
+    assert "give further indexes" in refused(quiver("serve", indexes.dense, "--with", "another"))
+    assert "built without texts" in refused(quiver("serve", indexes.silent, "--with", "bm25"))
+    assert "not an address" in refused(quiver("serve", indexes.dense, "--host", "no such host"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "choose another --port" in refused(quiver("serve", indexes.dense, "--port", taken.getsockname()[1]))
+
+
+def test_without_the_extra(quiver: Quiver, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest))
+    assert "pip install 'quiver-retrieval[serve]'" in refused(quiver("serve", indexes.dense))
+
+
+def test_help_has_an_example(quiver: Quiver) -> None:
+    assert "quiver serve indexes/scifact --with bm25" in quiver("serve", "--help").out
