@@ -64,7 +64,7 @@ def phase_config(model: ModelSection, phase: PhaseSection, tokenizer: Tokenizer)
         cls_token_id=special["cls"],
         sep_token_id=special["sep"],
     )
-    return replace(config, attention_output_dropout=model.dropout)
+    return replace(config, attention_output_dropout=model.dropout, initializer_range=model.init_std)
 
 
 def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:

@@ -50,6 +50,9 @@ class ModelSection:
     """RoPE base of local layers, in all phases."""
     dropout: float = field(default=0.1, metadata={"at_least": 0, "below": 1})
     """On what attention adds to the residual, while it is pretrained; the release: 0.1, and no other dropout."""
+    init_std: float = field(default=0.02, metadata={"above": 0})
+    """Standard deviation of random weights before Megatron's division; the paper: 0.02 at widths of 768 and 1,024. Products of a narrow
+    model are as large as those of a wide one where it grows with ``hidden_size ** -0.5``."""
 
 
 @dataclass(frozen=True)

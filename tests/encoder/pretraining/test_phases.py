@@ -75,6 +75,15 @@ def test_random_weights_are_megatron_s(make_recipe: MakeRecipe) -> None:
             assert torch.equal(weight, torch.zeros_like(weight) if name.endswith("bias") else torch.ones_like(weight)), name
 
 
+def test_a_narrow_model_may_be_drawn_wider(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("model.init_std=0.06")
+    tokenizer = make_tokenizer(recipe)
+    wide, usual = first_model(recipe, tokenizer), first_model(make_recipe(), tokenizer)
+    assert wide.encoder.config.initializer_range == 0.06
+    for name, weight in wide.state_dict().items():
+        torch.testing.assert_close(weight, usual.state_dict()[name] * (3.0 if weight.ndim == 2 else 1.0), msg=name)
+
+
 def test_a_run_may_start_from_a_checkpoint_of_its_shape(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
     tokenizer = make_tokenizer(recipe)
