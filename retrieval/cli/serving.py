@@ -33,6 +33,7 @@ def serve(
     ] = None,
     max_k: Annotated[int, typer.Option("--max-k", min=1, help="Hits a query, at most.")] = 1000,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Queries of a request, at most.")] = 64,
+    max_hits: Annotated[int, typer.Option("--max-hits", min=1, help="Hits of a request over all its queries, at most.")] = 2000,
     max_body: Annotated[str, typer.Option("--max-body", help="Size of a request, at most.")] = "1MB",
     max_queue: Annotated[int, typer.Option("--max-queue", min=1, help="Queries that wait; further ones are refused with 429.")] = 256,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds until a search is given up.")] = 10.0,
@@ -62,7 +63,9 @@ def serve(
 
     if beside not in (None, [], [bm25.NAME]):
         raise InputError(f"--with is for {bm25.NAME}; give further indexes as arguments")
-    limits = Limits(k=max_k, batch=max_batch, body_bytes=parse_size(max_body), queue=max_queue, seconds=timeout, read_seconds=patience)
+    limits = Limits(
+        k=max_k, batch=max_batch, hits=max_hits, body_bytes=parse_size(max_body), queue=max_queue, seconds=timeout, read_seconds=patience
+    )
     folders = named_folders(indexes)
     token = read_token(token_file)
     service = open_service(folders, words=bool(beside), model=model, token=token, limits=limits, workers=workers, verify=verify)

@@ -13,7 +13,7 @@ class Limits:
         k: Hits a query.
         explained: Hits a query that are explained.
         query_characters: Characters of a query.
-        filter_characters: Characters of a condition of a filter.
+        filter_characters: Characters of a condition of a filter; they are read by expressions whose time grows with their square or faster.
         conditions: Conditions of a filter.
         batch: Queries of a request.
         hits: Hits of a request, over all its queries.
@@ -29,8 +29,8 @@ class Limits:
     k: int = 1000
     explained: int = 20
     query_characters: int = 8192
-    filter_characters: int = 1000
-    conditions: int = 16
+    filter_characters: int = 400
+    conditions: int = 8
     batch: int = 64
     hits: int = 2000
     documents: int = 100

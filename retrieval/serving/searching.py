@@ -27,9 +27,8 @@ async def search(service: Service, request: SearchRequest | BatchRequest) -> lis
     queries = (request.query,) if isinstance(request, SearchRequest) else tuple(request.queries)
     check_limits(request, queries, service.limits)
     retriever = service.retriever(request.retriever)
-    asked = Asked(queries, Choices(request.k, _filter(request.filter), request.effort, request.target_recall))
     try:
-        return await asyncio.wait_for(_answers(service, retriever, asked, explain=request.explain, begun=begun), service.limits.seconds)
+        return await asyncio.wait_for(_answers(service, retriever, request, queries, begun), service.limits.seconds)
     except asyncio.TimeoutError:
         raise RequestError(504, "timeout", f"there was no answer within {service.limits.seconds:g} seconds") from None
 
@@ -57,7 +56,7 @@ def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], 
         raise RequestError(422, "invalid_request", "target_recall chooses the effort; leave effort out")
 
 
-def _filter(given: str | list[str] | None) -> Filter | None:
+def _filter(given: str | list[str]) -> Filter | None:
     conditions = [given] if isinstance(given, str) else given
     if not conditions:
         return None
@@ -67,9 +66,15 @@ def _filter(given: str | list[str] | None) -> Filter | None:
         raise RequestError(422, "bad_filter", str(error)) from error
 
 
-async def _answers(service: Service, retriever: Retriever, asked: Asked, *, explain: bool, begun: float) -> list[SearchAnswer]:
+async def _answers(
+    service: Service, retriever: Retriever, request: SearchRequest | BatchRequest, queries: tuple[str, ...], begun: float
+) -> list[SearchAnswer]:
+    loop = asyncio.get_running_loop()
+    # A filter may take milliseconds to read, during which others want to be heard.
+    where = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
+    asked = Asked(queries, Choices(request.k, where, request.effort, request.target_recall))
     ranked = await retriever.search(asked)
-    hits = await asyncio.get_running_loop().run_in_executor(service.threads, _hits, retriever, asked, ranked, explain)
+    hits = await loop.run_in_executor(service.threads, _hits, retriever, asked, ranked, request.explain)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
     return [SearchAnswer(retriever.name, found, times, ranked.generation.number) for found in hits]
 

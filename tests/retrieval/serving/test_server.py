@@ -28,12 +28,17 @@ def index(indexes: Indexes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One that may be changed."""
     folder = tmp_path_factory.mktemp("changing") / "index"
     shutil.copytree(indexes.dense, folder)
+    # Long texts too: an answer of megabytes is more than what two systems keep of a connection that nobody reads.
+    long = [Document(f"long{number}", "quartz " * 500, "", {"long": True}) for number in range(60)]
+    add_documents(folder, long, load_model(open_index(folder).manifest.model.source))
     return folder
 
 
 @pytest.fixture(scope="module")
 def child(index: Path, serving: Serving) -> Iterator[Child]:
-    with serving(index, "--with", "bm25", "--patience", 1, "--max-body", "64KB", "--poll", 0.1, "--timeout", 120) as started:
+    with serving(
+        index, "--with", "bm25", "--patience", 1, "--max-body", "64KB", "--poll", 0.1, "--timeout", 120, "--max-hits", 10_000
+    ) as started:
         yield started
 
 
@@ -144,7 +149,7 @@ def test_an_endless_body_is_cut_off(child: Child) -> None:
 
 
 def test_an_answer_that_nobody_reads_is_given_up(child: Child) -> None:
-    body = json.dumps({"queries": ["sea bird"] * 33, "k": 60, "explain": False}).encode()
+    body = json.dumps({"queries": ["sea bird"] * 64, "k": 150}).encode()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", child.port))
@@ -152,7 +157,7 @@ def test_an_answer_that_nobody_reads_is_given_up(child: Child) -> None:
         read = httpx.post(f"{child.url}/api/search/batch", content=body, headers={"content-type": "application/json"}, timeout=60)
         whole = len(read.content)
         time.sleep(3)
-        assert whole > 200_000
+        assert whole > 8 << 20
         assert len(read_all(connection)) < whole
     assert query(child).status_code == 200
 
