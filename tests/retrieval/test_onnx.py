@@ -52,7 +52,7 @@ def modernbert(vocabulary: int) -> EncoderConfig:
 
 def bert(vocabulary: int) -> EncoderConfig:
     return replace(
-        preset("minilm-l6"), vocab_size=vocabulary, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",) * 2,
+        preset("minilm-l6"), vocab_size=vocabulary, hidden_size=32, num_heads=2, intermediate_size=64, layer_types=("global",) * 2,
         max_positions=96,
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def run_card(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return space
 
 
-@pytest.mark.parametrize("attend", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attend", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_token_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attend: bool) -> None:
     source, out = colbert(tmp_path, attend=attend), tmp_path / "graph"
     settings = exported(source, out)
@@ -108,7 +108,7 @@ def test_token_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attend: 
             np.testing.assert_allclose(found, ours, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
@@ -170,7 +170,7 @@ def test_minilm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Path) -
     np.testing.assert_allclose(encode(TEXTS, "query"), load_model(minilm).encode(TEXTS, "query").vectors, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["roberta-base", "mosaicbert-base", "nomicbert", "gte-en-mlm-large"])
 def test_the_other_families(tmp_path: Path, name: str) -> None:
     def config(vocabulary: int) -> EncoderConfig:

@@ -261,14 +261,14 @@ def ray_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def killing_a_node(cluster: Any, folder: Path, workers: int) -> threading.Thread:
-    """Kills the newest node as soon as so many workers have begun a piece."""
+    """Kills a node that is not the head as soon as so many workers have begun a piece."""
 
     def kill() -> None:
         def begun() -> int:
             return len({path.suffix for path in folder.glob("tmp/b-*/piece-*.*") if path.is_dir()})
 
         wait_for(lambda: begun() >= workers, 300)
-        cluster.remove_node(cluster.list_all_nodes[-1], allow_graceful=False)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()

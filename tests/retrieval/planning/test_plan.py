@@ -138,7 +138,7 @@ def test_tokens_and_bytes_of_real_texts(quiver_data: Path, minilm: Path) -> None
     close(words.line_bytes, planned.line_bytes, "bytes of a line from words")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.data
 def test_a_real_index_of_some_thousand_documents(quiver_data: Path, minilm: Path, small_colbert: ColBERT, tmp_path: Path) -> None:
     """One layer of a real model over SciFact: disk, memory and time of both kinds."""

@@ -86,7 +86,7 @@ def test_the_same_output(quiver: Quiver, built: Built, tmp_path: Path, threads: 
     assert threads == ["host:6379"] * 4 + [None] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_output_by_actors(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with ray_shards.connected():

@@ -179,7 +179,7 @@ def test_a_process_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> Non
         RayLauncher()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, assert_same: Any, wheres: Any, narrow: Any) -> None:
     built = build(tmp_path / "i", engine, measured=True)
