@@ -174,7 +174,7 @@ def test_minilm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Path) -
 @pytest.mark.parametrize("name", ["roberta-base", "mosaicbert-base", "nomicbert", "gte-en-mlm-large"])
 def test_the_other_families(tmp_path: Path, name: str) -> None:
     def config(vocabulary: int) -> EncoderConfig:
-        return replace(preset(name), vocab_size=vocabulary, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",) * 2,
+        return replace(preset(name), vocab_size=vocabulary, hidden_size=32, num_heads=2, intermediate_size=256, layer_types=("global",) * 2,
                        max_positions=96)  # fmt: skip
 
     source = dense(tmp_path, config)

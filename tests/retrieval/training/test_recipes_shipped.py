@@ -31,7 +31,7 @@ from retrieval.training.recipe import KINDS, load_recipe
 from retrieval.training.run import train_recipe
 from retrieval.training.start import build_model
 
-COUNT = 28
+COUNT = 29
 STEPS = 3
 ROWS = 48
 
@@ -44,7 +44,13 @@ PAPER = (
 """Recipes at the scale of the papers; their data lie on the hub."""
 
 SMALL = (
-    *("pycodesearch-dense", "pycodesearch-dense-mined", "pycodesearch-colbert", "pycodesearch-colbert-distilled"),
+    *(
+        "pycodesearch-dense",
+        "pycodesearch-dense-mined",
+        "pycodesearch-dense-small",
+        "pycodesearch-colbert",
+        "pycodesearch-colbert-distilled",
+    ),
     *("tldr-dense", "tldr-colbert", "designdocs-dense", "designdocs-colbert", "korquad-minilm", "korquad-fresh"),
 )
 """Recipes that run on a laptop."""
@@ -73,6 +79,7 @@ MODELS = {
     "answerdotai/ModernBERT-base": "modernbert-base",
     "answerdotai/ModernBERT-large": "modernbert-large",
     "jhu-clsp/mmBERT-base": "mmbert-base",
+    "runs/pretrain_small/model": "modernbert-base",
 }
 """Hub id -> the preset that its stand-in is a narrow copy of; the folders lie where the recipe looks first, in the working directory."""
 
