@@ -209,7 +209,7 @@ class MtebStored(MtebCounting):
 
 
 @pytest.mark.data
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_harnesses_one_score_on_scifact(minilm: Path, quiver_data: Path, scifact_vectors: Path) -> None:
     model = BiEncoder.from_pretrained(minilm)
     collection = load_collection(quiver_data / "scifact", "test")

@@ -187,7 +187,7 @@ def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, as
         assert check_hits(sharded, built, assert_same, wheres, narrow) > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rolling_under_load(cluster: None, tmp_path: Path, build: Any, fast: Any, capsys: pytest.CaptureFixture[str]) -> None:
     built = build(tmp_path / "i")
     queries = built.queries()
