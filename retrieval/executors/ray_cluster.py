@@ -94,7 +94,8 @@ class _Pool:
         self._task = ray.put(task)
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
-        cpus = min(threads, max(1, int(resources.get("CPU", 1))))
+        # An actor that asks for more than any machine has would wait for ever.
+        cpus = min(threads, max([1, *(int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"])]))
         self._wanted = workers or gpus or max(1, int(resources.get("CPU", 1)) // cpus)
         self._actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=1 if gpus else 0, max_restarts=0, scheduling_strategy="SPREAD")
         self._starting: dict[Any, Any] = {}
