@@ -27,6 +27,20 @@ PEERS = (
     "scipy",
     "ir_measures",
 )
+# What other tests skip without; only looked for, since to import them all takes longer than the tests do.
+OPTIONAL = (
+    "ray",
+    "fastapi",
+    "uvicorn",
+    "httpx",
+    "schemathesis",
+    "qdrant_client",
+    "lancedb",
+    "langchain_core",
+    "llama_index",
+    "onnx",
+    "onnxruntime",
+)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -35,6 +49,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if os.environ.get("QUIVER_REQUIRE_DATA") == "1":
         for name in PEERS:
             importlib.import_module(name)
+        if missing := [name for name in OPTIONAL if importlib.util.find_spec(name) is None]:
+            raise ModuleNotFoundError(f"tests of {', '.join(missing)} would be skipped")
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +69,21 @@ def quiver_data() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tab of a headless Chromium, ``chromium.Browser``; skips where there is none."""
+    spec = importlib.util.spec_from_file_location("quiver_test_chromium", Path(__file__).with_name("chromium.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    chromium = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chromium)
+    if chromium.EXECUTABLE is None:
+        pytest.skip("no Chromium")
+    made = chromium.Browser(chromium.EXECUTABLE, tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,8 @@ def mine(
     opened = None if index is None else open_index(index)
     if opened is not None and corpus is not None:
         raise InputError("--index has the documents already; leave --corpus away")
+    if model == bm25.NAME and (executor, workers, address) != ("local", None, None):
+        raise InputError(f"{bm25.NAME} encodes nothing that could be shared out; leave --executor, --workers and --address away")
     record = mine_negatives(
         source,
         replace(

@@ -5,29 +5,24 @@ gone for good and the others are full, that call would wait for ever while other
 the next one that is free, and a new actor is asked for beside it, which takes part as soon as the cluster has room: on a machine that
 was added, too.
 
-Ray is imported when it is asked for.
 Source: https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
-import socket
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from encoder.errors import InputError
 from retrieval.executors.assignments import Assignment, Assignments
 from retrieval.executors.protocol import Item, Result, Task
 from retrieval.executors.worker import Worker, WorkerError
+from retrieval.ray_connection import check_reachable, connected, import_ray
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a head node is given to answer, and after which a wait for room in the cluster is mentioned.
-_CONNECT = 5.0
+# Seconds after which a wait for room in the cluster is mentioned.
 _MENTION = 60.0
 # Actors that die before they have done anything, one after the other, for each worker: a cluster without this package, for example.
 _STILLBORN = 3
@@ -50,10 +45,10 @@ class RayCluster:
     def __init__(self, workers: int | None = None, address: str | None = None) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers must be >= 1, got {workers}")
-        self._ray = _ray()
+        self._ray = import_ray("the executor ray needs")
         self._workers = workers
         self._address = address
-        _check_reachable(address)
+        check_reachable(address)
 
     def threads(self, here: int) -> int:
         """As many as this process has, which is what an actor asks the cluster for in CPUs."""
@@ -61,29 +56,12 @@ class RayCluster:
 
     def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
         """See `retrieval.executors.protocol.Executor`."""
-        with self._connected():
+        with connected(self._ray, self._address):
             pool = _Pool(self._ray, task, threads, self._workers)
             try:
                 yield from pool.run(Assignments(items))
             finally:
                 pool.stop()
-
-    @contextmanager
-    def _connected(self) -> Iterator[None]:
-        """Connected to the cluster; a connection that was there before stays."""
-        ray = self._ray
-        if ray.is_initialized():
-            yield
-            return
-        try:
-            ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, **_local(self._address))
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            where = self._address or "this machine"
-            raise InputError(f"ray: no cluster at {where} ({str(error).strip().splitlines()[0]})") from error
-        try:
-            yield
-        finally:
-            ray.shutdown()
 
 
 class _Pool:
@@ -166,39 +144,6 @@ class _Pool:
         self._idle.append(actor)
         if waiting.settle(assignment, outcome):
             yield assignment.item, outcome.result
-
-
-def _ray() -> Any:
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        raise InputError("the executor ray needs Ray: pip install 'quiver-retrieval[ray]'") from error
-
-
-def _local(address: str | None) -> dict[str, bool]:
-    """Options for a cluster of one's own; one that is there is taken as it is."""
-    return {"include_dashboard": False} if address is None else {}
-
-
-def _check_reachable(address: str | None) -> None:
-    """Say at once that nothing answers: Ray itself tries for a minute.
-
-    Raises:
-        InputError: Nothing does, or it is no address.
-    """
-    if address is None or address in ("auto", "local"):
-        return
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or port is None:
-        raise InputError(f"ray: {address!r} is no address; write HOST:PORT, ray://HOST:PORT or auto")
-    try:
-        socket.create_connection((host, port), timeout=_CONNECT).close()
-    except OSError as error:
-        raise InputError(f"ray: no cluster at {address} ({error.strerror or error}); start one with: ray start --head") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -87,9 +87,8 @@ class Asker:
                 target_recall=chosen.target_recall,
             )
         kept = self.index.manifest.policy.store_text
-        return [
-            Answer(self.index.document(key) if kept else Document(key, ""), score) for key, score in found.run["query"].items()
-        ]  # fmt: skip
+        ranked = found.run["query"].items()
+        return [Answer(self.index.document(key) if kept else Document(key, ""), score) for key, score in ranked]
 
     def text_of(self, document: Document) -> str:
         """What stands in a document's place in a prompt: its text, with the title if titles were encoded."""

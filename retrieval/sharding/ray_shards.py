@@ -9,13 +9,12 @@ Ray gives an actor one BLAS thread: shards search side by side, and a query is n
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from encoder.errors import InputError
+from retrieval import ray_connection
 from retrieval.sharding.handles import ShardLostError
 from retrieval.sharding.messages import PackedRequest, ShardHits
 from retrieval.sharding.shard import Shard, ShardSpec
@@ -115,31 +114,13 @@ class RayLauncher:
         return RayHandle(self._actors.options(memory=wanted).remote(), spec)
 
 
-@contextmanager
-def connected(address: str | None = None) -> Iterator[None]:
-    """Be connected to a Ray cluster for a ``with`` block; a connection that there is already is used and kept.
-
-    Args:
-        address: Of the cluster, such as ``auto`` or ``host:6379``; None starts one on this machine, which ends with the block.
+def connected(address: str | None = None) -> AbstractContextManager[None]:
+    """Be connected to a cluster for a ``with`` block; see `retrieval.ray_connection.connected`.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
     """
-    ray = _ray()
-    if ray.is_initialized():
-        yield
-        return
-    # Ray would tell its makers of a cluster that it starts.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    local = {} if address else {"include_dashboard": False}
-    try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.WARNING, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"Ray at {address or 'this machine'}: {' '.join(str(error).split())}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    return ray_connection.connected(_ray(), address)
 
 
 def _future(reference: Any) -> Future[Any]:
@@ -178,8 +159,4 @@ def _connected_ray() -> Any:
 
 
 def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("shards on several processes need Ray: pip install 'quiver-retrieval[ray]'") from error
-    return ray
+    return ray_connection.import_ray("shards on several processes need")

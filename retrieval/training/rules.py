@@ -173,6 +173,16 @@ TRAINING = (
         "schedule_free_adamw has its own schedule: training.scheduler must be constant, got {1}",
     ),
     Rule(
+        ("training.sharding", "training.optimizer"),
+        lambda sharding, optimizer: sharding == "full" and optimizer == "schedule_free_adamw",
+        "full needs training.optimizer: adamw",
+    ),
+    Rule(
+        ("training.sharding", "training.lora.rank"),
+        lambda sharding, rank: sharding == "full" and rank is not None,
+        "full is for training all weights; leave training.lora out",
+    ),
+    Rule(
         ("training.keep_checkpoints", "training.average_checkpoints"),
         lambda kept, averaged: kept < averaged,
         "must be >= training.average_checkpoints {1}, got {0}",

@@ -231,6 +231,9 @@ class TrainingSection:
     ``development.keep_best``, and until the next is saved the one that a signal has left."""
     average_checkpoints: int = field(default=1, metadata={"at_least": 1})
     """The run's model is the mean of this many last checkpoints, the final weights among them; 1 for the final weights alone."""
+    sharding: Literal["none", "full"] = "none"
+    """Under torchrun: every process has the whole model; or only its share of weights, gradients and optimiser state (FSDP,
+    arXiv:2304.11277), which lets models train that one GPU cannot hold. What is computed is the same."""
     lora: LoRASection | None = None
     """Train low-rank matrices instead of the encoder's weights; null for all weights."""
 

@@ -107,6 +107,11 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
             done = quiver(*command, *options)
             assert (done.code, done.err.count("\n")) == (2, 1), done.err
             assert message in done.err
+    done = quiver("mine", corpus, "--model", "bm25", "--workers", 2, "--out", tmp_path / "m")
+    assert (done.code, done.err) == (
+        2,
+        "error: bm25 encodes nothing that could be shared out; leave --executor, --workers and --address away\n",
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "model"}
 
 

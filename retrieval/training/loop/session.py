@@ -92,8 +92,13 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
             "nothing is trained: the warm-up begins with a learning rate of 0, and the run has one update; "
             "set training.warmup_ratio to 0, or raise training.max_steps"
         )
+    shards = None
+    if training.sharding == "full" and processes.size > 1:
+        from retrieval.training.loop.sharding import shard
+
+        shards = shard(model, student.library, processes)
     optimizer, schedule = make_optimizer(training, student.library.named_parameters(), course.steps)
-    trainee = Trainee(model, student.library, optimizer, schedule, lora=training.lora is not None)
+    trainee = Trainee(model, student.library, optimizer, schedule, lora=training.lora is not None, shards=shards)
     progress, random = read_snapshot(session.checkpoints.path(step), trainee) if step else (Progress(), None)
     if step is not None:
         progress.resumed_at.append(step)

@@ -11,9 +11,11 @@ Where the frozen weights of a LoRA run come from is not the checkpoint's busines
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,6 +30,9 @@ from retrieval.colbert import ColBERT
 from retrieval.model_folder import load_parts
 from retrieval.models import default_device
 from retrieval.training.loop.optimizers import has_two_weights, weights_for_use
+
+if TYPE_CHECKING:
+    from retrieval.training.loop.sharding import Shards  # imports torch.distributed, which one process does not need
 
 WEIGHTS = "trained_weights.safetensors"
 STATE = "trainer"
@@ -82,6 +87,7 @@ class Trainee:
         optimizer: Over those that have gradients.
         schedule: Of its learning rate.
         lora: The encoder's own weights are frozen.
+        shards: How the weights are shared out over the processes, if they are.
     """
 
     model: BiEncoder | ColBERT
@@ -89,6 +95,7 @@ class Trainee:
     optimizer: Optimizer
     schedule: LambdaLR
     lora: bool
+    shards: Shards | None = None
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The weights that have gradients, by name."""
@@ -98,22 +105,49 @@ class Trainee:
         """The model without what it has cached of earlier weights, its fingerprint above all; the weights are shared."""
         return type(self.model)(self.model.encoder, self.model.tokenizer, self.model.settings, source=self.model.source)
 
+    @contextmanager
+    def together(self) -> Iterator[BiEncoder | ColBERT | None]:
+        """The model as it is used, in the process that leads at least; where the weights are shared out, all processes enter together."""
+        with weights_for_use(self.optimizer):
+            if self.shards is None:
+                yield self.for_use()
+                return
+            with self.shards.together() as model:
+                yield model
 
-def write_snapshot(folder: Path, trainee: Trainee, progress: Progress, random_states: list[dict[str, Any]]) -> None:
-    """Put the state of a run into a folder.
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimiser's, as of one over whole weights; where they are shared out, all processes ask, and the one that leads is told."""
+        return self.optimizer.state_dict() if self.shards is None else self.shards.optimizer_state(self.optimizer)
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Put it back."""
+        if self.shards is None:
+            self.optimizer.load_state_dict(state)
+        else:
+            self.shards.load_optimizer_state(self.optimizer, state)
+
+
+def write_snapshot(folder: Path | None, trainee: Trainee, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+    """Put the state of a run into a folder; all processes call it.
 
     Args:
-        folder: Exists, and is empty.
+        folder: Exists, and is empty; None in the processes that do not write.
         trainee: Between two updates.
         progress: Of it.
         random_states: `random_state` of every process by rank.
     """
-    with weights_for_use(trainee.optimizer):
-        trainee.model.save(folder)
+    if folder is None and trainee.shards is None:
+        return
+    with trainee.together() as model:
+        if folder is not None and model is not None:
+            model.save(folder)
+    optimizer = trainee.optimizer_state()
+    if folder is None:
+        return
     if trainee.lora or has_two_weights(trainee.optimizer):
         save_file({name: weight.detach().cpu().contiguous() for name, weight in trainee.trained().items()}, folder / WEIGHTS)
     state = {
-        "optimizer": trainee.optimizer.state_dict(),
+        "optimizer": optimizer,
         "schedule": trainee.schedule.state_dict(),
         "random": random_states,
         "progress": asdict(progress),
@@ -155,7 +189,7 @@ def read_snapshot(folder: Path, trainee: Trainee) -> tuple[Progress, list[dict[s
                 weight.copy_(saved[name])
     state = read_state(folder / STATE)
     try:
-        trainee.optimizer.load_state_dict(state["optimizer"])
+        trainee.load_optimizer_state(state["optimizer"])
         trainee.schedule.load_state_dict(state["schedule"])
         if missing := [one.name for one in fields(Progress) if one.name not in state["progress"]]:  # defaults are for a run that begins
             raise KeyError(*missing)

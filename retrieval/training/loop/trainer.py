@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from encoder.running.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfin
 from encoder.running.processes import Processes
 from encoder.running.stopping import StopRequest
 from retrieval.training.loop.feed import FED, Fed, Feed
+from retrieval.training.loop.sharding import whole_tensor
 from retrieval.training.loop.snapshot import Trainee
 from retrieval.training.loop.watch import Update, Watch
 from retrieval.training.sections import Recipe
@@ -79,6 +81,8 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
             optimizers=(trainee.optimizer, trainee.schedule),
         )
         self.remove_callback(PrinterCallback)  # standard output is the command's
+        if trainee.shards is not None:  # a model of shares brings its gradients together itself, and takes no second wrapping for that
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """None: the library's card would describe the data by reading it."""
@@ -103,7 +107,7 @@ class Trainer(SentenceTransformerTrainer):  # type: ignore[misc]  # the library 
 
     def _measure(self, model: nn.Module) -> None:
         fitting, training = self._fitting, self._fitting.recipe.training
-        norm = clip_grad_norm_([weight for weight in model.parameters() if weight.requires_grad], training.max_grad_norm)
+        norm = whole_tensor(clip_grad_norm_([weight for weight in model.parameters() if weight.requires_grad], training.max_grad_norm))
         # The library has divided each batch's loss by their number. One wait for the device an update.
         *losses, grad_norm = torch.stack([*(loss for _, _, loss in self._seen), norm.to(self._seen[0][2].device)]).tolist()
         read = [fed for fed, _, _ in self._seen]

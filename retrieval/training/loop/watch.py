@@ -23,7 +23,7 @@ from retrieval.colbert import ColBERT
 from retrieval.training.loop.batches import Batch
 from retrieval.training.loop.board import SCORE, Board
 from retrieval.training.loop.course import Course
-from retrieval.training.loop.optimizers import learning_rate_share, weights_for_use
+from retrieval.training.loop.optimizers import learning_rate_share
 from retrieval.training.loop.snapshot import Progress, Trainee, write_snapshot
 from retrieval.training.sections import Recipe
 
@@ -194,10 +194,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         if section is None or self._score is None or not self._due(section.every):
             return False
         score = 0.0
-        with weights_for_use(trainee.optimizer), random_state_kept():
+        with random_state_kept(), trainee.together() as model:
             trainee.library.eval()
-            if self._processes.leads:
-                score = self._score(trainee.for_use())
+            if self._processes.leads and model is not None:
+                score = self._score(model)
             trainee.library.train()
         score = self._processes.told(score)
         self.progress.seconds = self._earlier + time.perf_counter() - self._start
@@ -211,6 +211,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         states = self._processes.gathered(random_state())
         self.progress.seconds = self._earlier + time.perf_counter() - self._start
         if not self._processes.leads:
+            write_snapshot(None, trainee, self.progress, states)
             return
         self._place.log.sync()
         step, checkpoints = self.progress.step, self._place.checkpoints

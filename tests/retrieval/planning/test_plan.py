@@ -253,6 +253,14 @@ def test_tables_and_formulas(quiver: Callable[..., Any]) -> None:
     assert "encoding hours" in done.out
 
 
+def test_tables_fit_a_narrow_terminal(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = quiver("plan", "--model", "modernbert-base", "--preset-collection", "beir", "--device", "h100", "--price-per-gpu-hour", "2")
+    assert done.out.count("webis-touche2020") == done.out.count("climate-fever") == 2
+    assert "8,841,823" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
 def test_a_sample_and_its_rates(quiver: Callable[..., Any], minilm: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"_id": str(number), "title": "", "text": "a bird has wings " * 5}) for number in range(30)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))

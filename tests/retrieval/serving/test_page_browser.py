@@ -1,19 +1,11 @@
-"""The search page in a real browser, before a service that answers in the shapes of `retrieval.serving.schemas`.
-
-Chromium is driven over the pipe of its DevTools protocol, which needs no library: https://chromedevtools.github.io/devtools-protocol.
-"""
+"""The search page in a real browser, before a service that answers in the shapes of `retrieval.serving.schemas`."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import fcntl
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,19 +18,10 @@ import pytest
 
 from retrieval.serving.page import content_security_policy, page_html
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
-    " --disable-sync --hide-scrollbars --remote-debugging-pipe"
-)
 DESK, TELEPHONE = (1280, 900), (390, 844)
 # A file of axe-core, such as axe.min.js of its npm package, for the rules of accessibility.
 AXE = os.environ.get("QUIVER_AXE")
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium")
-
-# The browser wants its two ends of the pipes as descriptors 3 and 4.
-LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&amp;\u202e"
 
 DOCUMENTS = {
@@ -208,128 +191,6 @@ def passes(metadata: dict[str, Any], conditions: list[str]) -> bool:
     return True
 
 
-class Browser:
-    """One tab; what it logs and asks the network for is kept."""
-
-    def __init__(self, executable: str, profile: Path) -> None:
-        theirs, self._to = (_above_ten(end) for end in os.pipe())
-        self._from, back = (_above_ten(end) for end in os.pipe())
-        command = [sys.executable, "-c", LAUNCH, str(theirs), str(back), executable, *FLAGS.split(), f"--user-data-dir={profile}"]
-        self._process = subprocess.Popen(command, pass_fds=(theirs, back), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        os.close(theirs)
-        os.close(back)
-        self._number = 0
-        self._rest = b""
-        self._session: str | None = None
-        self.events: list[dict[str, Any]] = []
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.send(f"{domain}.enable")
-
-    def close(self) -> None:
-        self._session = None
-        with contextlib.suppress(OSError):
-            self.send("Browser.close")
-        self._process.wait(timeout=10)
-        os.close(self._to)
-        os.close(self._from)
-
-    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
-        while True:
-            received = self._receive()
-            if received.get("id") == self._number:
-                assert "error" not in received, f"{method}: {received['error']}"
-                result: dict[str, Any] = received["result"]
-                return result
-
-    def _receive(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            block = os.read(self._from, 1 << 20)
-            if not block:
-                raise OSError("the browser has gone")
-            self._rest += block
-        line, self._rest = self._rest.split(b"\0", 1)
-        message: dict[str, Any] = json.loads(line)
-        if "method" in message:
-            self.events.append(message)
-        return message
-
-    def open(self, url: str, size: tuple[int, int], *, dark: bool = False, calm: bool = True) -> None:
-        """Load a page afresh, at a size and in a scheme of colours."""
-        width, height = size
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
-        wanted = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce" if calm else "no-preference"}
-        self.send("Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in wanted.items()])
-        for each in ("about:blank", url):  # another fragment alone would not load the page again
-            self.events.clear()
-            self.send("Page.navigate", url=each)
-            while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-                self._receive()
-
-    def run(self, script: str) -> Any:
-        result = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True)
-        assert "exceptionDetails" not in result, result["exceptionDetails"]
-        return result["result"].get("value")
-
-    def until(self, script: str, seconds: float = 10) -> Any:
-        """What a script says as soon as that is true."""
-        end = time.monotonic() + seconds
-        script = f"(found => found instanceof Node || found)({script})"
-        while not (value := self.run(script)):
-            assert time.monotonic() < end, f"never true: {script}\n{self.run('document.body.innerText')[:2000]}"
-            time.sleep(0.04)
-        return value
-
-    def type(self, text: str) -> None:
-        for character in text:
-            self.send("Input.dispatchKeyEvent", type="keyDown", key=character, text=character)
-            self.send("Input.dispatchKeyEvent", type="keyUp", key=character)
-
-    def press(self, *keys: str) -> None:
-        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39}
-        for key in keys:
-            letter = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
-            self.send("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=codes.get(key, 0), **letter)
-            self.send("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=codes.get(key, 0))
-
-    def hover(self, selector: str) -> None:
-        x, y = self.run(
-            f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect(); "
-            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-        )
-        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
-    def screenshot(self, file: Path) -> None:
-        file.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
-
-    def complaints(self) -> list[dict[str, Any]]:
-        said = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")
-        return [event for event in self.events if event["method"] in said]
-
-    def requests(self) -> list[str]:
-        return [event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
-
-
-def _above_ten(descriptor: int) -> int:
-    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(descriptor)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    assert BROWSER is not None
-    made = Browser(BROWSER, tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def service() -> Iterator[Service]:
     made = Service()
@@ -339,7 +200,7 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture
-def browser(tab: Browser, service: Service) -> Iterator[Browser]:
+def browser(tab: Any, service: Service) -> Iterator[Any]:
     """A tab; after each test nothing was complained of, and nobody but the service was asked."""
     tab.events.clear()
     yield tab
@@ -352,7 +213,7 @@ def browser(tab: Browser, service: Service) -> Iterator[Browser]:
 FOUND = "[...document.querySelectorAll('.list .card')].map(each => each.dataset.document)"
 
 
-def test_results_come_as_one_types_and_the_address_holds_the_state(browser: Browser, service: Service) -> None:
+def test_results_come_as_one_types_and_the_address_holds_the_state(browser: Any, service: Service) -> None:
     browser.open(service.url, DESK)
     browser.until("document.querySelectorAll('.welcome li').length === 3")
     assert browser.run("document.activeElement.id") == "query"
@@ -377,7 +238,7 @@ def test_results_come_as_one_types_and_the_address_holds_the_state(browser: Brow
     assert browser.complaints() == []
 
 
-def test_a_page_opens_where_its_address_says(browser: Browser, service: Service) -> None:
+def test_a_page_opens_where_its_address_says(browser: Any, service: Service) -> None:
     address = f"{service.url}#q=sea&in=colbert&filter={quote('year>=2012')}&effort=fast&document={quote('fish/1 %?#', safe='')}"
     browser.open(address, DESK)
     browser.until("document.querySelector('#pane .reading h2')")
@@ -389,7 +250,7 @@ def test_a_page_opens_where_its_address_says(browser: Browser, service: Service)
     assert "stone" not in browser.run(FOUND)
 
 
-def test_an_older_answer_never_replaces_a_newer_one(browser: Browser, service: Service) -> None:
+def test_an_older_answer_never_replaces_a_newer_one(browser: Any, service: Service) -> None:
     service.delays["sea"] = 0.6
     browser.open(service.url, DESK)
     browser.until("document.querySelector('.welcome')")
@@ -402,7 +263,7 @@ def test_an_older_answer_never_replaces_a_newer_one(browser: Browser, service: S
     assert [search["query"] for search in service.searches] == ["sea", "sea night"]
 
 
-def test_a_busy_service_is_asked_again_in_silence(browser: Browser, service: Service) -> None:
+def test_a_busy_service_is_asked_again_in_silence(browser: Any, service: Service) -> None:
     service.busy = 2
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
@@ -410,7 +271,7 @@ def test_a_busy_service_is_asked_again_in_silence(browser: Browser, service: Ser
     assert browser.run("document.querySelectorAll('.notice').length") == 0
 
 
-def test_what_is_refused_is_said(browser: Browser, service: Service) -> None:
+def test_what_is_refused_is_said(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=refused", DESK)
     browser.until("document.querySelector('.notice.fault[role=alert]')")
     assert browser.run("document.querySelector('.notice p').textContent") == f"this query is refused {HOSTILE}".replace("\u202e", "\ufffd")
@@ -419,7 +280,7 @@ def test_what_is_refused_is_said(browser: Browser, service: Service) -> None:
     browser.until(f"{FOUND}.length && !document.querySelector('.notice')")
 
 
-def test_a_service_that_goes_away_is_found_again(browser: Browser, service: Service) -> None:
+def test_a_service_that_goes_away_is_found_again(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
     service.broken = True
@@ -430,13 +291,13 @@ def test_a_service_that_goes_away_is_found_again(browser: Browser, service: Serv
 
 
 @pytest.mark.slow
-def test_a_part_that_did_not_answer_is_said(browser: Browser, service: Service) -> None:
+def test_a_part_that_did_not_answer_is_said(browser: Any, service: Service) -> None:
     service.partial = True
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until("document.querySelector('.notice.part')")
 
 
-def test_filters_by_form_and_by_a_value(browser: Browser, service: Service) -> None:
+def test_filters_by_form_and_by_a_value(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length === 5")
     browser.run("document.activeElement.blur()")
@@ -464,7 +325,7 @@ def test_filters_by_form_and_by_a_value(browser: Browser, service: Service) -> N
 
 
 @pytest.mark.slow
-def test_nothing_found_says_why(browser: Browser, service: Service) -> None:
+def test_nothing_found_says_why(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=zebra&in=bm25", DESK)
     assert "shares a word" in browser.until("document.querySelector('.empty')?.innerText")
     browser.open(f"{service.url}#q=sea&filter={quote('year=1')}", DESK)
@@ -476,7 +337,7 @@ def test_nothing_found_says_why(browser: Browser, service: Service) -> None:
 SHADES = "[...document.querySelectorAll('#pane .met')].map(each => [each.textContent, each.style.getPropertyValue('--heat')])"
 
 
-def test_the_heat_map_shows_which_tokens_met(browser: Browser, service: Service) -> None:
+def test_the_heat_map_shows_which_tokens_met(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=fish+light+zebra&in=colbert", DESK)
     browser.until("document.querySelector('.list .met')")
     browser.run("document.querySelector('.card[data-document^=fish] .title').click()")
@@ -509,13 +370,13 @@ def test_the_heat_map_shows_which_tokens_met(browser: Browser, service: Service)
     browser.until("!document.querySelector('.met') && location.hash.includes('heat=off')")
 
 
-def test_words_of_bm25_are_shown_as_a_table(browser: Browser, service: Service) -> None:
+def test_words_of_bm25_are_shown_as_a_table(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea+birds&in=bm25&document=birds", DESK)
     browser.until("document.querySelector('#pane details[open] table')")
     assert browser.run("[...document.querySelectorAll('#pane tbody th')].map(each => each.textContent)") == ["sea", "birds"]
 
 
-def test_side_by_side_says_where_a_document_stands_elsewhere(browser: Browser, service: Service) -> None:
+def test_side_by_side_says_where_a_document_stands_elsewhere(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=night+stars", DESK)
     browser.until(f"{FOUND}.length")
     browser.run("document.activeElement.blur()")
@@ -539,7 +400,7 @@ def test_side_by_side_says_where_a_document_stands_elsewhere(browser: Browser, s
     assert browser.run("document.activeElement.closest('.card').dataset.retriever") == "colbert"
 
 
-def test_everything_by_keyboard(browser: Browser, service: Service) -> None:
+def test_everything_by_keyboard(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea", DESK)
     browser.until(f"{FOUND}.length")
     order = browser.run(FOUND)
@@ -568,7 +429,7 @@ def test_everything_by_keyboard(browser: Browser, service: Service) -> None:
     assert browser.run("document.getElementById('query').value.endsWith('?j')")  # a letter is a letter where one writes
 
 
-def test_a_telephone_has_tabs_and_a_sheet(browser: Browser, service: Service) -> None:
+def test_a_telephone_has_tabs_and_a_sheet(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=sea&view=together", TELEPHONE)
     browser.until("document.querySelectorAll('[role=tab]').length === 3")
     visible = "[...document.querySelectorAll('.column')].filter(each => each.getClientRects().length).map(each => each.dataset.kind)"
@@ -584,7 +445,7 @@ def test_a_telephone_has_tabs_and_a_sheet(browser: Browser, service: Service) ->
     assert not browser.run("document.getElementById('sheet').open")
 
 
-def test_others_words_do_nothing(browser: Browser, service: Service) -> None:
+def test_others_words_do_nothing(browser: Any, service: Service) -> None:
     name = f"hostile {HOSTILE}"
     for size, view in ((DESK, "in=dense"), (DESK, "view=together&in=colbert"), (TELEPHONE, "in=colbert"), (TELEPHONE, "in=bm25")):
         browser.open(f"{service.url}#{view}&q={quote('sea scripts ' + HOSTILE)}&document={quote(name, safe='')}", size)
@@ -599,7 +460,7 @@ def test_others_words_do_nothing(browser: Browser, service: Service) -> None:
 
 
 @pytest.mark.slow
-def test_a_document_that_is_not_in_the_list_is_fetched(browser: Browser, service: Service) -> None:
+def test_a_document_that_is_not_in_the_list_is_fetched(browser: Any, service: Service) -> None:
     browser.open(f"{service.url}#q=zebra&in=bm25&document={quote('fish/1 %?#', safe='')}", DESK)
     browser.until("document.querySelector('#pane .text')?.textContent.includes('own light')")
     browser.open(f"{service.url}#q=zebra&in=bm25&document=nowhere", DESK)
@@ -607,7 +468,7 @@ def test_a_document_that_is_not_in_the_list_is_fetched(browser: Browser, service
 
 
 @pytest.mark.slow
-def test_the_colours_are_those_of_the_system_until_the_button_is_pressed(browser: Browser, service: Service) -> None:
+def test_the_colours_are_those_of_the_system_until_the_button_is_pressed(browser: Any, service: Service) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     seen = {}
     for dark in (False, True):
@@ -632,7 +493,7 @@ STATES = {
 }
 
 
-def states(browser: Browser, url: str, size: tuple[int, int], *, dark: bool) -> Iterator[str]:
+def states(browser: Any, url: str, size: tuple[int, int], *, dark: bool) -> Iterator[str]:
     for name, (fragment, ready, act) in STATES.items():
         browser.open(url + fragment, size, dark=dark)
         browser.until(ready)
@@ -646,7 +507,7 @@ def states(browser: Browser, url: str, size: tuple[int, int], *, dark: bool) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
-def test_axe_finds_nothing(browser: Browser, service: Service, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
+def test_axe_finds_nothing(browser: Any, service: Service, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
     if AXE is None:
         pytest.skip("QUIVER_AXE names no file of axe-core")
     rules = Path(AXE).read_text(encoding="utf-8")
@@ -666,7 +527,7 @@ def test_axe_finds_nothing(browser: Browser, service: Service, tmp_path: Path, s
 
 
 @pytest.mark.slow
-def test_with_the_real_service(tab: Browser, indexes: Any, serving: Any) -> None:
+def test_with_the_real_service(tab: Any, indexes: Any, serving: Any) -> None:
     with serving(f"dense={indexes.dense}", f"colbert={indexes.colbert}", "--with", "bm25") as child:
         tab.open(f"{child.url}/", DESK)
         tab.until("document.querySelectorAll('.welcome li').length === 3", 30)
