@@ -41,6 +41,9 @@ SCHEMA = "quiver-pretraining-corpus/1"
 _CHARACTERS = 1 << 20
 """Text that is tokenised in one call, at least."""
 
+_COUNTED = 1 << 22
+"""Token ids that are counted at a time."""
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -58,6 +61,14 @@ class Documents:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def shares(self, vocab_size: int) -> NDArray[np.float64]:
+        """How often each token id stands among all, (V,); one more of each is counted, so that none is zero."""
+        counts = np.ones(vocab_size, np.int64)
+        for start in range(0, len(self.ids), _COUNTED):
+            counts += np.bincount(self.ids[start : start + _COUNTED], minlength=vocab_size)
+        shares: NDArray[np.float64] = counts / counts.sum()
+        return shares
 
 
 @dataclass(frozen=True)

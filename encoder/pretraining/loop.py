@@ -15,7 +15,7 @@ from encoder.pretraining.averaging import MovingAverage
 from encoder.pretraining.corpus import Corpus
 from encoder.pretraining.evaluation import HeldOut
 from encoder.pretraining.optimizer import make_optimizer, restore_optimizer
-from encoder.pretraining.phases import first_model, in_form, phase_config
+from encoder.pretraining.phases import first_model, in_form, phase_config, start_from_frequencies
 from encoder.pretraining.sections import PretrainingRecipe
 from encoder.pretraining.snapshot import Progress, Snapshot, Trainee, read_snapshot, write_snapshot
 from encoder.pretraining.stream import PhaseStream, UpdateBatch
@@ -220,7 +220,10 @@ class _Loop:
     def _first_trainee(self) -> Trainee:
         session, snapshot = self._session, self._snapshot
         if snapshot is None:
-            return self._trainee(first_model(session.recipe, session.tokenizer), None, None)
+            model = first_model(session.recipe, session.tokenizer)
+            if session.recipe.model.decoder_bias == "frequencies":
+                start_from_frequencies(model, session.corpus.train.shares(model.encoder.config.vocab_size))
+            return self._trainee(model, None, None)
         config = phase_config(session.recipe.model, session.recipe.phases[self.progress.phase], session.tokenizer)
         model = in_form(snapshot.model, config, where=str(session.checkpoints.path(self.progress.step)))
         trainee = self._trainee(model, snapshot.optimizer, snapshot.average)

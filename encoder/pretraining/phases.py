@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from encoder.config import DROPOUTS, EncoderConfig, global_every
 from encoder.errors import InputError
 from encoder.head_checkpoint import load_masked_lm
@@ -88,6 +92,20 @@ def first_model(recipe: PretrainingRecipe, tokenizer: Tokenizer) -> MaskedLM:
         if has != asked:
             raise InputError(f"model: {recipe.model.init} is another model than the recipe's: {name} is {has!r}, asked for {asked!r}")
     return model
+
+
+def start_from_frequencies(model: MaskedLM, shares: NDArray[np.float64]) -> None:
+    """Set the decoder's bias to the logarithm of each token's share of the text: flat logits then guess as the frequencies do.
+
+    Args:
+        model: It has random weights.
+        shares: Above 0, (V,).
+    """
+    bias = model.decoder.bias
+    if bias is None:
+        raise ValueError("the decoder has no bias")
+    with torch.no_grad():
+        bias.copy_(torch.from_numpy(np.log(shares)))
 
 
 def in_form(model: MaskedLM, config: EncoderConfig, *, where: str) -> MaskedLM:

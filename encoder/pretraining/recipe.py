@@ -29,6 +29,11 @@ RULES = (
         "a vocabulary learnt anew is not the one that the weights of {1} know; name theirs",
     ),
     Rule(
+        ("model.decoder_bias", "model.init"),
+        lambda bias, init: bias != "zeros" and init != "random",
+        "the weights of {1} have their own",
+    ),
+    Rule(
         ("training.averaging.best", "data.held_out"),
         lambda best, share: best > 0 and share == 0,
         "the best are told by data.held_out, which is 0",

@@ -53,6 +53,10 @@ class ModelSection:
     init_std: float = field(default=0.02, metadata={"above": 0})
     """Standard deviation of random weights before Megatron's division; the paper: 0.02 at widths of 768 and 1,024. Products of a narrow
     model are as large as those of a wide one where it grows with ``hidden_size ** -0.5``."""
+    decoder_bias: Literal["zeros", "frequencies"] = "zeros"
+    """What the bias of the logits starts from, where ``init`` is random: zeros, as in the paper; or the logarithm of each token's share
+    of the training text, which is what a model without context would learn. A run of millions of updates learns it in no time; a
+    short one spends a good part of its updates on it, while the tied embedding drifts."""
 
 
 @dataclass(frozen=True)

@@ -134,11 +134,12 @@ def delete(
 @app.command("compact", epilog="Example: quiver index compact indexes/scifact")
 def compact(
     folder: Annotated[Path, FolderArgument],
+    newest: Annotated[bool, typer.Option("--newest", help="Only what small additions left, where it is worth it.")] = False,
     memory: Annotated[str, MemoryOption] = "2GB",
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Merge segments and drop deleted documents; nothing is encoded again."""
-    _describe(compact_index(folder, memory=parse_memory(memory)), as_json)
+    _describe(compact_index(folder, newest=newest, memory=parse_memory(memory)), as_json)
 
 
 @app.command("calibrate", epilog="Example: quiver index calibrate indexes/scifact --queries queries.jsonl -k 10")

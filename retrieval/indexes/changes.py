@@ -14,11 +14,12 @@ from retrieval.indexes.calibration import HITS, QUERIES, calibrate
 from retrieval.indexes.disk import REAL, Disk
 from retrieval.indexes.documents.table import is_described
 from retrieval.indexes.encoded import Model
-from retrieval.indexes.extents import Extent, groups
+from retrieval.indexes.extents import Extent, groups, recent
 from retrieval.indexes.index import Index, open_index, open_manifest
 from retrieval.indexes.options import DEFAULTS
 from retrieval.indexes.segments import OpenSegment, merge_segments
 from retrieval.indexes.store.manifest import SegmentEntry
+from retrieval.indexes.store.reading import verify_files
 from retrieval.indexes.store.writing import StoreWriter, writing
 from retrieval.records import DenseEncoding
 from retrieval.similarity import comparable
@@ -54,13 +55,15 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, disk: Disk = REAL)
     return open_index(path, verify=False)
 
 
-def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, disk: Disk = REAL) -> Index:
+def compact_index(path: Path | str, *, newest: bool = False, memory: int = DEFAULTS.memory, disk: Disk = REAL) -> Index:
     """Make as few segments as the memory allows, without the documents that are deleted; nothing is encoded or trained again.
 
     An index that was measured is measured again where it gets a larger segment than it had then.
 
     Args:
         path: The index.
+        newest: Only the newest segments, where there are several small ones (`retrieval.indexes.extents.recent`): what to call after
+            every small addition.
         memory: Bytes that it may hold.
         disk: Takes all changes.
 
@@ -70,12 +73,14 @@ def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, disk: Disk
     path, begun = Path(path), time.monotonic()
     with writing(path, disk=disk) as writer:
         before = committed(writer)
-        index = open_manifest(writer.layout, before, verify=True)
+        index = open_manifest(writer.layout, before, verify=not newest)
         extents = [_live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
-        runs = groups(index.codec, extents, memory)
-        segments: list[SegmentEntry] = []
-        for run in runs:
-            segments += _compacted(writer, index, run)
+        first = recent(extents) if newest else 0
+        for entry in before.segments[first:] if newest else ():
+            verify_files(writer.layout.segments / entry.name, entry.files, full=True)
+        segments: list[SegmentEntry] = list(before.segments[:first])
+        for run in groups(index.codec, extents[first:], memory) if first < len(extents) else ():
+            segments += _compacted(writer, index, range(first + run.start, first + run.stop))
         if tuple(segments) != before.segments:
             draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
             opened = open_manifest(writer.layout, draft, verify=False).segments

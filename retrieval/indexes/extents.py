@@ -8,6 +8,9 @@ from typing import NamedTuple
 from retrieval.indexes.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
 from retrieval.indexes.engines import AnyCodec
 
+FAN = 8
+"""Segments that a merge of the newest ones waits for."""
+
 
 class Extent(NamedTuple):
     """How large a segment is.
@@ -43,6 +46,25 @@ def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[rang
             runs.append(range(begin, number))
             begin, whole = number, extent
     return [*runs, range(begin, len(extents))]
+
+
+def recent(extents: Sequence[Extent]) -> int:
+    """Where the newest segments begin that are worth merging, so that there are never many small ones, and none is merged often.
+
+    As in log-structured stores: a segment joins those behind it while it is no larger than they are together, and a merge waits for
+    `FAN` segments. N additions of one document leave no more than about `FAN` times log2(N) segments.
+
+    Args:
+        extents: How large each segment is.
+
+    Returns:
+        The first of them; the number of segments where a merge is not worth it yet.
+    """
+    begin, documents = len(extents), 0
+    while begin and (begin == len(extents) or extents[begin - 1].documents <= documents):
+        begin -= 1
+        documents += extents[begin].documents
+    return begin if len(extents) - begin >= FAN else len(extents)
 
 
 def held(codec: AnyCodec, extent: Extent) -> int:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
 from encoder.errors import InputError
-from retrieval.indexes import add_documents, delete_documents
+from retrieval.indexes import add_documents, compact_index, delete_documents
 from retrieval.indexes.index import Index
 from retrieval.records import Document
 from retrieval.serving.generations import Generation
 from retrieval.serving.problems import RequestError
 from retrieval.serving.reloading import ServedIndex
+
+logger = logging.getLogger(__name__)
 
 
 class Changes:
@@ -66,7 +69,12 @@ class Changes:
         if not replace and any(known):
             key = next(document.id for document, place in zip(documents, known, strict=True) if place is not None)
             raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or give it another id")
-        return add_documents(served.folder, documents, served.current.model, replace_existing=replace)
+        added = add_documents(served.folder, documents, served.current.model, replace_existing=replace)
+        try:
+            return compact_index(served.folder, newest=True)  # single additions would leave a segment each
+        except InputError as error:  # the documents are there
+            logger.warning("%s: not compacted: %s", served.folder, error)
+            return added
 
     def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> Index:
         missing = [key for key, place in zip(ids, served.current.index.locate(ids), strict=True) if place is None]

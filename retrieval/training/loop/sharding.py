@@ -105,7 +105,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     """What a share is a share of, which all processes have to ask for; any other tensor as it is."""
     if not isinstance(tensor, DTensor):
         return tensor
-    full: Tensor = tensor.full_tensor()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    full: Tensor = tensor.full_tensor()
     return full
 
 

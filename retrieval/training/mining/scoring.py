@@ -97,8 +97,8 @@ def score_rows(
                 with progress_bar("scoring", pairs, enabled=progress) as advance:
                     sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
                     advance(pairs - sum(sizes[number] for number in missing))
-                    for number in missing:
-                        work.write(number, _checked(score(*data.pairs(parts[number])), section, parts[number], data.ends).tobytes())
+                    for number, scores in score({number: parts[number] for number in missing}):
+                        work.write(number, _checked(scores, section, parts[number], data.ends).tobytes())
                         advance(sizes[number])
         result = _write(section, data, _row_scores(work, parts, data.ends), out, NORMALISERS[normalize])
         record = {

@@ -11,8 +11,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,10 +46,14 @@ _SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
 
 
 class Scorer(Protocol):
-    """Scores pairs of the data that it was made for."""
+    """Scores rows of the data that it was made for."""
 
-    def __call__(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of B pairs by the numbers of their texts, (B,)."""
+    def __call__(self, parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Each part's number and the scores of its B pairs, (B,), in any order.
+
+        Args:
+            parts: Runs of rows by number.
+        """
 
 
 class Teacher(Protocol):
@@ -86,13 +93,14 @@ class VectorTeacher:
             progress: Show bars.
         """
         with vector_store(cache, self._executor) as store:
-            yield _VectorScorer(store, self._model, data, progress=progress)
+            yield _VectorScorer(store, self._model, data, progress=progress).score
 
 
 class _VectorScorer:
     """Numbers of texts to places among those that were encoded."""
 
     def __init__(self, store: VectorStore, model: DenseModel | TokenModel, data: ScoringData, *, progress: bool) -> None:
+        self._data = data
         self._queries, self._documents = np.unique(data.queries), np.unique(data.documents)
         queries = (data.texts[number] for number in self._queries.tolist())
         asked = store.encode(model, queries, "query", total=len(self._queries), progress=progress)
@@ -100,8 +108,10 @@ class _VectorScorer:
         found = store.encode(model, documents, "document", total=len(self._documents), progress=progress)
         self._scores = PairScores(asked, found)
 
-    def __call__(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-        return self._scores(np.searchsorted(self._queries, queries), np.searchsorted(self._documents, documents))
+    def score(self, parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        for number, part in parts.items():
+            queries, documents = self._data.pairs(part)
+            yield number, self._scores(np.searchsorted(self._queries, queries), np.searchsorted(self._documents, documents))
 
 
 class CrossEncoderTeacher:
@@ -109,27 +119,20 @@ class CrossEncoderTeacher:
 
     Args:
         source: Folder or hub id.
-        device: Where it runs.
+        device: Where it runs in this process.
+        executor: Who reads the pairs.
 
     Raises:
         InputError: sentence-transformers is not installed, it cannot load the model, or the model gives more than one score a pair.
     """
 
-    def __init__(self, source: str, *, device: str) -> None:
-        try:
-            library = importlib.import_module("sentence_transformers")
-        except ModuleNotFoundError as error:
-            raise InputError("a cross-encoder needs sentence-transformers: pip install 'quiver-retrieval[train]'") from error
+    def __init__(self, source: str, *, device: str, executor: Executor = HERE) -> None:
         folder = local_folder(source)
-        try:
-            with _no_bars():
-                self._model = library.CrossEncoder(str(folder), device=device)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise InputError(f"{source}: sentence-transformers cannot load it ({str(error).strip().splitlines()[0]})") from error
+        self._source, self._executor = source, executor
+        self._model = _cross_encoder(source, device)
         labels = int(self._model.config.num_labels)
         if labels != 1:
             raise InputError(f"{source}: it tells {labels} classes apart; a teacher gives one score a pair")
-        self._batch = _BATCH.get(torch.device(device).type, _BATCH["cpu"])
         length = self._model.max_length
         self.description: Mapping[str, Any] = {
             "kind": "cross-encoder",
@@ -142,21 +145,83 @@ class CrossEncoderTeacher:
     def scorer(self, data: ScoringData, *, cache: Path | None, progress: bool) -> Iterator[Scorer]:
         """Score what the rows name; nothing is encoded before, and nothing is kept beside the scores."""
         del cache, progress
+        threads = self._executor.threads(torch.get_num_threads())
+        here = Path(self._source)
+        source = str(here.resolve()) if here.is_dir() else self._source  # a worker may stand elsewhere
+        task = _Reading(source, str(self.description["fingerprint"]), threads) if self._executor.remote else _ReadingHere(self._model)
 
-        def score(queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
-            pairs = list(zip(data.texts.take(queries), data.texts.take(documents), strict=True))
-            # Pairs of like length share a batch: the library pads a batch to its longest pair.
-            order = np.argsort([len(query) + len(document) for query, document in pairs], kind="stable")
-            scores = np.empty(len(pairs), np.float32)
-            scores[order] = self._model.predict(
-                [pairs[place] for place in order.tolist()],
-                batch_size=self._batch,
-                activation_fn=torch.nn.Identity(),
-                show_progress_bar=False,
-            )
-            return scores
+        def score(parts: Mapping[int, slice]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+            pairs = (_Pairs(number, *(tuple(data.texts.take(side)) for side in data.pairs(part))) for number, part in parts.items())
+            with closing(self._executor.run(task, pairs, threads=threads)) as results:
+                for read, scores in results:
+                    yield read.number, scores
 
         yield score
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """The texts of a part's B pairs."""
+
+    number: int
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _ReadingHere:
+    """The task of reading pairs with a cross-encoder that is loaded."""
+
+    model: Any
+
+    def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
+        return partial(_read, self.model)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The task of reading pairs with a cross-encoder that a worker loads."""
+
+    source: str
+    fingerprint: str
+    threads: int
+
+    def open(self) -> Callable[[_Pairs], NDArray[np.float32]]:
+        torch.set_num_threads(self.threads)
+        model = _cross_encoder(self.source, default_device())
+        found = _fingerprint(self.source, local_folder(self.source), model.max_length)
+        if found != self.fingerprint:
+            raise InputError(
+                f"{self.source}: another model for a worker on {platform.node()} than where the work was begun; all need the same files"
+            )
+        return partial(_read, model)
+
+
+def _cross_encoder(source: str, device: str) -> Any:
+    try:
+        library = importlib.import_module("sentence_transformers")
+    except ModuleNotFoundError as error:
+        raise InputError("a cross-encoder needs sentence-transformers: pip install 'quiver-retrieval[train]'") from error
+    try:
+        with _no_bars():
+            return library.CrossEncoder(str(local_folder(source)), device=device)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"{source}: sentence-transformers cannot load it ({str(error).strip().splitlines()[0]})") from error
+
+
+def _read(model: Any, pairs: _Pairs) -> NDArray[np.float32]:
+    """A cross-encoder's scores of pairs, (B,)."""
+    texts = list(zip(pairs.queries, pairs.documents, strict=True))
+    # Pairs of like length share a batch: the library pads a batch to its longest pair.
+    order = np.argsort([len(query) + len(document) for query, document in texts], kind="stable")
+    scores = np.empty(len(texts), np.float32)
+    scores[order] = model.predict(
+        [texts[place] for place in order.tolist()],
+        batch_size=_BATCH.get(torch.device(model.device).type, _BATCH["cpu"]),
+        activation_fn=torch.nn.Identity(),
+        show_progress_bar=False,
+    )
+    return scores
 
 
 def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = HERE) -> Teacher:
@@ -165,7 +230,7 @@ def load_teacher(source: str, *, precision: Precision = "float", executor: Execu
     Args:
         source: Folder or hub id of a cross-encoder, a bi-encoder or a ColBERT.
         precision: ``int8`` quantises the matrices of Quiver's own models, on a CPU.
-        executor: Who encodes documents; a cross-encoder encodes none.
+        executor: Who encodes documents, or reads a cross-encoder's pairs.
 
     Raises:
         InputError: It is no model, or one that cannot be used; one line says why.
@@ -175,9 +240,7 @@ def load_teacher(source: str, *, precision: Precision = "float", executor: Execu
         return VectorTeacher(load_model(source, precision=precision), executor)
     if precision != "float":
         raise InputError(f"{source}: a cross-encoder; {precision} is of bi-encoders and ColBERTs alone")
-    if executor.remote:
-        raise InputError(f"{source}: a cross-encoder, which scores in this process alone; leave --executor and --workers away")
-    return CrossEncoderTeacher(source, device=default_device())
+    return CrossEncoderTeacher(source, device=default_device(), executor=executor)
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from encoder.data_files import file_sha256
 from encoder.files import read_json, write_json
 from encoder.head_checkpoint import load_masked_lm
 from encoder.pretraining.averaging import mean_of_checkpoints
+from encoder.pretraining.corpus import open_corpus
 from encoder.pretraining.phases import first_model, in_form
 from encoder.pretraining.run import pretrain
 from encoder.pretraining.sections import PretrainingRecipe
@@ -83,6 +85,31 @@ def test_a_run_leaves_a_model_that_has_learnt(whole_run: Path) -> None:
     encoder = load_encoder(out / "model")
     assert (encoder.config.max_positions, encoder.config.global_theta) == (48, 160_000.0)
     assert len(Tokenizer.from_pretrained(out / "model")) == 320
+
+
+def test_a_bias_of_frequencies_begins_where_a_model_without_context_ends(
+    make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With weights of 1e-4 logits are the bias alone, and the first loss is the entropy of the tokens, not the logarithm of their number.
+    losses = {}
+    for bias in ("zeros", "frequencies"):
+        recipe = make_recipe(f"model.decoder_bias={bias}", "model.init_std=1e-4", "training.log_every=1")
+        with monkeypatch.context() as patch:
+            kill_before(2, patch)
+            with pytest.raises(Killed):
+                pretrain(recipe, tmp_path / bias)
+        losses[bias] = read_log(tmp_path / bias / LOG)[0]["loss"]
+    ids = open_corpus(tmp_path / "zeros" / "corpus").train.ids
+    counts = np.bincount(ids, minlength=320)
+    special = [Tokenizer.from_pretrained(tmp_path / "zeros" / "tokenizer").special_id(name) for name in ("cls", "sep")]
+    words = np.delete(counts, special)
+    words = words[words > 0]
+    chances = words / counts.sum()
+    entropy = -(words / words.sum() * np.log(chances)).sum()
+    assert losses["zeros"] == pytest.approx(np.log(320), abs=0.01)
+    assert losses["frequencies"] == pytest.approx(entropy, abs=0.2)
+    with pytest.raises(InputError, match=r"model.decoder_bias: the weights of somewhere have their own"):
+        make_recipe("model.decoder_bias=frequencies", "model.init=somewhere", "model.tokenizer=somewhere")
 
 
 @pytest.mark.parametrize("fatal", [3, 7, 16, 22])

@@ -179,6 +179,30 @@ def test_compacting_within_a_small_memory_leaves_segments_apart(changed: tuple[I
     assert list(compacted.documents) == alive
 
 
+def test_single_additions_leave_few_segments(tmp_path: Path, model: Any) -> None:
+    """As many as an index of that size can have by the rule, and the large segment is not written again."""
+    first, more = DOCUMENTS[:40], DOCUMENTS[40:60]
+    base = build_index(first, model, tmp_path / "i").manifest.segments[0]
+    seen = []
+    for number, document in enumerate(more):
+        added = add_documents(tmp_path / "i", [document], model)
+        index = compact_index(tmp_path / "i", newest=True)
+        seen.append([segment.documents for segment in index.manifest.segments])
+        assert seen[-1][0] == 40
+        assert sum(seen[-1]) == 41 + number
+        assert index.manifest.segments[0] == base
+        assert (index.manifest.generation > added.manifest.generation) == (len(seen[-1]) < len(added.manifest.segments))
+    assert seen[6:9] == [[40, *[1] * 7], [40, 8], [40, 8, 1]]
+    assert seen[15] == [40, 16]
+    assert max(map(len, seen)) == 9
+    index = open_index(tmp_path / "i")
+    assert list(index.documents) == [*first, *more]
+    whole = build_index([*first, *more], model, tmp_path / "new")
+    queries = model.encode(QUERIES, "query").vectors
+    if index.manifest.kind.startswith("exact"):
+        same(index.search(queries, 20), whole.search(queries, 20))
+
+
 def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) -> None:
     build_index(DOCUMENTS[:3], model, tmp_path / "i")
     empty = delete_documents(tmp_path / "i", [document.id for document in DOCUMENTS[:3]])

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
+from retrieval.executors import LocalProcesses
 from retrieval.model_folder import ModelFolder
 from retrieval.training.mining import scoring
 from retrieval.training.mining.margins import Ranks, Rules
@@ -227,7 +228,12 @@ def test_a_score_that_is_not_finite(word_sum: Any, tmp_path: Path) -> None:
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Any:
             from contextlib import nullcontext
 
-            return nullcontext(lambda queries, documents: np.where(documents == documents[3], np.nan, 1).astype(np.float32))
+            def scores(parts: Any) -> Iterator[Any]:
+                for number, part in parts.items():
+                    _, documents = data.pairs(part)
+                    yield number, np.where(documents == documents[3], np.nan, 1).astype(np.float32)
+
+            return nullcontext(scores)
 
     rows = [{"query": f"w{row}", "positive": f"w{2 * row}", "negatives": [f"w{2 * row + 1}"]} for row in range(4)]
     path = write_lines(tmp_path / "rows.jsonl", rows)
@@ -356,6 +362,21 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
     assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
 
 
+def test_workers_read_the_pairs_of_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
+    pytest.importorskip("sentence_transformers")
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    score_rows(section(path), load_teacher(str(cross_encoder)), tmp_path / "here")
+    teacher = load_teacher(str(cross_encoder), executor=LocalProcesses(2))
+    score_rows(section(path), teacher, tmp_path / "there")
+    rows, others = (read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there"))
+    assert [row["query"] for row in rows] == [row["query"] for row in others]
+    for row, other in zip(rows, others, strict=True):
+        assert row["scores"] == pytest.approx(other["scores"], abs=1e-6)
+    change_json(cross_encoder / "config.json", hidden_act="relu")  # a worker finds another model than this process
+    with pytest.raises(InputError, match="another model for a worker"):
+        score_rows(section(path), teacher, tmp_path / "changed")
+
+
 def change_json(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
@@ -401,14 +422,15 @@ def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: 
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
             with teacher.scorer(data, cache=cache, progress=progress) as score:
 
-                def once(queries: Any, documents: Any) -> Any:
+                def twice(parts: Any) -> Iterator[Any]:
                     nonlocal calls
-                    calls += 1
-                    if calls > 2:
-                        raise KeyboardInterrupt
-                    return score(queries, documents)
+                    for part in score(parts):
+                        calls += 1
+                        if calls > 2:
+                            raise KeyboardInterrupt
+                        yield part
 
-                yield once
+                yield twice
 
     with pytest.raises(KeyboardInterrupt):
         score_rows(section(path), Stopping(), out)
