@@ -118,6 +118,19 @@ def train_codebooks(residuals: NDArray[np.float32], width: int) -> NDArray[np.fl
     return found
 
 
+def train_codebook(points: NDArray[np.float32], *, bits: int) -> NDArray[np.float32]:
+    """Codewords for points of one space, (2^bits, D), by k-means.
+
+    Args:
+        points: (n, D), more than codewords.
+        bits: Of a code.
+    """
+    quantizer = _faiss.ProductQuantizer(points.shape[1], 1, bits)
+    quantizer.train(np.ascontiguousarray(points))
+    found: NDArray[np.float32] = _faiss.vector_to_array(quantizer.centroids).reshape(1 << bits, points.shape[1])
+    return found
+
+
 def product_quantizer(products: NDArray[np.float32]) -> Any:
     """FAISS's quantizer with given codebooks, (M, 16, D / M), to code vectors with."""
     quantizer = _faiss.ProductQuantizer(products.shape[0] * products.shape[2], len(products), 4)

@@ -17,7 +17,7 @@ class Kernels(Protocol):
     """The functions that both modules have; contracts in `retrieval.indexes.kernels.reference`."""
 
     def quantise(
-        self, residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
+        self, residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Codes and scales of residuals."""
 

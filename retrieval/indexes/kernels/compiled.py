@@ -263,12 +263,14 @@ def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
 
 
 @compiled
-def _decode(code: NDArray[np.uint8], bits: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """The levels of one token, two to a number of 64 bits."""
-    if bits == 4:
+def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """The codewords of one token, two coordinates to a number of 64 bits."""
+    if width == 8:
         for place in range(len(out)):
             out[place] = pairs[code[place]]
-    elif bits == 3:
+    elif width == 7:
+        _decode_sevens(code, pairs, out)
+    elif width == 6:
         for group in range(len(out) // 4):
             word = (
                 np.uint32(code[3 * group])
@@ -281,6 +283,17 @@ def _decode(code: NDArray[np.uint8], bits: int, pairs: NDArray[np.uint64], out: 
         for place in range(len(out) // 2):
             out[2 * place] = pairs[code[place] & np.uint8(15)]
             out[2 * place + 1] = pairs[code[place] >> np.uint8(4)]
+
+
+@compiled
+def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """As `_decode`, eight codes in seven bytes."""
+    for group in range(len(out) // 8):
+        word = np.uint64(0)
+        for byte in range(7):
+            word |= np.uint64(code[7 * group + byte]) << np.uint64(8 * byte)
+        for part in range(8):
+            out[8 * group + part] = pairs[(word >> np.uint64(7 * part)) & np.uint64(127)]
 
 
 @compiled
@@ -315,8 +328,8 @@ def score(
 ) -> NDArray[np.float32]:
     """MaxSim of a query with documents; see ``reference``."""
     groups, d, _ = query.shape
-    bits = 2 if len(pairs) == 16 else 3 if len(pairs) == 64 else 4
-    fine_codes, codes, centroids = d * bits // 8, d // 8, similarities.shape[1]
+    width = 4 if len(pairs) == 16 else 6 if len(pairs) == 64 else 7 if len(pairs) == 128 else 8
+    fine_codes, codes, centroids = d * width // 16, d // 8, similarities.shape[1]
     levels, codewords = pairs.view(np.uint64).ravel(), products.view(np.uint64)
     powers = np.array([np.float32(2.0 ** (exponent - 25)) for exponent in range(32)], np.float32)
     block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
@@ -332,7 +345,7 @@ def score(
             known &= _numbers(coarse, codes, begin, count, centroids, numbers)
             for row in range(count):
                 token, vector = fine[begin + row], block[row]
-                _decode(token, bits, levels, words[row])
+                _decode(token, width, levels, words[row])
                 _product(coarse[begin + row], codewords, product_words)
                 scale = _half_precision(np.int64(token[fine_codes]) | np.int64(token[fine_codes + 1]) << 8, powers)
                 for j in range(d):

@@ -5,6 +5,8 @@ Shapes: n tokens, d width, K vectors, L = K / 16 rounded up.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,53 +14,70 @@ LANES = 16
 """Query tokens or centroids that the compiled loops process side by side."""
 
 
-def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Codes without gaps: code j takes the bits ``j * bits`` and up, the lowest bit of a byte first.
+SPAN = 4.0
+"""Values are looked up between minus and plus this; beyond it they count as the nearest."""
+
+CELLS = 256
+"""Cells of that range, on each side of the plane."""
+
+
+def pack(codes: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+    """Codes without gaps: code j takes the bits ``j * width`` and up, the lowest bit of a byte first.
 
     Args:
-        codes: (n, d), each below 2^bits; d a multiple of 8.
-        bits: 2, 3 or 4.
+        codes: (n, m), each below 2^width; m such that they end with a byte.
+        width: Bits of a code, 1 to 8.
 
     Returns:
-        (n, d * bits / 8).
+        (n, m * width / 8).
 
     Example:
         >>> pack(np.array([[1, 2, 3, 0, 0, 0, 0, 3]], np.uint8), 2).tolist()
         [[57, 192]]
     """
-    n, d = codes.shape
-    words = np.zeros((n, d // 8), "<u4")  # eight codes take 2, 3 or 4 bytes
-    for place in range(8):
-        words |= codes[:, place::8].astype("<u4") << np.uint32(place * bits)
-    return words.view(np.uint8).reshape(n, d // 8, 4)[:, :, :bits].reshape(n, d * bits // 8)
+    n, m = codes.shape
+    count, size = _group(width)
+    words = np.zeros((n, m // count), "<u8")
+    for place in range(count):
+        words |= codes[:, place::count].astype("<u8") << np.uint64(place * width)
+    return words.view(np.uint8).reshape(n, m // count, 8)[:, :, :size].reshape(n, m // count * size)
 
 
-def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def unpack(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """What `pack` was given."""
-    n, size = packed.shape
-    padded = np.zeros((n, size // bits, 4), np.uint8)
-    padded[:, :, :bits] = packed.reshape(n, size // bits, bits)
-    words = padded.view("<u4")[:, :, 0]
-    mask = np.uint32((1 << bits) - 1)
-    codes = np.empty((n, size // bits, 8), np.uint8)
-    for place in range(8):
-        codes[:, :, place] = (words >> np.uint32(place * bits)) & mask
-    return codes.reshape(n, 8 * (size // bits))
+    count, size = _group(width)
+    n, groups = len(packed), packed.shape[1] // size
+    padded = np.zeros((n, groups, 8), np.uint8)
+    padded[:, :, :size] = packed.reshape(n, groups, size)
+    words = padded.view("<u8")[:, :, 0]
+    mask = np.uint64((1 << width) - 1)
+    codes = np.empty((n, groups, count), np.uint8)
+    for place in range(count):
+        codes[:, :, place] = (words >> np.uint64(place * width)) & mask
+    return codes.reshape(n, groups * count)
 
 
-def pairs(levels: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The levels of every two neighbouring codes, the first in the low bits, (len(levels)^2, 2).
+def _group(width: int) -> tuple[int, int]:
+    """The fewest codes that end with a byte, and their bytes."""
+    count = 8 // math.gcd(width, 8)
+    return count, count * width // 8
 
-    Example:
-        >>> pairs(np.array([-1, 1], np.float32)).tolist()
-        [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
+
+def width_of(pairs: NDArray[np.float32]) -> int:
+    """Bits of a code, from its codebook of pairs, (2^width, 2)."""
+    return len(pairs).bit_length() - 1
+
+
+def cells(pairs: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Which codeword is the nearest to the middle of each cell of the plane, (`CELLS`, `CELLS`).
+
+    Args:
+        pairs: Codebook of pairs, (2^width, 2).
     """
-    return np.stack([np.tile(levels, len(levels)), np.repeat(levels, len(levels))], axis=1)
-
-
-def bits_of(pairs: NDArray[np.float32]) -> int:
-    """Bits of a code, from the table that `pairs` made."""
-    return (len(pairs).bit_length() - 1) // 2
+    middles = ((np.arange(CELLS) + 0.5) * (2 * SPAN / CELLS) - SPAN).astype(np.float32)
+    points = np.stack(np.meshgrid(middles, middles, indexing="ij"), axis=2).reshape(-1, 2)
+    nearest: NDArray[np.uint8] = (points @ pairs.T - (pairs**2).sum(axis=1) / 2).argmax(axis=1).astype(np.uint8)
+    return nearest.reshape(CELLS, CELLS)
 
 
 def lanes(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -13,6 +13,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.indexes.kernels.packing import CELLS, SPAN
+
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -31,11 +33,11 @@ def compiled(function: Function) -> Function:
 
 @compiled
 def quantise(
-    residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
+    residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Codes and scales of residuals; see ``reference``."""
     n, d = residuals.shape
-    codes = np.empty((n, d), np.uint8)
+    codes = np.empty((n, d // 2), np.uint8)
     scales = np.empty(n, np.float32)
     for i in range(n):
         row, code = residuals[i], codes[i]
@@ -45,17 +47,24 @@ def quantise(
         scale = np.float32(np.sqrt(square / d))
         for _ in range(rounds):
             dot, norm = 0.0, 0.0
-            for j in range(d):
-                value = row[j] / scale if scale > 0 else np.float32(0)
-                count = 0
-                for threshold in thresholds:
-                    count += threshold < value
-                code[j] = count
-                dot += np.float64(row[j]) * np.float64(levels[count])
-                norm += np.float64(levels[count]) * np.float64(levels[count])
-            scale = np.float32(dot / norm)
+            for j in range(0, d, 2):
+                found = cells[_cell(row[j], scale), _cell(row[j + 1], scale)]
+                code[j // 2] = found
+                for part in range(2):
+                    level = np.float64(pairs[found, part])
+                    dot += np.float64(row[j + part]) * level
+                    norm += level * level
+            scale = np.float32(dot / norm) if norm > 0 else np.float32(0)
         scales[i] = scale
     return codes, scales
+
+
+@compiled
+def _cell(value: float, scale: float) -> int:
+    """The cell of a value over a scale."""
+    place = (value / scale if scale > 0 else np.float32(0)) + np.float32(SPAN)
+    place *= np.float32(CELLS / (2 * SPAN))
+    return int(min(max(place, np.float32(0)), np.float32(CELLS - 1)))
 
 
 @compiled

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.kernels.packing import LANES, bits_of, unpack
+from retrieval.indexes.kernels.packing import CELLS, LANES, SPAN, unpack, width_of
 
 # Products of vectors and centroids that are held at a time.
 _PRODUCTS = 1 << 22
@@ -22,21 +22,21 @@ _LEAST = 1e-30
 
 
 def quantise(
-    residuals: NDArray[np.float32], levels: NDArray[np.float32], thresholds: NDArray[np.float32], rounds: int
+    residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes and scales that reproduce residuals as scale times level.
+    """Codes and scales that reproduce residuals as scale times codewords of two coordinates.
 
     The first codes are those of the residual over its root mean square; the scale is then the one of least squared error for the
     codes. Each further round takes the codes of the residual over that scale.
 
     Args:
-        residuals: (n, d) float32.
-        levels: Ascending, (2^b,).
-        thresholds: Between the levels, (2^b - 1,).
+        residuals: (n, d) float32, d even.
+        pairs: Codebook of pairs, (2^width, 2).
+        cells: Codewords by place, as `retrieval.indexes.kernels.packing.cells` gives them.
         rounds: At least 1.
 
     Returns:
-        Codes, (n, d), and scales >= 0, (n,) float32; the scale of a residual of zeros is zero.
+        Codes, (n, d / 2), and scales >= 0, (n,) float32; the scale of a residual of zeros is zero.
     """
     d = residuals.shape[1]
     columns = [residuals[:, j].astype(np.float64) for j in range(d)]
@@ -44,16 +44,17 @@ def quantise(
     for column in columns:  # in order, as the compiled loop adds
         square += column * column
     scales = np.sqrt(square / d).astype(np.float32)
-    codes = np.zeros(residuals.shape, np.uint8)
+    codes = np.zeros((len(residuals), d // 2), np.uint8)
     for _ in range(rounds):
         values = np.divide(residuals, scales[:, None], out=np.zeros_like(residuals), where=scales[:, None] > 0)
-        codes = np.searchsorted(thresholds, values, side="left").astype(np.uint8)
+        places = np.clip((values + np.float32(SPAN)) * np.float32(CELLS / (2 * SPAN)), 0, CELLS - 1).astype(np.int64)
+        codes = cells[places[:, ::2], places[:, 1::2]]
         dot, norm = np.zeros(len(residuals)), np.zeros(len(residuals))
         for j, column in enumerate(columns):
-            level = levels[codes[:, j]].astype(np.float64)
+            level = pairs[codes[:, j // 2], j % 2].astype(np.float64)
             dot += column * level
             norm += level * level
-        scales = (dot / norm).astype(np.float32)
+        scales = np.divide(dot, norm, out=np.zeros_like(dot), where=norm > 0).astype(np.float32)
     return codes, scales
 
 
@@ -167,12 +168,12 @@ def score(
 
     Args:
         coarse: Product code and centroid of each token, (T, d / 8 + 2 or 4).
-        fine: Code and scale of each token, (T, d * bits / 8 + 2).
+        fine: Codes and scale of each token, (T, d / 2 * width / 8 + 2).
         begins: First token of each document, (m,).
         ends: One past its last, (m,).
         similarities: Of the query's tokens with all centroids, (L, K, 16), as `probe` gives them.
         products: Codebooks of the product codes, (d / 4, 16, 4).
-        pairs: Levels of two neighbouring codes together, (4^bits, 2).
+        pairs: Codebook of pairs, (2^width, 2).
         query: (L, d, 16), as `retrieval.indexes.kernels.packing.lanes` arranges it; lanes of zeros add nothing.
 
     Returns:
@@ -199,18 +200,17 @@ def decode(
     products: NDArray[np.float32],
     pairs: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """The vectors that tokens stand for, (T, d): centroid plus product plus scale times level; arguments as for `score`."""
+    """The vectors that tokens stand for, (T, d): centroid plus product plus scale times codewords; arguments as for `score`."""
     d = centroids.shape[1]
     vectors: NDArray[np.float32] = centroids[_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
     return vectors + fine_part(fine, pairs)
 
 
 def fine_part(fine: NDArray[np.uint8], pairs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale times level, (T, d)."""
-    bits = bits_of(pairs)
+    """Scale times codewords, (T, d)."""
     scales = np.ascontiguousarray(fine[:, -2:]).view("<f2").astype(np.float32)  # (T, 1)
-    levels = pairs[: 1 << bits, 0]  # the first code of a pair is in its low bits
-    vectors: NDArray[np.float32] = scales * levels[unpack(fine[:, :-2], bits)]
+    found = pairs[unpack(fine[:, :-2], width_of(pairs))]  # (T, d / 2, 2)
+    vectors: NDArray[np.float32] = scales * found.reshape(len(fine), 2 * found.shape[1])
     return vectors
 
 

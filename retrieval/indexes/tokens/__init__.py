@@ -1,1 +1,1 @@
-"""Compressed index of token vectors: candidates from inverted lists, final scores from 2, 3 or 4 bits a coordinate."""
+"""Compressed index of token vectors: candidates from inverted lists, final scores from 2 to 4 bits a coordinate."""

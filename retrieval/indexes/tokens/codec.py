@@ -4,6 +4,7 @@
     centroids.f16     centroids, (K, d)
     groups.i64        where the groups of centroids begin, (G + 1,)
     products.f32      codebooks of the product code, (d / 4, 16, 4)
+    pairs.f32         codebook of the pairs of the fine part, (4^bits, 2)
     tokens.u32        the vocabulary's number of each group, where the groups are those of tokens
     heads.f32         the centre of each group, where they are cells of a coarse clustering
 
@@ -26,11 +27,12 @@ from retrieval.indexes.clustering import Clustering, cluster
 from retrieval.indexes.disk import Disk, write_array
 from retrieval.indexes.engines import Bitmap, Preset, Sample, Setting
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.fast_scan import CODEWORDS, train_codebooks
+from retrieval.indexes.fast_scan import CODEWORDS, product_quantizer, train_codebooks
+from retrieval.indexes.kernels import reference
 from retrieval.indexes.mapped import map_array
 from retrieval.indexes.tokens.candidates import CODED_DIMENSIONS
 from retrieval.indexes.tokens.coding import TOO_LONG, Coding
-from retrieval.indexes.tokens.lloyd_max import check_bits
+from retrieval.indexes.tokens.pair_codes import check_bits, learn_pairs, multiple
 from retrieval.indexes.tokens.pooling import pool
 from retrieval.indexes.tokens.segment import TokenSegment
 from retrieval.indexes.tokens.settings import (
@@ -53,10 +55,11 @@ WIDEST = 4096
 """And at most this: sums of estimates of wider vectors may not fit into 16 bits (`retrieval.indexes.kernels.reference.estimate`)."""
 
 _JSON = "codec.json"
-_CENTROIDS, _GROUPS, _PRODUCTS, _TOKENS, _HEADS = (
+_CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (
     "centroids.f16",
     "groups.i64",
     "products.f32",
+    "pairs.f32",
     "tokens.u32",
     "heads.f32",
 )
@@ -104,6 +107,7 @@ class TokenCodec:
             _CENTROIDS: (clustering.centroids.astype(np.float16), "centroids, (K, d) float16"),
             _GROUPS: (clustering.groups, "where the groups of centroids begin, (G + 1,) int64"),
             _PRODUCTS: (self._coding.products, "codebooks of the product code, (d / 4, 16, 4) float32"),
+            _PAIRS: (self._coding.pairs, "codebook of pairs of coordinates, (4^bits, 2) float32"),
             _TOKENS: (clustering.tokens, "vocabulary number of each group, (G,) uint32"),
             _HEADS: (clustering.heads, "centre of each group, (G, d) float32"),
         }
@@ -170,12 +174,13 @@ def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
     """Refuse what no codec can be trained with.
 
     Raises:
-        InputError: A setting is wrong, or the width of the vectors is not a multiple of 8 up to 4,096.
+        InputError: A setting is wrong, or the width of the vectors is not a multiple of 8, or 16 at 3.5 bits, up to 4,096.
     """
-    TokenSettings.parse(settings)
-    if card.dim % MULTIPLE or card.dim > WIDEST:
+    bits = TokenSettings.parse(settings).bits
+    if card.dim % multiple(bits) or card.dim > WIDEST:
+        at = f" at {bits} bits" if multiple(bits) > MULTIPLE else ""
         raise InputError(
-            f"{card.source}: vectors of width {card.dim}; {NAME} takes multiples of {MULTIPLE} up to {WIDEST:,}, use exact-tokens"
+            f"{card.source}: vectors of width {card.dim}; {NAME} takes multiples of {multiple(bits)}{at} up to {WIDEST:,}, use exact-tokens"
         )
 
 
@@ -211,7 +216,9 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     rows = np.sort(np.random.default_rng(seed).choice(len(matrix), size, replace=False))
     part = np.ascontiguousarray(matrix[rows])
     residuals = part - clustering.centroids[clustering.assign(part, None if token_ids is None else token_ids[rows])]
-    coding = Coding(clustering, train_codebooks(residuals, CODED_DIMENSIONS), chosen.bits)
+    products = train_codebooks(residuals, CODED_DIMENSIONS)
+    residuals -= reference.product(product_quantizer(products).compute_codes(residuals), products)
+    coding = Coding(clustering, products, learn_pairs(residuals, chosen.bits, seed=seed))
     return TokenCodec(coding, pool_factor=chosen.pool_factor, vectors=vectors)
 
 
@@ -226,10 +233,13 @@ def open_tokens(folder: Path) -> TokenCodec:
     try:
         bits, present = check_bits(described["bits"]), set(described["arrays"])
         dim, pool_factor, vectors = (int(described[name]) for name in ("dim", "pool_factor", "vectors"))
-        if not 1 <= dim <= WIDEST or dim % MULTIPLE or pool_factor < 1:
+        if not 1 <= dim <= WIDEST or dim % multiple(bits) or pool_factor < 1:
             raise ValueError(f"width {dim}, pool factor {pool_factor}")
     except (KeyError, TypeError, ValueError, InputError) as error:
         raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+
+    if _PAIRS not in present:
+        raise InputError(f"{folder}: coded by an earlier version of Quiver, a coordinate at a time; build the index again")
 
     def optional(name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
         return np.array(map_array(folder / name, dtype, shape)) if name in present else None
@@ -244,4 +254,5 @@ def open_tokens(folder: Path) -> TokenCodec:
     if not clustering.is_whole:
         raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; quiver index repair")
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
-    return TokenCodec(Coding(clustering, products, bits), pool_factor=pool_factor, vectors=vectors)
+    pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
+    return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)

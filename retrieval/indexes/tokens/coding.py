@@ -1,13 +1,14 @@
-"""A token vector in 20 bytes and up: its centroid, a product code, and 2, 3 or 4 bits for each coordinate of what is left.
+"""A token vector in 20 bytes and up: its centroid, a product code, and 2, 3, 3.5 or 4 bits for each coordinate of what is left.
 
     coarse    product code, d / 8 bytes    number of the centroid, 2 bytes, or 4 where there are more than 65,536
     fine      d * bits / 8 bytes           scale, 2 bytes, half precision
 
-    vector = centroid + product + scale * levels
+    vector = centroid + product + scale * codewords of pairs
 
 The coarse part is what the inverted lists hold, and costs nothing more here: coding what it leaves instead of the residual of the
-centroid makes the error 2.7 times smaller at the same number of bytes (measured on the tokens of all-MiniLM-L6-v2). The levels are those of
-the normal distribution, times a scale that each token has for itself: with the codes given, the one of least squared error.
+centroid makes the error 2.7 times smaller at the same number of bytes (measured on the tokens of all-MiniLM-L6-v2). Two neighbouring
+coordinates have a code together (`retrieval.indexes.tokens.pair_codes`), times a scale that each token has for itself: with the codes
+given, the one of least squared error.
 
 Shapes: n vectors, K centroids, d width, a multiple of 8.
 """
@@ -26,8 +27,8 @@ from retrieval.indexes.clustering import Clustering
 from retrieval.indexes.fast_scan import product_quantizer
 from retrieval.indexes.kernels import reference
 from retrieval.indexes.kernels.choice import kernels
-from retrieval.indexes.kernels.packing import LANES, lanes, pack, pairs
-from retrieval.indexes.tokens.lloyd_max import Bits, levels, thresholds
+from retrieval.indexes.kernels.packing import LANES, cells, lanes, pack, width_of
+from retrieval.indexes.tokens.pair_codes import Bits
 
 TOO_LONG = "a token vector is too long for an index that keeps bits; use the engine exact-tokens"
 """What is wrong with vectors whose numbers half precision cannot hold."""
@@ -43,17 +44,23 @@ class Coding:
     Attributes:
         clustering: Centroids, and which of them a vector is assigned to.
         products: Codebooks of the product code, (d / 4, 16, 4).
-        bits: Bits a coordinate of the fine part.
+        pairs: Codebook of the pairs of the fine part, (4^bits, 2).
     """
 
     clustering: Clustering
     products: NDArray[np.float32]
-    bits: Bits
+    pairs: NDArray[np.float32]
 
     @property
     def dim(self) -> int:
         """Vector width d."""
         return int(self.clustering.centroids.shape[1])
+
+    @property
+    def bits(self) -> Bits:
+        """Bits a coordinate of the fine part."""
+        width = width_of(self.pairs)
+        return width // 2 if width % 2 == 0 else width / 2
 
     @property
     def number_type(self) -> np.dtype[Any]:
@@ -68,12 +75,7 @@ class Coding:
     @property
     def fine_width(self) -> int:
         """Bytes of the fine part."""
-        return self.dim * self.bits // 8 + 2
-
-    @cached_property
-    def pairs(self) -> NDArray[np.float32]:
-        """Levels of two neighbouring codes, as the kernels take them."""
-        return pairs(levels(self.bits))
+        return self.dim * width_of(self.pairs) // 16 + 2
 
     def encode(self, vectors: NDArray[np.float32], token_ids: NDArray[np.uint32] | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Vectors to bytes; those of a vector do not depend on what it is encoded with.
@@ -92,14 +94,14 @@ class Coding:
         residuals = vectors - self.clustering.centroids[numbers]
         product = self._quantizer.compute_codes(residuals)
         residuals -= reference.product(product, self.products)
-        codes, scales = kernels().quantise(residuals, levels(self.bits), thresholds(self.bits), _ROUNDS)
+        codes, scales = kernels().quantise(residuals, self.pairs, self._cells, _ROUNDS)
         with np.errstate(over="ignore"):  # what does not fit is infinite, and refused
             halves = scales.astype("<f2")
         if not np.isfinite(halves).all():
             raise InputError(TOO_LONG)
         return (
             np.concatenate([product, _bytes(numbers.astype(self.number_type))], axis=1),
-            np.concatenate([pack(codes, self.bits), _bytes(halves)], axis=1),
+            np.concatenate([pack(codes, width_of(self.pairs)), _bytes(halves)], axis=1),
         )
 
     def decode(self, coarse: NDArray[np.uint8], fine: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -115,6 +117,10 @@ class Coding:
         """Numbers of the centroids, (n,)."""
         found: NDArray[np.integer[Any]] = np.ascontiguousarray(coarse[:, self.dim // 8 :]).view(self.number_type)[:, 0]
         return found
+
+    @cached_property
+    def _cells(self) -> NDArray[np.uint8]:
+        return cells(self.pairs)
 
     @cached_property
     def _quantizer(self) -> Any:

@@ -13,7 +13,7 @@ from typing import cast, get_args
 from encoder.errors import InputError
 from retrieval.indexes.clustering import Grouping
 from retrieval.indexes.engines import Preset, Setting
-from retrieval.indexes.tokens.lloyd_max import Bits, check_bits
+from retrieval.indexes.tokens.pair_codes import Bits, check_bits
 
 # From so many vectors on, k-means over all of them takes longer than the rest of the build.
 _GROUPED = 1_000_000
@@ -29,7 +29,7 @@ class TokenSettings:
     """The settings of an index of token vectors.
 
     Attributes:
-        bits: Bits a coordinate of the final scores: 2, 3 or 4.
+        bits: Bits a coordinate of the final scores: 2, 3, 3.5 or 4.
         centroids: Inverted lists K, about; None chooses by size.
         clustering: ``tokens``, ``two-level`` or ``flat``; None chooses by size and by what the model says of its tokens.
         pool_factor: Every document's vectors are merged until one in so many is left; 1 keeps all.

@@ -12,8 +12,7 @@ import pytest
 
 from retrieval.indexes import DamagedIndexError, Filter, Index, delete_documents, open_index
 from retrieval.indexes.kernels import compiled, reference
-from retrieval.indexes.kernels.packing import lanes, pairs
-from retrieval.indexes.tokens.lloyd_max import levels
+from retrieval.indexes.kernels.packing import lanes
 
 
 def searched(index: Index, faults: ModuleType, effort: Any, where: Filter | None = None) -> object:
@@ -87,7 +86,7 @@ def test_a_document_with_a_centroid_that_does_not_exist_has_no_score(module: Any
     similarities, table = rng.standard_normal((1, 5, 16)).astype(np.float32), rng.standard_normal((1, 2, 16, 16)).astype(np.float32)
     begins, ends = np.array([0, 4, 8, 12]), np.array([4, 8, 12, 12])
     for scores in (
-        module.score(coarse, fine, begins, ends, similarities, products, pairs(levels(4)), query),
+        module.score(coarse, fine, begins, ends, similarities, products, rng.standard_normal((256, 2)).astype(np.float32), query),
         module.estimate(coarse, begins, ends, similarities, table),
     ):
         assert np.isnan(scores).tolist() == [False, True, False, False]

@@ -10,28 +10,29 @@ import pytest
 from numpy.typing import NDArray
 
 from retrieval.indexes.kernels import choice, compiled, reference
-from retrieval.indexes.kernels.packing import lanes, pairs
-from retrieval.indexes.tokens.lloyd_max import Bits, levels, thresholds
+from retrieval.indexes.kernels.packing import cells, lanes
+from retrieval.indexes.tokens.pair_codes import SIZES, Bits, learn_pairs
 
 
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", SIZES)
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_codes_and_scales_are_the_same_to_the_last_bit(bits: Bits, rounds: int) -> None:
     residuals = normal(500, 40) * np.logspace(-6, 3, 500, dtype=np.float32)[:, None]
     residuals[3] = 0
     residuals[4, 1:] = 0
-    table = levels(bits), thresholds(bits), rounds
+    codebook = learn_pairs(normal(500, 40, seed=1), bits, seed=0)
+    table = codebook, cells(codebook), rounds
     codes, scales = compiled.quantise(residuals, *table)
     np.testing.assert_array_equal(codes, reference.quantise(residuals, *table)[0])
     np.testing.assert_array_equal(scales, reference.quantise(residuals, *table)[1])
     assert scales[3] == 0
     assert (scales >= 0).all()
     # No other scale has a smaller error with these codes.
-    decoded = levels(bits)[codes].astype(float)
+    decoded = codebook[codes].reshape(500, 40).astype(float)
     for factor in (0.999, 1.001):
         better = ((residuals - scales[:, None] * decoded) ** 2).sum(axis=1)
         worse = ((residuals - factor * scales[:, None] * decoded) ** 2).sum(axis=1)
@@ -78,7 +79,9 @@ def coded(bits: Bits, number_bytes: int, width: int = 32) -> tuple[NDArray[np.ui
     scales = np.abs(rng.standard_normal(500) * 10.0 ** rng.integers(-8, 1, 500)).astype("<f2")
     scales[0] = 0
     coarse = np.concatenate([rng.integers(0, 256, (500, width // 8)).astype(np.uint8), numbers], axis=1)
-    fine = np.concatenate([rng.integers(0, 256, (500, width * bits // 8)).astype(np.uint8), scales.view(np.uint8).reshape(500, 2)], axis=1)
+    fine = np.concatenate(
+        [rng.integers(0, 256, (500, round(width * bits / 8))).astype(np.uint8), scales.view(np.uint8).reshape(500, 2)], axis=1
+    )
     return coarse, fine
 
 
@@ -91,12 +94,12 @@ def tables(
     return similarities, np.ascontiguousarray(np.einsum("bcj,gbjt->gbct", products, parts))
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", SIZES)
 @pytest.mark.parametrize("number_bytes", [2, 4])
 @pytest.mark.parametrize("tokens", [1, 16, 37])
 def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, tokens: int) -> None:
     coarse, fine = coded(bits, number_bytes)
-    shared = normal(50, 32), normal(8, 16, 4, seed=1), pairs(levels(bits))
+    shared = normal(50, 32), normal(8, 16, 4, seed=1), normal(round(4**bits), 2, seed=2)
     begins = np.array([0, 490, 20, 20, 33, 7])
     ends = np.array([5, 500, 20, 26, 133, 8])
     query = normal(tokens, 32, seed=3)
@@ -110,7 +113,7 @@ def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, toke
 
 def test_a_score_does_not_depend_on_the_documents_beside_it() -> None:
     coarse, fine = coded(4, 2)
-    shared = normal(50, 32), normal(8, 16, 4, seed=1), pairs(levels(4))
+    shared = normal(50, 32), normal(8, 16, 4, seed=1), normal(256, 2, seed=2)
     bounds = np.sort(np.random.default_rng(0).choice(500, 30, replace=False))
     query = normal(20, 32, seed=3)
     asked = tables(query, *shared[:2])[0], *shared[1:], lanes(query)
@@ -133,7 +136,7 @@ def test_estimates_are_scores_of_the_coarse_parts(width: int, tokens: int) -> No
     estimates = compiled.estimate(coarse, begins, ends, *asked)
     np.testing.assert_array_equal(estimates, reference.estimate(coarse, begins, ends, *asked))
     fine[:, -2:] = 0  # no scale: the fine part adds nothing
-    exact = compiled.score(coarse, fine, begins, ends, asked[0], shared[1], pairs(levels(4)), lanes(query))
+    exact = compiled.score(coarse, fine, begins, ends, asked[0], shared[1], normal(256, 2, seed=2), lanes(query))
     # Each of 1 + d / 4 entries is off by half a step at most, and the greatest sum is 32,000 steps.
     step = (np.abs(asked[0]).max() + np.abs(asked[1]).max(axis=(0, 2, 3)).sum()) / 32_000
     assert np.abs(estimates[exact > -np.inf] - exact[exact > -np.inf]).max() <= tokens * (1 + width / 4) / 2 * step

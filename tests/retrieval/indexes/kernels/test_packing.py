@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from retrieval.indexes.kernels.packing import bits_of, lanes, pack, pairs, unpack
-from retrieval.indexes.tokens.lloyd_max import Bits, levels
+from retrieval.indexes.kernels.packing import CELLS, SPAN, cells, lanes, pack, unpack, width_of
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 7, 8])
 @pytest.mark.parametrize("width", [8, 16, 48, 128])
 def test_codes_come_back_and_lie_without_gaps(bits: int, width: int) -> None:
     codes = np.random.default_rng(width).integers(0, 1 << bits, (17, width)).astype(np.uint8)
@@ -25,13 +24,17 @@ def test_no_codes_at_all() -> None:
     assert unpack(np.empty((0, 6), np.uint8), 3).shape == (0, 16)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
-def test_a_pair_is_two_neighbouring_codes(bits: Bits) -> None:
-    table = pairs(levels(bits))
-    assert bits_of(table) == bits
-    for first in range(1 << bits):
-        for second in range(1 << bits):
-            assert table[first | second << bits].tolist() == [levels(bits)[first], levels(bits)[second]]
+@pytest.mark.parametrize("width", [4, 6, 7, 8])
+def test_a_cell_has_the_codeword_nearest_to_its_middle(width: int) -> None:
+    rng = np.random.default_rng(width)
+    codebook = rng.standard_normal((1 << width, 2)).astype(np.float32)
+    assert width_of(codebook) == width
+    table = cells(codebook)
+    assert table.shape == (CELLS, CELLS)
+    for first, second in rng.integers(0, CELLS, (200, 2)):
+        middle = (np.array([first, second]) + 0.5) * 2 * SPAN / CELLS - SPAN
+        distances = ((codebook - middle) ** 2).sum(axis=1)
+        assert distances[table[first, second]] == pytest.approx(distances.min(), abs=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 40])

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from retrieval.indexes.clustering import Clustering, cluster
-from retrieval.indexes.fast_scan import train_codebooks
+from retrieval.indexes.fast_scan import product_quantizer, train_codebooks
+from retrieval.indexes.kernels import reference
 from retrieval.indexes.tokens.coding import Coding
-from retrieval.indexes.tokens.lloyd_max import Bits
+from retrieval.indexes.tokens.pair_codes import Bits, learn_pairs
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +26,15 @@ def clustering(tokens: Any) -> Clustering:
 
 def coding_of(tokens: Any, clustering: Clustering, bits: Bits) -> Coding:
     residuals = tokens.vectors - clustering.centroids[clustering.assign(tokens.vectors, tokens.token_ids)]
-    return Coding(clustering, train_codebooks(residuals, 4), bits)
+    products = train_codebooks(residuals, 4)
+    residuals -= reference.product(product_quantizer(products).compute_codes(residuals), products)
+    return Coding(clustering, products, learn_pairs(residuals, bits, seed=0))
 
 
-@pytest.mark.parametrize(("bits", "width", "error"), [(2, 18, 0.055), (3, 26, 0.018), (4, 34, 0.006)])
+@pytest.mark.parametrize(("bits", "width", "error"), [(2, 18, 0.055), (3, 26, 0.018), (3.5, 30, 0.01), (4, 34, 0.006)])
 def test_the_error_is_a_known_part_of_the_residual(tokens: Any, clustering: Clustering, bits: Bits, width: int, error: float) -> None:
     coding = coding_of(tokens, clustering, bits)
+    assert coding.bits == bits
     coarse, fine = coding.encode(tokens.vectors, tokens.token_ids)
     assert coarse.shape == (len(tokens.vectors), coding.coarse_width) == (len(tokens.vectors), 64 // 8 + 2)
     assert fine.shape == (len(tokens.vectors), coding.fine_width) == (len(tokens.vectors), width)
@@ -56,7 +60,7 @@ def test_bytes_do_not_depend_on_the_vectors_beside(tokens: Any, clustering: Clus
 def test_many_centroids_take_wider_numbers() -> None:
     rng = np.random.default_rng(0)
     centroids = rng.standard_normal((70_000, 8)).astype(np.float16).astype(np.float32)
-    coding = Coding(Clustering(centroids, np.array([0, 70_000])), np.zeros((2, 16, 4), np.float32), 4)
+    coding = Coding(Clustering(centroids, np.array([0, 70_000])), np.zeros((2, 16, 4), np.float32), learn_pairs(centroids[:9], 4, seed=0))
     assert coding.coarse_width == 1 + 4
     coarse, fine = coding.encode(centroids[[0, 65_535, 65_536, 69_999]], None)
     assert coding.numbers(coarse).tolist() == [0, 65_535, 65_536, 69_999]
