@@ -8,9 +8,13 @@ of the larger encoder is a head of the smaller one whatever their numbers are, h
 against each other. Where heads are as wide as they were and their number grows by an even one, as from base to large, this is the
 published map of whole matrices, entry by entry.
 
+Tiled as it was published, a matrix adds up what stands several times in its input as often as it stands there, and a narrow model that
+is made wider begins no better than random. So the copies share: a matrix's column is divided by the number of places that its input
+stands at, and the larger model begins near to the function of the smaller one (norms alone see copies that they do not know of).
+
 Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
 Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle`` in AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
-arXiv:2112.11446 (which layer becomes which).
+arXiv:2112.11446 (which layer becomes which); Net2Net, arXiv:1511.05641, section 2.2 (copies that share).
 """
 
 from __future__ import annotations
@@ -73,12 +77,13 @@ def tile(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor
 
 
-def enlarge(encoder: Encoder, config: EncoderConfig) -> Encoder:
+def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True) -> Encoder:
     """A new encoder of another size that begins with what a trained one has learnt.
 
     Args:
         encoder: The parent; not changed.
         config: The larger architecture. Widths, layers and heads may be any, also smaller ones.
+        shared: Copies share, see above; False for the published map of values as they are.
 
     Returns:
         The larger encoder in the parent's dtype, place and mode. A norm that only the larger one has begins as the identity's.
@@ -96,17 +101,17 @@ def enlarge(encoder: Encoder, config: EncoderConfig) -> Encoder:
     """
     _check(encoder, config)
     larger = Encoder(config)
-    larger.load_state_dict(larger.state_dict() | _tiled(encoder, larger))
+    larger.load_state_dict(larger.state_dict() | _tiled(encoder, larger, shared=shared))
     return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(encoder.training)
 
 
-def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig) -> MaskedLM:
+def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = True) -> MaskedLM:
     """`enlarge` for a masked language model: its head is tiled too.
 
     Raises:
         InputError: As `enlarge`.
     """
-    encoder = enlarge(model.encoder, config)
+    encoder = enlarge(model.encoder, config, shared=shared)
     own = model.decoder
     larger = MaskedLM(encoder, transform=model.transform.config, decoder_bias=own.bias is not None, tied=own.weight is None)
     state, old = larger.state_dict(), model.state_dict()
@@ -114,7 +119,13 @@ def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig) -> MaskedLM:
         if not name.startswith("encoder."):
             # (D, D), (D,), (V, D) or (V,): no axis has parts.
             state[name] = tile(old[name], tuple(tensor.shape))
+            if shared and tensor.ndim > 1:
+                state[name] = state[name] / _places(old[name].shape[-1], tensor.shape[-1])
     larger.load_state_dict(state)
+    if shared and own.weight is None:  # the decoder is the embedding, whose copies are written and cannot share: what it reads shares
+        with torch.no_grad():
+            for weight in larger.transform.norm.parameters():
+                weight.div_(_places(model.encoder.config.hidden_size, config.hidden_size))
     return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(model.training)
 
 
@@ -131,7 +142,13 @@ def _check(encoder: Encoder, config: EncoderConfig) -> None:
         raise InputError(f"an encoder can only be enlarged to one that differs in sizes: {told}")
 
 
-def _tiled(encoder: Encoder, larger: Encoder) -> dict[str, Tensor]:
+def _places(old: int, new: int) -> Tensor:
+    """For each place along a tiled axis the number of places that have the same old one, (new,)."""
+    origins = tile(torch.arange(old), (new,))
+    return torch.bincount(origins, minlength=old)[origins]
+
+
+def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tensor]:
     """The larger encoder's tensors, under its names; without those that the smaller one has no counterpart of."""
     old = encoder.state_dict()
     layers = layer_map(encoder.config.num_layers, larger.config.num_layers)
@@ -144,9 +161,19 @@ def _tiled(encoder: Encoder, larger: Encoder) -> dict[str, Tensor]:
         if source not in old:  # only the norm before the first attention may be left away
             continue
         axes = AXES.get(kind, _plain)
-        parts = old[source].reshape(axes(encoder.config, old[source]))
-        tiled[name] = tile(parts, axes(larger.config, tensor)).reshape(tensor.shape)
+        parts, shape = old[source].reshape(axes(encoder.config, old[source])), axes(larger.config, tensor)
+        found = tile(parts, shape)
+        if shared and tensor.ndim > 1 and not name.startswith("embeddings."):
+            for axis in _read(kind, len(shape)):
+                count = _places(parts.shape[axis], shape[axis])
+                found = found / count.reshape(-1, *[1] * (len(shape) - 1 - axis)).to(found)
+        tiled[name] = found.reshape(tensor.shape)
     return tiled
+
+
+def _read(kind: str, axes: int) -> range:
+    """The axes of a matrix's parts that what it is multiplied with lies along: heads and their parts, or the last one."""
+    return range(1, axes) if kind == "attention.out.weight" else range(axes - 1, axes)
 
 
 def _heads(config: EncoderConfig) -> tuple[int, int, int]:

@@ -37,6 +37,9 @@ def enlarge(
     to: Annotated[str, typer.Option(help=TO_HELP)],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the hub.")] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared/--as-published", help="Copies share what they add up to, and it begins near to the smaller one.")
+    ] = True,
     overwrite: Annotated[bool, OverwriteOption] = False,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -52,9 +55,9 @@ def enlarge(
     large = _architecture(to, small)
     with replacing_folder(out) as stage:
         if isinstance(parent, MaskedLM):
-            save_masked_lm(enlarge_masked_lm(parent, large), stage)
+            save_masked_lm(enlarge_masked_lm(parent, large, shared=shared), stage)
         else:
-            save_encoder(enlarge_encoder(parent, large), stage)
+            save_encoder(enlarge_encoder(parent, large, shared=shared), stage)
         if (folder / "tokenizer.json").is_file():
             Tokenizer.from_pretrained(folder).save(stage)
     sizes = {name: _sizes(config) for name, config in (("from", small), ("to", large))}

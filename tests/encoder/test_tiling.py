@@ -88,7 +88,7 @@ def test_base_to_large_is_the_published_map_entry_by_entry() -> None:
     """All tensors of 22 layers of 768 with 12 heads made to 28 of 1,024 with 16, at an eighth of the head width and of the MLP."""
     small, large = modernbert(22, 96, 12, 144), modernbert(28, 128, 16, 328)
     parent = init_weights(Encoder(small), seed=1)
-    child = enlarge(parent, large)
+    child = enlarge(parent, large, shared=False)
     old = {name: tensor.numpy() for name, tensor in parent.state_dict().items()}
     parts = {"attention.qkv.weight": 3, "mlp.up.weight": 2}
     seen = set()
@@ -121,7 +121,7 @@ def test_the_full_widths_of_base_and_large() -> None:
     """One query, key and value matrix of 768 to 1,024 in full, at places drawn at random."""
     base, large = (replace(preset(name), vocab_size=8, layer_types=("global",)) for name in ("modernbert-base", "modernbert-large"))
     parent = init_weights(Encoder(base), seed=2)
-    child = enlarge(parent, large)
+    child = enlarge(parent, large, shared=False)
     old, new = (model.state_dict()["layers.0.attention.qkv.weight"] for model in (parent, child))
     assert (tuple(old.shape), tuple(new.shape)) == ((3 * 768, 768), (3 * 1024, 1024))
     generator = np.random.default_rng(3)
@@ -144,7 +144,7 @@ def head_of(tensor: Tensor, config: EncoderConfig, part: int, head: int) -> Tens
 def test_a_head_stays_whole_where_their_number_grows_by_an_odd_one() -> None:
     small, large = modernbert(1, 16, 2, 24), modernbert(1, 40, 5, 24)
     parent = init_weights(Encoder(small), seed=1)
-    child = enlarge(parent, large)
+    child = enlarge(parent, large, shared=False)
     old, new = (model.state_dict()["layers.0.attention.qkv.weight"] for model in (parent, child))
     out_old, out_new = (model.state_dict()["layers.0.attention.out.weight"] for model in (parent, child))
     for head in range(5):
@@ -157,7 +157,7 @@ def test_a_head_stays_whole_where_their_number_grows_by_an_odd_one() -> None:
 def test_the_halves_that_rope_turns_stay_pairs_where_heads_get_wider() -> None:
     small, large = modernbert(1, 16, 2, 24), modernbert(1, 24, 2, 24)  # heads of 8 to heads of 12
     parent = init_weights(Encoder(small), seed=1)
-    child = enlarge(parent, large)
+    child = enlarge(parent, large, shared=False)
     old, new = (model.state_dict()["layers.0.attention.qkv.weight"] for model in (parent, child))
     for head in range(2):
         ours, theirs = head_of(new, large, 0, head), head_of(old, small, 0, head)
@@ -190,7 +190,7 @@ def test_other_families_biases_positions_and_heads_are_tiled_too(name: str) -> N
         for parameter in parent.parameters():
             if parameter.ndim == 1:
                 parameter.normal_(generator=torch.Generator().manual_seed(len(parameter)))
-    child = enlarge_masked_lm(parent, large)
+    child = enlarge_masked_lm(parent, large, shared=False)
     old, new = parent.state_dict(), child.state_dict()
     assert torch.equal(new["decoder.bias"], old["decoder.bias"])
     assert torch.equal(new["transform.dense.weight"], tile(old["transform.dense.weight"], (32, 32)))
@@ -251,6 +251,26 @@ def loss_of(model: MaskedLM) -> float:
         return float(model.eval()(pack_ids(ids), labels).loss)
 
 
+@pytest.mark.parametrize("family", ["modernbert-base", "bert-base", "gte-en-mlm-base", "nomicbert"])
+def test_copies_that_share_compute_what_the_parent_computes(family: str) -> None:
+    """Where every value is there twice, norms see what they saw: the larger model is the smaller one."""
+    small = replace(preset(family), vocab_size=40, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=("global",) * 3)
+    large = replace(small, hidden_size=32, num_heads=4, intermediate_size=48)
+    parent = MaskedLM(init_weights(Encoder(small), seed=3)).eval()
+    init_head(parent, seed=4)
+    with torch.no_grad():
+        for weight in parent.parameters():  # norms and biases too
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel()))
+    child = enlarge_masked_lm(parent, large)
+    batch = pack_ids([[1, 2, 3, 4, 5], [6, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(child.encoder(batch), tile(parent.encoder(batch), (7, 32)), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(child.logits(batch, torch.arange(7)), parent.logits(batch, torch.arange(7)), atol=1e-4, rtol=1e-4)
+    plain = enlarge_masked_lm(parent, large, shared=False)
+    with torch.no_grad():
+        assert (plain.encoder(batch) - tile(parent.encoder(batch), (7, 32))).abs().max() > 0.1
+
+
 def test_a_tiled_model_starts_nearer_to_its_parent_than_random() -> None:
     """A parent that has learnt to count: the larger model knows some of it before it is trained."""
     small, large = modernbert(3, 48, 3, 72), modernbert(4, 64, 4, 164)
@@ -267,5 +287,5 @@ def test_a_tiled_model_starts_nearer_to_its_parent_than_random() -> None:
     init_head(random, seed=2)
     trained, tiled, untrained = loss_of(parent), loss_of(enlarge_masked_lm(parent, large)), loss_of(random)
     assert trained < 1.0 < untrained
-    # At least half of the way from random to the parent; it is four fifths.
+    # At least half of the way from random to the parent.
     assert tiled - trained <= 0.5 * (untrained - trained)

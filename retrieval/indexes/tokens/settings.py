@@ -135,7 +135,7 @@ def sample_size(vectors: int) -> int:
 def preset_effort(name: Preset, *, k: int, vectors: int) -> TokenEffort:
     """The knobs of a preset for k hits in an index of so many vectors."""
     # Candidates matter more than lists: to estimate one costs an eighth of its final score.
-    nprobe, tokens_k, candidates, slack = 32, 500, 800, 3.5
+    nprobe, tokens_k, candidates, slack = 32, 500, 500, 3.0
     if name == "fast":
         nprobe, tokens_k, candidates, slack = 16, 300, 300, 3.0
     if vectors >= _MET_MORE:
