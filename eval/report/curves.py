@@ -199,7 +199,9 @@ def _thinned(places: Sequence[tuple[float, float]]) -> Iterator[tuple[float, flo
 def _unit(highest: float) -> tuple[float, str]:
     """What values are multiplied by to be short, and how the axis says so."""
     if highest >= 10_000:
-        return (1e-6, "millions") if highest >= 10_000_000 else (1e-3, "thousands")
+        exponent = min(15, int(math.log10(highest / 10) / 3 + 1e-9) * 3)
+        names = {3: "thousands", 6: "millions", 9: "billions", 12: "10¹²", 15: "10¹⁵"}
+        return 10.0**-exponent, names[exponent]
     if 0 < highest < 0.01:
         exponent = math.floor(math.log10(highest))
         return 10.0**-exponent, f"× 10{str(exponent).translate(_SUPERSCRIPT)}"  # noqa: RUF001 - how a factor is set
@@ -217,4 +219,4 @@ def _note(points: Points, *, percent: bool) -> str:
 def _figure(value: float, *, percent: bool) -> str:
     if percent:
         return f"{100 * value:.2f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"

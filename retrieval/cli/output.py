@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import typer
 from rich.console import Console
@@ -19,6 +20,10 @@ from encoder.errors import InputError
 from retrieval.versions import installed_version
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
+
+# Columns that are repeated where a table is printed in several, at most, and the width that text is folded to at least.
+_LABELS = 2
+_FOLDED = 24
 
 JsonOption = typer.Option("--json", help="Print JSON for machines.")
 OverwriteOption = typer.Option("--overwrite", help="Replace what is there.")
@@ -57,15 +62,43 @@ def print_json(value: object) -> None:
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output; columns of numbers are set to the right and never cut, text is folded.
 
+    A table that is wider than the terminal is printed in several, each with the columns that say what a row is of.
+
     Title and cells are others' words (a path, a document): rich would read ``[bold]`` and ``:smile:`` in a string as its own.
     """
-    table = Table(title=Text(title, style="table.title"), title_justify="left")
-    for name, column in zip(header, zip(*rows, strict=True), strict=True):
-        numbers = all(_NUMBER.fullmatch(cell) for cell in column)
-        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+    columns = list(zip(header, zip(*rows, strict=True), strict=True))
+    numbers = [all(_NUMBER.fullmatch(cell) for cell in column) for _, column in columns]
+    console = Console()
+    for place, part in enumerate(_parts(columns, numbers, console.width)):
+        table = Table(title=Text(title, style="table.title") if place == 0 else None, title_justify="left")
+        for number in part:
+            justify: Literal["right", "left"] = "right" if numbers[number] else "left"
+            table.add_column(columns[number][0], justify=justify, no_wrap=numbers[number], overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(row[number]) for number in part))
+        console.print(table)
+
+
+def _parts(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], width: int) -> list[list[int]]:
+    """The columns of each of the tables that one is printed in."""
+    labels = 0
+    while labels < len(columns) - 1 and labels < _LABELS and not numbers[labels]:
+        labels += 1
+
+    def wide(number: int) -> int:
+        longest = max(map(len, (columns[number][0], *columns[number][1])))
+        return 3 + (longest if numbers[number] else min(longest, _FOLDED))
+
+    head = list(range(labels))
+    room = width - 1 - sum(map(wide, head))
+    parts, left = [list(head)], room
+    for number in range(labels, len(columns)):
+        if wide(number) > left and len(parts[-1]) > labels:
+            parts.append(list(head))
+            left = room
+        parts[-1].append(number)
+        left -= wide(number)
+    return parts
 
 
 def help_alone(context: typer.Context) -> None:

@@ -373,6 +373,21 @@ def test_a_split_is_a_name_and_no_path(quiver: Callable[..., Any], data: Path, t
     assert not (tmp_path / "out").exists()
 
 
+def test_a_wide_table_is_printed_in_parts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    header = ("System", "search", *(f"measure {number:02}" for number in range(12)))
+    rows = [("ours", "fast", *(f"{number}.123" for number in range(12))), ("theirs", "slow", *["7"] * 12)]
+    for width in (80, 300):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table("a title", header, rows)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        shown = "\n".join(lines)
+        assert shown.count("a title") == 1
+        assert all(shown.count(name) == 1 for name in header[2:])
+        assert all(f"{number}.123 " in shown for number in range(12))
+        assert shown.count("theirs") == shown.count("System") == (3 if width == 80 else 1), shown
+
+
 def test_others_words_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("runs/[bold]a[/] :smile:", ("", "value"), [("[/red] :bird:", "[1]"), ("x", "2")])
     shown = capsys.readouterr().out

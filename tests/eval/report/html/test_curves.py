@@ -74,7 +74,14 @@ def test_a_value_that_is_no_number_leaves_a_gap() -> None:
 
 @pytest.mark.parametrize(
     ("top", "unit", "highest"),
-    [(8e-5, "× 10⁻⁵", "8"), (13_079, "thousands", "15"), (2.5e7, "millions", "25"), (3.0, "", "3")],  # noqa: RUF001 - as it is set
+    [
+        (8e-5, "× 10⁻⁵", "8"),  # noqa: RUF001 - as it is set
+        (13_079, "thousands", "15"),
+        (2.5e7, "millions", "25"),
+        (5e10, "billions", "50"),
+        (2e13, "10¹²", "20"),
+        (3.0, "", "3"),
+    ],
 )
 def test_long_numbers_get_a_unit(top: float, unit: str, highest: str) -> None:
     chart = curve_chart(Curve("c", [(1, top / 3), (2, top)]), last_step=2)
