@@ -262,6 +262,14 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         {"training.optimizer": "schedule_free_adamw"},
         "training.optimizer: schedule_free_adamw has its own schedule: training.scheduler must be constant, got cosine",
     ),
+    (
+        {"training.sharding": "full", "training.optimizer": "schedule_free_adamw", "training.scheduler": "constant"},
+        "training.sharding: full needs training.optimizer: adamw",
+    ),
+    (
+        {"training.sharding": "full", "training.lora": {"rank": 4, "alpha": 8}},
+        "training.sharding: full is for training all weights; leave training.lora out",
+    ),
     ({"training.average_checkpoints": 3}, "training.keep_checkpoints: must be >= training.average_checkpoints 3, got 2"),
     (
         {"training.average_checkpoints": 2, "development": {"data": "scifact", "keep_best": True}},
