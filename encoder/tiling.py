@@ -120,7 +120,7 @@ def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = 
             # (D, D), (D,), (V, D) or (V,): no axis has parts.
             state[name] = tile(old[name], tuple(tensor.shape))
             if shared and tensor.ndim > 1:
-                state[name] = state[name] / _places(old[name].shape[-1], tensor.shape[-1])
+                state[name] = state[name] / _places(old[name].shape[-1], tensor.shape[-1]).to(state[name])
     larger.load_state_dict(state)
     if shared and own.weight is None:  # the decoder is the embedding, whose copies are written and cannot share: what it reads shares
         with torch.no_grad():

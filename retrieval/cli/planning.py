@@ -200,24 +200,18 @@ def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
 
 
 def _print(plans: dict[str, Plan]) -> None:
-    first = next(iter(plans.values()))
-    # Two tables: in one of eleven columns nothing could be read on a terminal of 80.
-    work = [
-        (
-            *(name, f"{each.corpus.documents:,}", f"{each.tokens / 1e6:,.1f}", _hours(each.encoding_hours), _hours(each.indexing_hours)),
-            "-" if each.cost is None else f"{each.cost:,.2f}",
+    rows = []
+    for name, each in plans.items():
+        rows.append(
+            (
+                *(name, each.index.engine, f"{each.corpus.documents:,}", f"{each.tokens / 1e6:,.1f}", _hours(each.encoding_hours)),
+                *(_hours(each.indexing_hours), _size(each.index.disk), _size(each.build_memory), _size(each.search_memory)),
+                *(f"{each.shards:,}", "-" if each.cost is None else f"{each.cost:,.2f}"),
+            )
         )
-        for name, each in plans.items()
-    ]
-    title = f"{first.model.name}: {first.model.card.kind}, width {first.model.card.dim}"
-    print_table(title, ("", "documents", "M tokens", "encode (h)", "index (h)", "cost"), work)
-    space = [
-        (name, each.index.engine, *map(_size, (each.index.disk, each.build_memory, each.search_memory)), f"{each.shards:,}")
-        for name, each in plans.items()
-    ]
-    print_table(
-        "The index: GB on disk, and of memory to build and to search it", ("", "engine", "disk", "build", "search", "shards"), space
-    )
+    header = ("", "engine", "documents", "M tokens", "encode (h)", "index (h)", "disk (GB)", "build (GB)", "search (GB)", "shards", "cost")
+    first = next(iter(plans.values()))
+    print_table(f"{first.model.name}: {first.model.card.kind}, width {first.model.card.dim}", header, rows)
     total = [each.cost for each in plans.values() if each.cost is not None]
     if len(plans) > 1 and len(total) == len(plans):
         say(f"cost of all: {sum(total):,.2f}")

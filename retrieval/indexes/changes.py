@@ -76,11 +76,13 @@ def compact_index(path: Path | str, *, newest: bool = False, memory: int = DEFAU
         index = open_manifest(writer.layout, before, verify=not newest)
         extents = [_live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
         first = recent(extents) if newest else 0
-        for entry in before.segments[first:] if newest else ():
-            verify_files(writer.layout.segments / entry.name, entry.files, full=True)
         segments: list[SegmentEntry] = list(before.segments[:first])
         for run in groups(index.codec, extents[first:], memory) if first < len(extents) else ():
-            segments += _compacted(writer, index, range(first + run.start, first + run.stop))
+            chosen = range(first + run.start, first + run.stop)
+            if newest and (len(chosen) > 1 or index.segments[chosen.start].alive is not None):  # what is not written again is not read
+                for entry in before.segments[chosen.start : chosen.stop]:
+                    verify_files(writer.layout.segments / entry.name, entry.files, full=True)
+            segments += _compacted(writer, index, chosen)
         if tuple(segments) != before.segments:
             draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
             opened = open_manifest(writer.layout, draft, verify=False).segments

@@ -94,7 +94,7 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
         )
     shards = None
     if training.sharding == "full" and processes.size > 1:
-        from retrieval.training.loop.sharding import shard
+        from retrieval.training.loop.fsdp import shard
 
         shards = shard(model, student.library, processes)
     optimizer, schedule = make_optimizer(training, student.library.named_parameters(), course.steps)

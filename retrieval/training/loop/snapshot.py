@@ -32,7 +32,7 @@ from retrieval.models import default_device
 from retrieval.training.loop.optimizers import has_two_weights, weights_for_use
 
 if TYPE_CHECKING:
-    from retrieval.training.loop.sharding import Shards  # imports torch.distributed, which one process does not need
+    from retrieval.training.loop.fsdp import Shards  # imports torch.distributed, which one process does not need
 
 WEIGHTS = "trained_weights.safetensors"
 STATE = "trainer"

@@ -26,7 +26,7 @@ from encoder.running.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfin
 from encoder.running.processes import Processes
 from encoder.running.stopping import StopRequest
 from retrieval.training.loop.feed import FED, Fed, Feed
-from retrieval.training.loop.sharding import whole_tensor
+from retrieval.training.loop.fsdp import whole_tensor
 from retrieval.training.loop.snapshot import Trainee
 from retrieval.training.loop.watch import Update, Watch
 from retrieval.training.sections import Recipe

@@ -91,9 +91,9 @@ def test_the_scores_are_close_to_those_of_the_vectors_given(segment: TokenSegmen
         np.testing.assert_allclose(segment.exact_scores(query, filled) / len(query), exact[filled] / len(query), atol=0.02)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", [2, 3, 3.5, 4])
 @pytest.mark.parametrize("clustering", ["flat", "tokens", "two-level"])
-def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path, bits: int, clustering: str) -> None:
+def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path, bits: float, clustering: str) -> None:
     tokens = make_collection(800, width=64, seed=3)
     codec = codec_of(tokens, bits=bits, clustering=clustering, centroids=128)
     segment = write(codec, tmp_path / "s", tokens)
@@ -237,6 +237,22 @@ def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: TokenCodec
         codec.open(tmp_path / "s", len(tokens.lengths)).search(
             tokens.queries(1), 3, effort=codec.effort("balanced", k=3), ranks=tokens.ranks
         )
+
+
+def test_a_codec_of_single_coordinates_is_refused(codec: TokenCodec, tmp_path: Path) -> None:
+    codec.save(tmp_path, REAL)
+    described = json.loads((tmp_path / "codec.json").read_text())
+    described["arrays"].remove("pairs.f32")
+    (tmp_path / "codec.json").write_text(json.dumps(described))
+    with pytest.raises(InputError, match="coded by an earlier version of Quiver, a coordinate at a time; build the index again"):
+        open_tokens(tmp_path)
+
+
+def test_eight_codes_of_seven_bits_want_sixteen_coordinates(tokens: Any) -> None:
+    card = replace(tokens.card, dim=24)
+    check_settings({"bits": 4}, card)
+    with pytest.raises(InputError, match=r"vectors of width 24; ivf-tokens takes multiples of 16 at 3\.5 bits up to 4,096"):
+        check_settings({"bits": 3.5}, card)
 
 
 def test_a_codec_without_its_description(codec: TokenCodec, tmp_path: Path) -> None:
