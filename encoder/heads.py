@@ -30,6 +30,7 @@ from encoder.head_transform import (
 )
 from encoder.init import CUTOFF
 from encoder.model import Encoder
+from encoder.ops.dropout import Dropout
 from encoder.packing import PackedBatch
 from encoder.spans import position_loss
 
@@ -197,7 +198,7 @@ class SequenceClassifier(nn.Module):
         self.problem_type = problem_type
         self.label_names = None if label_names is None else tuple(label_names)
         self.transform = Transform(encoder.config, transform or classifier_transform(encoder.config))
-        self.dropout = nn.Dropout(head_dropout(encoder.config) if dropout is None else dropout)
+        self.dropout = Dropout(head_dropout(encoder.config) if dropout is None else dropout)
         self.out = nn.Linear(encoder.config.hidden_size, num_labels)
 
     def forward(self, batch: PackedBatch) -> Tensor:
@@ -269,7 +270,7 @@ class SpanQA(nn.Module):
         if transform is None and config.family in SHARED_TRANSFORM:
             transform = masked_lm_transform(config)
         self.transform: Transform | None = None if transform is None else Transform(config, transform)
-        self.dropout = nn.Dropout(head_dropout(config) if dropout is None else dropout)
+        self.dropout = Dropout(head_dropout(config) if dropout is None else dropout)
         self.out = nn.Linear(config.hidden_size, 2)
 
     def forward(self, batch: PackedBatch) -> SpanLogits:

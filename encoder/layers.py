@@ -14,6 +14,7 @@ from encoder.chunked_mlp import mlp_in_chunks, runs_in_chunks
 from encoder.config import EncoderConfig
 from encoder.linear import Linear
 from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, thirds
+from encoder.ops.dropout import Dropout
 from encoder.ops.norms import Norm
 from encoder.packing import PackedBatch
 from encoder.padding import PaddedBatch
@@ -44,7 +45,7 @@ class Embeddings(nn.Module):
         self.positions = nn.Embedding(rows, config.hidden_size) if config.positions == "absolute" else None
         self.token_types = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         self.norm: Norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.dropout = Dropout(config.embedding_dropout)
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """(N,) ids to (N, D) hidden states of a dtype."""
@@ -69,7 +70,7 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.qkv_bias, parts=3)
         self.out = Linear(config.hidden_size, config.hidden_size, bias=config.attention_output_bias)
         self.probability_dropout = config.attention_dropout
-        self.dropout = nn.Dropout(config.attention_output_dropout)
+        self.dropout = Dropout(config.attention_output_dropout)
         slopes = alibi_slopes(config.num_heads) if config.positions == "alibi" else None
         self.register_buffer("slopes", slopes, persistent=False)
 
@@ -96,8 +97,8 @@ class MLP(nn.Module):
         self.activation = config.activation
         self.up = Linear(config.hidden_size, config.intermediate_size * (2 if self.gated else 1), bias=config.mlp_input_bias)
         self.down = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_output_bias)
-        self.inner_dropout = nn.Dropout(config.mlp_inner_dropout)
-        self.output_dropout = nn.Dropout(config.mlp_output_dropout)
+        self.inner_dropout = Dropout(config.mlp_inner_dropout)
+        self.output_dropout = Dropout(config.mlp_output_dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""

@@ -27,6 +27,7 @@ from encoder.errors import InputError
 from encoder.files import replacing, write_json
 from encoder.linear import Linear, Product, multiply, ready_products
 from encoder.model import Encoder
+from encoder.ops.dropout import drop
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The files of `save_adapter`, named as PEFT names them."""
@@ -76,7 +77,7 @@ class LoRALinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
-        low = F.linear(F.dropout(x, self.dropout, self.training), self.lora_a.to(x.dtype))  # (N, r)
+        low = F.linear(drop(x, self.dropout, training=self.training), self.lora_a.to(x.dtype))  # (N, r)
         return torch.addmm(multiply(x, self.weight, self.bias), low, self.lora_b.to(x.dtype).t(), alpha=self.scale)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

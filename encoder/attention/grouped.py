@@ -8,7 +8,6 @@ Shapes: N packed tokens, H heads, K head width, G sequences of one length, n the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,98 +16,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from encoder.attention.dropping import attend_dropping
+from encoder.attention.groups import LengthGroups, fill_heads
 from encoder.ops.heads import room_for_thirds
-from encoder.packing import PackedBatch, places_by_length, token_order
 
 # Queries of one call with ALiBi, whose penalty is as wide as the sequence and differs from head to head.
 SLOPING_BLOCK = 128
-
-
-@dataclass(frozen=True)
-class LengthGroup:
-    """Neighbouring sequences of one length.
-
-    Attributes:
-        start: Its first token, in group order.
-        sequences: G.
-        length: n.
-        keys: Leading tokens of each sequence that may be attended to.
-        rows: Leading tokens of each sequence that see any key; the others get zeros.
-        mask: What is added to the scores, (rows, keys), or None.
-    """
-
-    start: int
-    sequences: int
-    length: int
-    keys: int
-    rows: int
-    mask: Tensor | None = None
-
-    def heads(self, x: Tensor, tokens: int) -> Tensor:
-        """The first so many tokens of each sequence, of (N, H, K), as (G, H, tokens, K): a view, without gradients."""
-        token, head, width = x.stride()
-        size = (self.sequences, x.shape[1], tokens, x.shape[2])
-        return x.as_strided(size, (self.length * token, head, token, width), x.storage_offset() + self.start * token)
-
-
-@dataclass(frozen=True)
-class LengthGroups:
-    """Sequences of a batch by length.
-
-    Attributes:
-        groups: One a length.
-        order: Permutation that brings the tokens into group order, (N,); None when they lie so already.
-        inverse: The way back, (N,).
-    """
-
-    groups: tuple[LengthGroup, ...]
-    order: Tensor | None
-    inverse: Tensor | None
-
-    @property
-    def sizes(self) -> list[int]:
-        """Tokens of each group."""
-        return [group.sequences * group.length for group in self.groups]
-
-
-@torch.inference_mode(False)  # what inference makes and keeps, training could not use
-def length_groups(batch: PackedBatch) -> LengthGroups:
-    """Group a batch's sequences by (length, key length), in order of first appearance."""
-    members = places_by_length(batch)
-    groups, start = [], 0
-    for (length, keys), places in members.items():
-        groups.append(LengthGroup(start, len(places), length, keys, rows=length))
-        start += len(places) * length
-    flat = [place for places in members.values() for place in places]
-    if flat == sorted(flat):
-        return LengthGroups(tuple(groups), None, None)
-    order, inverse = token_order(batch, flat)
-    return LengthGroups(tuple(groups), order, inverse)
-
-
-@torch.inference_mode(False)  # likewise
-def banded(groups: LengthGroups, window: int, dtype: torch.dtype) -> LengthGroups:
-    """The groups of a local layer on a CPU: a token sees its neighbours up to window // 2 away."""
-    half = window // 2
-
-    def band(group: LengthGroup) -> LengthGroup:
-        rows = min(group.length, group.keys + half)
-        if rows - 1 <= half:
-            return replace(group, rows=rows)
-        place = torch.arange(rows)
-        far = (place[:, None] - place[: group.keys]).abs() > half  # (rows, keys)
-        mask = torch.zeros(far.shape, dtype=dtype).masked_fill_(far, torch.finfo(dtype).min)
-        return replace(group, rows=rows, mask=mask)
-
-    return replace(groups, groups=tuple(map(band, groups.groups)))
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
     """Each sequence with itself; see `encoder.attention.attend` for the contract. ALiBi and dropout are for groups without masks."""
     if groups.order is not None:
         q, k, v = q[groups.order], k[groups.order], v[groups.order]
-    if slopes is None and not dropout and differentiated_on_cpu(q, k, v):
-        output: Tensor = _GroupedAttention.apply(q, k, v, groups)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    output: Tensor
+    if slopes is None and dropout and q.device.type == "cpu":
+        output = attend_dropping(q, k, v, groups, dropout)
+    elif slopes is None and not dropout and differentiated_on_cpu(q, k, v):
+        output = _GroupedAttention.apply(q, k, v, groups)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     else:
         output = _attend_groups(q, k, v, groups, slopes, dropout)
     return output if groups.inverse is None else output[groups.inverse]
@@ -156,7 +80,7 @@ class _GroupedAttention(torch.autograd.Function):
         for group in groups.groups:
             read = group.heads(q, group.rows), group.heads(k, group.keys), group.heads(v, group.keys)
             mixed, logsumexp = attention(*read, attn_mask=group.mask)
-            _fill(group, output, mixed)
+            fill_heads(group, output, mixed)
             sums.append(logsumexp)
         ctx.groups = groups
         ctx.save_for_backward(q, k, v, output, *sums)
@@ -174,17 +98,8 @@ class _GroupedAttention(torch.autograd.Function):
             key, value = group.heads(k, group.keys), group.heads(v, group.keys)
             found = backward(upstream, query, key, value, mixed, logsumexp, 0.0, False, attn_mask=group.mask)
             for place, each in zip((of_q, of_k, of_v), found, strict=True):
-                _fill(group, place, each)
+                fill_heads(group, place, each)
         return of_q, of_k, of_v, None
-
-
-def _fill(group: LengthGroup, place: Tensor, heads: Tensor) -> None:
-    """Write the leading tokens of a group's sequences, (G, H, tokens, K), into (N, H, K); the others, which nobody saw, are zeros."""
-    tokens = heads.shape[2]
-    if tokens < group.length:
-        whole = group.heads(place, group.length)
-        whole[:, :, tokens:] = 0
-    group.heads(place, tokens).copy_(heads)
 
 
 def _attend_sloping(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, dropout: float) -> Tensor:

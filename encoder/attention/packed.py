@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from encoder.attention.grouped import LengthGroups, attend_grouped, banded, differentiated_on_cpu, length_groups
+from encoder.attention.grouped import attend_grouped, differentiated_on_cpu
+from encoder.attention.groups import LengthGroups, banded, length_groups
 from encoder.ops.heads import room_for_thirds
 from encoder.packing import PackedBatch
 

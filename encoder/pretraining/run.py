@@ -46,6 +46,7 @@ from encoder.pretraining.snapshot import Progress, save_model
 from encoder.running.checkpoints import Checkpoints
 from encoder.running.lock import alone
 from encoder.running.log import LOG, RunLog
+from encoder.running.machine import freed_memory_kept
 from encoder.running.processes import Processes, joined
 from encoder.running.random_state import random_state_kept
 from encoder.tokens import Tokenizer
@@ -76,7 +77,7 @@ def pretrain(
     """
     require_optimizer()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with joined(device) as processes, random_state_kept(), _folder(out, processes):
+    with joined(device) as processes, random_state_kept(), freed_memory_kept(), _folder(out, processes):
         if resume:
             refuse_nothing_to_resume(out, to_dict(recipe))
         elif processes.leads:

@@ -6,10 +6,12 @@ Source: BERT, arXiv:1810.04805, section 4.2.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from encoder.head_checkpoint import load_span_qa, save_span_qa
 from encoder.heads import SpanQA
+from encoder.model import Encoder
 from encoder.position_extension import extend_positions
 from encoder.tokens import Tokenizer
 from eval.nlu.fine_tuning.start import TYPES, encoder_folder, save_tokenizer
@@ -17,13 +19,16 @@ from eval.nlu.fine_tuning.start import TYPES, encoder_folder, save_tokenizer
 logger = logging.getLogger(__name__)
 
 
-def open_span_qa(source: str | Path, *, seed: int | None, extend: int = 1) -> tuple[SpanQA, Tokenizer]:
+def open_span_qa(
+    source: str | Path, *, seed: int | None, extend: int = 1, attention_dropout: float | None = None
+) -> tuple[SpanQA, Tokenizer]:
     """Open a model that answers with spans, or an encoder with a head drawn anew.
 
     Args:
         source: Folder or hub id; of a model of sentence-transformers the encoder is taken.
         seed: Of what the folder lacks of the head; None: nothing may lack.
         extend: How many times as many absolute positions it gets.
+        attention_dropout: Share of the attention weights that training drops; None for the model's own.
 
     Raises:
         InputError: It is no model, has no tokenizer, lacks a head, or its positions cannot be extended.
@@ -31,17 +36,19 @@ def open_span_qa(source: str | Path, *, seed: int | None, extend: int = 1) -> tu
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
     model = load_span_qa(folder, new_head_seed=seed)
-    if extend == 1:
+    if extend == 1 and attention_dropout is None:
         return model, tokenizer
-    longer = SpanQA(
-        extend_positions(model.encoder, extend),
-        dropout=model.dropout.p,
-        transform=None if model.transform is None else model.transform.config,
-    )
+    encoder = extend_positions(model.encoder, extend) if extend > 1 else model.encoder
+    if attention_dropout is not None:
+        weights = encoder.state_dict()
+        encoder = Encoder(replace(encoder.config, attention_dropout=attention_dropout))
+        encoder.load_state_dict(weights)
+    changed = SpanQA(encoder, dropout=model.dropout.p, transform=None if model.transform is None else model.transform.config)
     head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
-    longer.load_state_dict(longer.state_dict() | head)
-    tokenizer.settings["model_max_length"] = longer.encoder.config.max_positions
-    return longer.eval(), tokenizer
+    changed.load_state_dict(changed.state_dict() | head)
+    if extend > 1:
+        tokenizer.settings["model_max_length"] = encoder.config.max_positions
+    return changed.eval(), tokenizer
 
 
 def save_qa_model(model: SpanQA, tokenizer: Tokenizer, folder: Path) -> None:

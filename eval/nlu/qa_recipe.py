@@ -29,6 +29,8 @@ class QaModelSection:
     sentence-transformers the encoder is taken."""
     extend_positions: int = field(default=1, metadata={"at_least": 1})
     """How many times as many absolute positions it gets before it is trained; 1 for those it has."""
+    attention_dropout: float | None = field(default=None, metadata={"at_least": 0, "below": 1})
+    """Share of the attention weights that training drops; null for the model's own."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ def train_qa(
 
 def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWindow, QaResults]:
     sets, seed = read_sets(recipe.data), recipe.training.seed
-    first, tokenizer = open_span_qa(recipe.model.init, seed=seed, extend=recipe.model.extend_positions)
+    start = recipe.model
+    first, tokenizer = open_span_qa(start.init, seed=seed, extend=start.extend_positions, attention_dropout=start.attention_dropout)
     check_settings(recipe.windows, tokenizer, positions=first.encoder.config.max_positions)
     windows = list(labelled_windows(sets.train, tokenizer, recipe.windows))
     with_answer = sum(one.start != NOWHERE for one in windows)

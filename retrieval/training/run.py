@@ -21,6 +21,7 @@ from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.running.lock import alone
 from encoder.running.log import LOG, RunLog, read_log
+from encoder.running.machine import freed_memory_kept
 from encoder.running.processes import Processes, joined
 from encoder.running.random_state import random_state_kept
 from encoder.running.stopping import RunStoppedError
@@ -94,7 +95,7 @@ def train_recipe(
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training)
-    with joined(default_device()) as processes, random_state_kept(), _folder(out, processes):
+    with joined(default_device()) as processes, random_state_kept(), freed_memory_kept(), _folder(out, processes):
         run = _Run(Session(recipe, out, processes, scorer, progress), command, data_folder or out / DATA)
         return run.resume() if resume else run.begin(overwrite=overwrite)
 
@@ -119,7 +120,7 @@ def train_and_save(
         InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
         RunStoppedError: As `train_recipe`.
     """
-    with joined(default_device()) as processes, random_state_kept(), _folder(out, processes):
+    with joined(default_device()) as processes, random_state_kept(), freed_memory_kept(), _folder(out, processes):
         return _Run(Session(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
 
 

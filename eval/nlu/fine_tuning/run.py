@@ -23,7 +23,7 @@ from encoder.errors import InputError
 from encoder.running.checkpoints import Checkpoints
 from encoder.running.lock import alone
 from encoder.running.log import LOG, RunLog, curve, read_log
-from encoder.running.machine import peak_memory
+from encoder.running.machine import freed_memory_kept, peak_memory
 from encoder.running.random_state import random_state_kept
 from eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
 from eval.nlu.fine_tuning.snapshot import Progress
@@ -117,7 +117,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     if request.resume and request.overwrite:
         raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
     out = request.out
-    with random_state_kept(), alone(out):
+    with random_state_kept(), freed_memory_kept(), alone(out):
         if request.resume:
             refuse_nothing_to_resume(out)
             refuse_other_run(out, _beginning(request, {}))

@@ -1,13 +1,36 @@
-"""What a run has taken of its machine."""
+"""What a run takes of its machine."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from encoder.running.machine import peak_memory
+from encoder.running.machine import CHOSEN, peak_memory
+
+ALLOCATE = """
+import torch
+from encoder.running.machine import freed_memory_kept
+
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def rise():
+    before = held()
+    large = torch.empty(50_000_000).fill_(1)
+    del large
+    return (held() - before) // 2**20
+
+rise()
+print(rise())
+with freed_memory_kept():
+    print(rise())
+print(rise())
+"""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is counted there")
@@ -17,3 +40,17 @@ def test_memory_is_in_bytes() -> None:
         pytest.skip("needs /proc")
     [kilobytes] = [int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")]
     assert peak_memory() == pytest.approx(kilobytes * 1024, rel=0.05)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is done beside a GPU")
+@pytest.mark.parametrize(("chosen", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)], ids=["by default", "the user chose"])
+def test_freed_memory_is_kept_while_a_model_is_trained(chosen: dict[str, str], *, kept: bool) -> None:
+    """200 MB that were freed are still this process's inside, and the system's before and after."""
+    if not hasattr(__import__("ctypes").CDLL(None), "gnu_get_libc_version") or not Path("/proc/self/statm").exists():
+        pytest.skip("needs glibc and /proc")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(CHOSEN)} | chosen
+    child = subprocess.run([sys.executable, "-c", ALLOCATE], env=environment, capture_output=True, text=True, check=True)
+    before, inside, after = map(int, child.stdout.split())
+    assert before < 20
+    assert (inside > 150) == kept
+    assert after < 20

@@ -215,6 +215,23 @@ def test_positions_are_extended_before_training(tmp_path: Path, tokenizer: Token
         open_span_qa(tmp_path / "rope", seed=7, extend=2)
 
 
+def test_attention_dropout_is_the_recipes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """All else is the checkpoint's."""
+    config = replace(small_model().encoder.config, attention_dropout=0.1)
+    model = SpanQA(init_weights(Encoder(config), seed=1))
+    init_head(model, seed=7)
+    save_span_qa(model, tmp_path / "qa")
+    tokenizer.save(tmp_path / "qa")
+    as_it_came, _ = open_span_qa(tmp_path / "qa", seed=None)
+    changed, told = open_span_qa(tmp_path / "qa", seed=None, attention_dropout=0.0)
+    assert as_it_came.encoder.config.attention_dropout == 0.1
+    assert changed.encoder.config == replace(as_it_came.encoder.config, attention_dropout=0.0)
+    assert told.max_length == Tokenizer.from_pretrained(tmp_path / "qa").max_length
+    state = as_it_came.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in changed.state_dict().items())
+    assert load_qa_recipe("qa_korquad_512", ["model.attention_dropout="]).model.attention_dropout is None
+
+
 @pytest.mark.parametrize(("name", "length", "factor"), [("qa_korquad_512", 512, 1), ("qa_korquad_1024", 1024, 2)])
 def test_the_shipped_recipes(name: str, length: int, factor: int) -> None:
     recipe = load_qa_recipe(name)
