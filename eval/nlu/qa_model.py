@@ -11,6 +11,7 @@ from pathlib import Path
 
 from encoder.head_checkpoint import load_span_qa, save_span_qa
 from encoder.heads import SpanQA
+from encoder.hf_config import config_to_hf
 from encoder.model import Encoder
 from encoder.position_extension import extend_positions
 from encoder.tokens import Tokenizer
@@ -31,7 +32,8 @@ def open_span_qa(
         attention_dropout: Share of the attention weights that training drops; None for the model's own.
 
     Raises:
-        InputError: It is no model, has no tokenizer, lacks a head, or its positions cannot be extended.
+        InputError: It is no model, has no tokenizer, lacks a head, its positions cannot be extended, or its family has no words for that
+            dropout.
     """
     folder = encoder_folder(source)
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -40,8 +42,9 @@ def open_span_qa(
         return model, tokenizer
     encoder = extend_positions(model.encoder, extend) if extend > 1 else model.encoder
     if attention_dropout is not None:
-        weights = encoder.state_dict()
-        encoder = Encoder(replace(encoder.config, attention_dropout=attention_dropout))
+        weights, config = encoder.state_dict(), replace(encoder.config, attention_dropout=attention_dropout)
+        config_to_hf(config)  # what could not be written is refused before it is trained
+        encoder = Encoder(config)
         encoder.load_state_dict(weights)
     changed = SpanQA(encoder, dropout=model.dropout.p, transform=None if model.transform is None else model.transform.config)
     head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}

@@ -217,7 +217,9 @@ def test_positions_are_extended_before_training(tmp_path: Path, tokenizer: Token
 
 def test_attention_dropout_is_the_recipes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """All else is the checkpoint's."""
-    config = replace(small_model().encoder.config, attention_dropout=0.1)
+    config = replace(
+        preset("bert-base"), vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=("global",), max_positions=64
+    )
     model = SpanQA(init_weights(Encoder(config), seed=1))
     init_head(model, seed=7)
     save_span_qa(model, tmp_path / "qa")
@@ -229,6 +231,10 @@ def test_attention_dropout_is_the_recipes(tmp_path: Path, tokenizer: Tokenizer) 
     assert told.max_length == Tokenizer.from_pretrained(tmp_path / "qa").max_length
     state = as_it_came.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in changed.state_dict().items())
+    save_span_qa(small_model(), tmp_path / "modernbert")
+    tokenizer.save(tmp_path / "modernbert")
+    with pytest.raises(InputError, match="cannot hold attention_output_dropout"):  # one setting for both in its config.json
+        open_span_qa(tmp_path / "modernbert", seed=7, attention_dropout=0.3)
     assert load_qa_recipe("qa_korquad_512", ["model.attention_dropout="]).model.attention_dropout is None
 
 
