@@ -25,8 +25,10 @@ from retrieval.records import Value
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
 
-_COMPARISON = re.compile(r"\s*(?P<field>[^=!<>]*[^=!<>\s])\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?P<value>.*?)\s*", re.DOTALL)
-_MEMBERSHIP = re.compile(r"\s*(?P<field>[^=!<>\s](?:[^=!<>]*[^=!<>\s])?)\s+in\s+(?P<values>.*?)\s*", re.DOTALL)
+# Nothing here repeats a class of characters next to one that it overlaps with, so a text is read in time linear in its length.
+_OPERATOR = re.compile(r"!=|<=|>=|=|<|>")
+_MEMBERSHIP = re.compile(r"\sin\s")
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[^",]+|[",]', re.DOTALL)
 _OPERATORS: dict[str, Operator] = {"=": "=", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
@@ -58,13 +60,16 @@ class Condition:
             >>> Condition.parse('lang in en, "de"')
             Condition(field='lang', operator='=', values=('en', 'de'))
         """
-        if match := _MEMBERSHIP.fullmatch(text):
-            words = _split(text, match["values"])
-            return cls(match["field"], "=", tuple(value for word in words for value in _read(word)))
-        match = _COMPARISON.fullmatch(text)
-        if match is None or not match["value"]:
+        told = text.strip()
+        comparison = _OPERATOR.search(told)
+        membership = _MEMBERSHIP.search(told, 0, len(told) if comparison is None else comparison.start())
+        found = membership or comparison
+        field, value = (told[: found.start()].rstrip(), told[found.end() :].lstrip()) if found else ("", "")
+        if found is None or not field or "!" in field or not value:
             raise InputError(f"filter {text!r}: expected field=value, !=, <, <=, >, >= or field in a,b,c")
-        return cls(match["field"], _OPERATORS[match["operator"]], _read(match["value"]))
+        if found is membership:
+            return cls(field, "=", tuple(each for word in _split(text, value) for each in _read(word)))
+        return cls(field, _OPERATORS[found[0]], _read(value))
 
 
 @dataclass(frozen=True)
@@ -171,8 +176,13 @@ def _read(word: str) -> tuple[Value, ...]:
 
 def _split(text: str, values: str) -> list[str]:
     """Words between commas; a comma in quotes belongs to its word."""
-    words = re.findall(r'\s*("(?:[^"\\]|\\.)*"|[^,"]*?)\s*(?:,|$)', values)
-    found = [word for word in words if word]
-    if not found or sum(map(len, found)) < len(re.sub(r"[\s,]", "", re.sub(r'"(?:[^"\\]|\\.)*"', "", values))):
+    words: list[list[str]] = [[]]
+    for token in _TOKENS.findall(values):
+        if token == ",":
+            words.append([])
+        elif token.strip():
+            words[-1].append(token.strip())
+    found = [tokens[0] for tokens in words if tokens]
+    if not found or any(len(tokens) > 1 for tokens in words) or '"' in found:
         raise InputError(f"filter {text!r}: expected values between commas behind 'in'")
     return found
