@@ -213,7 +213,8 @@ def attend(
             other programs, which drops nothing out and takes no backend.
         window: A token sees |i - j| <= window // 2, both ends included; None for the whole sequence.
         slopes: ALiBi's slope of each head, (H,): a score loses slope * |i - j|; None without ALiBi.
-        dropout: Probability of dropping an attention weight.
+        dropout: Probability of dropping an attention weight; packed on a CPU takes it to the nearest multiple of 1/256, as flash
+            attention does, for global layers of texts that are not all short.
         backend: A key of `BACKENDS`; by default the environment variable QUIVER_ATTENTION where that backend can
             serve the call, else the best one that can.
 

@@ -32,7 +32,7 @@ def attend_dropping(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, proba
         k: Keys, likewise.
         v: Values, likewise.
         groups: Where the sequences lie.
-        probability: Of dropping a weight, taken to the nearest multiple of 1/256.
+        probability: Of dropping a weight, above 0 and below 1, taken to the nearest multiple of 1/256 that is so too.
     """
     output: Tensor = _DroppingAttention.apply(q, k, v, groups, probability, new_seed())  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return output
@@ -104,7 +104,7 @@ def _pairs(group: LengthGroup, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
 
 def _flat(group: LengthGroup, x: Tensor, tokens: int) -> Tensor:
     heads = group.heads(x, tokens)
-    return torch.empty(heads.shape, dtype=torch.promote_types(x.dtype, torch.float32)).copy_(heads).flatten(0, 1)
+    return torch.empty(heads.shape, dtype=torch.promote_types(x.dtype, torch.float32), device="cpu").copy_(heads).flatten(0, 1)
 
 
 def _chunks(query: Tensor, key: Tensor) -> Iterator[tuple[slice, slice]]:

@@ -22,6 +22,8 @@ from encoder.ops.heads import room_for_thirds
 
 # Queries of one call with ALiBi, whose penalty is as wide as the sequence and differs from head to head.
 SLOPING_BLOCK = 128
+# Tokens from which dropping a few weights at a time is faster than torch's way: shorter sequences have fewer weights than values.
+DROPPING_LENGTH = 64
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
@@ -29,7 +31,7 @@ def attend_grouped(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes
     if groups.order is not None:
         q, k, v = q[groups.order], k[groups.order], v[groups.order]
     output: Tensor
-    if slopes is None and dropout and q.device.type == "cpu":
+    if slopes is None and 0 < dropout < 1 and q.device.type == "cpu" and any(group.length >= DROPPING_LENGTH for group in groups.groups):
         output = attend_dropping(q, k, v, groups, dropout)
     elif slopes is None and not dropout and differentiated_on_cpu(q, k, v):
         output = _GroupedAttention.apply(q, k, v, groups)  # type: ignore[no-untyped-call]  # torch leaves it untyped

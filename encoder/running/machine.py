@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 import torch
 
-# Parameters of glibc's mallopt(3), and what they are by default: the kernel's limit of mappings, and bytes.
-TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
-DEFAULTS = {TRIM_THRESHOLD: 128 * 1024, TOP_PAD: 128 * 1024, MMAP_MAX: 65_536}
+# Parameters of glibc's mallopt(3), in bytes and, the last, in mappings.
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
 KEEPING = {TRIM_THRESHOLD: -1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
+# glibc moves its thresholds by itself until one is set, and never again: afterwards they stand where its own steps end.
+AFTERWARDS = {TRIM_THRESHOLD: 64 * 2**20, TOP_PAD: 128 * 2**10, MMAP_THRESHOLD: 32 * 2**20, MMAP_MAX: 65_536}
 # Environment variables by which a user has chosen for himself.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
@@ -24,7 +25,8 @@ def freed_memory_kept() -> Iterator[None]:
 
     glibc gives each large tensor back to the system, which hands it out again page by page, zeroed: an eighth of a training step. What is
     held in between is about the most that the training has needed. Nothing is done on a machine with a GPU, without glibc, or where
-    the environment sets the allocator up.
+    the environment sets the allocator up. It is for the main thread and once at a time: another thread's tensors beyond 64 MB are given
+    back all the same, and the end of one context is the end of all.
     """
     libc = None if torch.cuda.is_available() or any(name.startswith(CHOSEN) for name in os.environ) else _glibc()
     if libc is None:
@@ -35,7 +37,7 @@ def freed_memory_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        for parameter, value in DEFAULTS.items():
+        for parameter, value in AFTERWARDS.items():
             libc.mallopt(parameter, value)
         libc.malloc_trim(0)
 

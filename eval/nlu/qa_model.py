@@ -9,6 +9,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from encoder.config import EncoderConfig
+from encoder.errors import InputError
 from encoder.head_checkpoint import load_span_qa, save_span_qa
 from encoder.heads import SpanQA
 from encoder.hf_config import config_to_hf
@@ -43,7 +45,7 @@ def open_span_qa(
     encoder = extend_positions(model.encoder, extend) if extend > 1 else model.encoder
     if attention_dropout is not None:
         weights, config = encoder.state_dict(), replace(encoder.config, attention_dropout=attention_dropout)
-        config_to_hf(config)  # what could not be written is refused before it is trained
+        _refuse_what_cannot_be_written(config)
         encoder = Encoder(config)
         encoder.load_state_dict(weights)
     changed = SpanQA(encoder, dropout=model.dropout.p, transform=None if model.transform is None else model.transform.config)
@@ -52,6 +54,14 @@ def open_span_qa(
     if extend > 1:
         tokenizer.settings["model_max_length"] = encoder.config.max_positions
     return changed.eval(), tokenizer
+
+
+def _refuse_what_cannot_be_written(config: EncoderConfig) -> None:
+    try:
+        config_to_hf(config)
+    except InputError as error:
+        remedy = "leave it out for this model, whose config.json has no such setting of its own"
+        raise InputError(f"model.attention_dropout: {remedy} ({error})") from error
 
 
 def save_qa_model(model: SpanQA, tokenizer: Tokenizer, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Filters: which documents may be found, by their metadata and their ids.
 
-As text a condition is ``field=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` or ``field in a,b,c``. A word that reads as a number is
+As text a condition is ``field=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` or ``field in a,b,c``, where
+the field ends at the first operator or `` in ``. A word that reads as a number is
 compared with numbers as a number and with strings as it stands; in quotes it is a string alone. A document has the value of a field if
 it is one of its values, where the field is a list.
 """
@@ -28,7 +29,7 @@ Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
 # Nothing here repeats a class of characters next to one that it overlaps with, so a text is read in time linear in its length.
 _OPERATOR = re.compile(r"!=|<=|>=|=|<|>")
 _MEMBERSHIP = re.compile(r"\sin\s")
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[^",]+|[",]', re.DOTALL)
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^",]+|,', re.DOTALL)  # an open string goes on to the end
 _OPERATORS: dict[str, Operator] = {"=": "=", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
@@ -183,6 +184,6 @@ def _split(text: str, values: str) -> list[str]:
         elif token.strip():
             words[-1].append(token.strip())
     found = [tokens[0] for tokens in words if tokens]
-    if not found or any(len(tokens) > 1 for tokens in words) or '"' in found:
+    if not found or any(len(tokens) > 1 for tokens in words):
         raise InputError(f"filter {text!r}: expected values between commas behind 'in'")
     return found
