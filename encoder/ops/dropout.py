@@ -7,7 +7,6 @@ GradCache, a resumed run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -83,11 +82,7 @@ class _Dropout(torch.autograd.Function):
 def _dropped(x: Tensor, kept: Kept) -> Tensor:
     x = x.contiguous()
     output = torch.empty_like(x)
-    for values, place in _pieces(x, output):
+    for values, place in zip(torch.split(x.view(-1), CHUNK), torch.split(output.view(-1), CHUNK), strict=True):
         torch.mul(values, kept.fill(place), out=place)
         place.mul_(kept.scale)
     return output
-
-
-def _pieces(x: Tensor, output: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(torch.split(x.view(-1), CHUNK), torch.split(output.view(-1), CHUNK), strict=True)

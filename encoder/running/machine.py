@@ -15,7 +15,7 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
 KEEPING = {TRIM_THRESHOLD: -1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
 # glibc moves its thresholds by itself until one is set, and never again: afterwards they stand where its own steps end.
 AFTERWARDS = {TRIM_THRESHOLD: 64 * 2**20, TOP_PAD: 128 * 2**10, MMAP_THRESHOLD: 32 * 2**20, MMAP_MAX: 65_536}
-# Environment variables by which a user has chosen for himself.
+# Beginnings of environment variables that set an allocator up; what they say stands.
 CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 

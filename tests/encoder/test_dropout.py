@@ -150,6 +150,19 @@ def test_checkpointing_draws_the_same_again() -> None:
     assert all(torch.equal(*pair) for pair in zip(plain, again, strict=True))
 
 
+def test_a_pass_without_gradients_is_replayed_with_them() -> None:
+    """As GradCache does it: vectors first, then the same random state again for the gradients."""
+    batch = batch_of((80, 70))
+    q, k, v = drawn(batch, 2, 8)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        first = drop(attend(q, k, v, batch, None, dropout=0.3), 0.3, training=True)
+    torch.set_rng_state(state)
+    again = drop(attend(q, k, v, batch, None, dropout=0.3), 0.3, training=True)
+    assert again.requires_grad
+    assert torch.equal(first, again)
+
+
 def test_autocast_takes_no_part_in_it() -> None:
     """A float32 call under autocast is the call without it, to the bit, and its gradients are."""
     batch = batch_of((80,))

@@ -1,9 +1,8 @@
 """Filters: which documents may be found, by their metadata and their ids.
 
-As text a condition is ``field=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` or ``field in a,b,c``, where
-the field ends at the first operator or `` in ``. A word that reads as a number is
-compared with numbers as a number and with strings as it stands; in quotes it is a string alone. A document has the value of a field if
-it is one of its values, where the field is a list.
+As text a condition is ``field=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` or ``field in a,b,c``; the field ends at the first operator
+or the first word ``in``. A word that reads as a number is compared with numbers as a number and with strings as it stands; in quotes it
+is a string alone. A document has the value of a field if it is one of its values, where the field is a list.
 """
 
 from __future__ import annotations
