@@ -102,7 +102,7 @@ def _colbert_settings(parts: Parts, section: ModelSection, *, seed: int) -> Mode
     else:
         if start.projections:
             logger.info("%s is a bi-encoder: its Dense modules are left out, a new projection takes their place", section.init)
-        projections = (_new_projection(parts.encoder.config.hidden_size, asked.dim, seed=seed),)
+        projections = (_new_projection(parts.encoder.config.hidden_size, asked, seed=seed),)
     return ModelFolder(
         kind="colbert",
         encoder_folder=start.encoder_folder,
@@ -122,11 +122,14 @@ def _colbert_settings(parts: Parts, section: ModelSection, *, seed: int) -> Mode
     )
 
 
-def _new_projection(width: int, dim: int, *, seed: int) -> Projection:
-    """Drawn as `nn.Linear` draws its weights, which is what PyLate starts from; torch's own generator is left as it was."""
+def _new_projection(width: int, asked: ColBERTSection, *, seed: int) -> Projection:
+    """Drawn as `nn.Linear` draws its weights, which is what PyLate starts from, or a rotation; torch's own generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Projection(width, dim)
+        projection = Projection(width, asked.dim)
+        if asked.projection == "orthogonal":
+            nn.init.orthogonal_(projection.linear.weight)
+        return projection
 
 
 def _prefixes(section: ColBERTSection | None) -> list[str]:

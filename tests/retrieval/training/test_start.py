@@ -156,6 +156,23 @@ def test_a_colbert_gets_a_projection_and_prefixes(bare: Path, biencoder: Path, t
         assert ColBERT.from_pretrained(tmp_path / "model").card.fingerprint == model.card.fingerprint
 
 
+@pytest.mark.parametrize("dim", [8, 16, 24])
+def test_a_projection_that_starts_orthogonal_keeps_inner_products(dim: int, bare: Path) -> None:
+    asked = COLBERT | {"dim": dim, "projection": "orthogonal"}
+    first, again = (build_model(make_recipe("colbert", {"init": str(bare), "colbert": asked}), []) for _ in range(2))
+    drawn = build_model(make_recipe("colbert", {"init": str(bare), "colbert": COLBERT | {"dim": dim}}), [])
+    assert isinstance(first, ColBERT)
+    weight = first.projections[0].linear.weight.detach()
+    assert torch.equal(weight, again.projections[0].linear.weight)
+    assert not torch.allclose(weight, drawn.projections[0].linear.weight)
+    hidden = torch.randn(5, 16)
+    if dim < 16:  # what is left of a rotation: lengths only shrink, rows stay perpendicular
+        torch.testing.assert_close(weight @ weight.T, torch.eye(dim), atol=1e-5, rtol=0)
+        assert ((hidden @ weight.T).norm(dim=1) < hidden.norm(dim=1)).all()
+    else:
+        torch.testing.assert_close((hidden @ weight.T) @ (hidden @ weight.T).T, hidden @ hidden.T, atol=1e-5, rtol=1e-5)
+
+
 def test_new_prefixes_are_drawn_by_the_seed_around_the_mean(bare: Path) -> None:
     tokens = ["[Q] ", "[D] ", *(f"[T{number}] " for number in range(2000))]
     tables = []
