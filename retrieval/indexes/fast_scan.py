@@ -9,6 +9,7 @@ Source: product quantisation, Jegou et al., TPAMI 2011; with 4-bit codes and fas
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import faiss
@@ -89,17 +90,24 @@ class FastScanLists:
         Returns:
             Similarities, descending, and labels, (Q, k); -1 behind the last where there are fewer.
         """
-        settings: dict[str, Any] = {}
-        if allowed is not None:
+        if allowed is None:
+            parameters = _probing(lists.shape[1])
+        else:
             packed = np.packbits(allowed, bitorder="little")  # the selector does not keep it
-            settings["sel"] = _faiss.IDSelectorBitmap(len(allowed), _faiss.swig_ptr(packed))
+            selector = _faiss.IDSelectorBitmap(len(allowed), _faiss.swig_ptr(packed))
+            parameters = _faiss.SearchParametersIVF(nprobe=lists.shape[1], sel=selector)
         k = min(k, self._index.ntotal)
         similarities, labels = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         pointers = [_faiss.swig_ptr(array) for array in (queries, lists, closeness, similarities, labels)]
-        parameters = _faiss.SearchParametersIVF(nprobe=lists.shape[1], **settings)
         # FAISS's own wrapper of this call takes no parameters; versions before 1.13 take no nprobe from them.
         self._index.search_preassigned_c(len(queries), pointers[0], k, *pointers[1:], False, parameters)
         return similarities, labels
+
+
+@lru_cache
+def _probing(nprobe: int) -> Any:
+    """Parameters of a search of so many lists, which FAISS only reads; to make them takes as long as a thousand codes."""
+    return _faiss.SearchParametersIVF(nprobe=nprobe)
 
 
 def train_codebooks(residuals: NDArray[np.float32], width: int) -> NDArray[np.float32]:

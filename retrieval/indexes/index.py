@@ -35,6 +35,7 @@ from retrieval.indexes.store.reading import open_newest, read_alive, verify_file
 from retrieval.records import Document, Hits, ModelCard
 
 # Filters whose documents are remembered, so that a stream of queries under one filter works it out once.
+_PRESETS: tuple[Preset, ...] = get_args(Preset)
 _FILTERS = 4
 
 
@@ -205,7 +206,7 @@ class Index:
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """The knobs of the presets for k hits."""
         check_k(k)
-        return {name: asdict(self.codec.effort(name, k=k)) for name in get_args(Preset)}
+        return {name: asdict(self.codec.effort(name, k=k)) for name in _PRESETS}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
         """Where documents are; None where there is no such document."""
@@ -287,8 +288,8 @@ class Index:
         """An effort as the engine has it."""
         if not isinstance(effort, str):
             return self.codec.effort_from(effort)
-        if effort not in get_args(Preset):
-            raise InputError(f"effort must be {', '.join(get_args(Preset))}, or knobs by name; got {effort!r}")
+        if effort not in _PRESETS:
+            raise InputError(f"effort must be {', '.join(_PRESETS)}, or knobs by name; got {effort!r}")
         return self.codec.effort(effort, k=k)
 
 

@@ -79,5 +79,7 @@ def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
 
 def _single(matrix: NDArray[Any]) -> NDArray[np.float32]:
     """The matrix itself where it is contiguous float32 already."""
+    if matrix.dtype == np.float32:
+        return np.ascontiguousarray(matrix)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
         return np.ascontiguousarray(matrix, np.float32)

@@ -17,6 +17,9 @@ _faiss: Any = faiss
 def one_thread() -> Iterator[None]:
     """FAISS on the calling thread alone: more of them make one query slower. What the caller had set is set again."""
     former = _faiss.omp_get_max_threads()
+    if former == 1:
+        yield
+        return
     _faiss.omp_set_num_threads(1)
     try:
         yield

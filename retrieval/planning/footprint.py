@@ -169,7 +169,7 @@ def _exact_tokens(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> 
 
 def _scan(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
     chosen = dense.ScanSettings.parse(settings)
-    return _codes(corpus.documents, dim, chosen.dsub, chosen.bits, lists=1)
+    return _codes(corpus.documents, dim, chosen.dsub or dense.coordinates(dim), chosen.bits, lists=1)
 
 
 def _lists(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:

@@ -41,6 +41,7 @@ from retrieval.indexes.dense.settings import (
     ScanEffort,
     ScanSettings,
     bits_of,
+    coordinates,
     efforts_between,
     k_factor,
     probes,
@@ -211,7 +212,7 @@ class ListCodec:
 
     def effort(self, preset: Preset, *, k: int) -> ListsEffort:
         """The knobs of a preset for k hits."""
-        factor, exhaustive = k_factor(preset, k), preset == "exact"
+        factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
         if self.name == SCAN:
             return ScanEffort(factor, exhaustive)
         return ListEffort(probes(len(self._coarse.centroids), preset), factor, exhaustive)
@@ -238,7 +239,8 @@ def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int,
     """The codec of ``pq-dense``; see `retrieval.indexes.engine_table.train_codec`."""
     del card, documents, vectors
     chosen = ScanSettings.parse(settings)
-    return _trained(SCAN, sample, ListSettings(chosen.dsub, chosen.bits, nlist=1), seed)
+    dsub = chosen.dsub or coordinates(sample.vectors.shape[1])
+    return _trained(SCAN, sample, ListSettings(dsub, chosen.bits, nlist=1), seed)
 
 
 def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:

@@ -57,7 +57,7 @@ class InvertedLists:
         # Several threads make one query slower; many queries are theirs to share.
         with one_thread() if len(matrix) == 1 else nullcontext():
             _, rows = self._lists.search(matrix, count, lists=lists, closeness=closeness, allowed=allowed)
-        return [found[found >= 0] for found in rows]  # -1 fills up what was not found
+        return [found if found[-1] >= 0 else found[found >= 0] for found in rows]  # -1 fills up what was not found
 
     def _probe(self, queries: NDArray[np.float32], nprobe: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The lists whose centroids have the greatest inner products, best first, and these, (Q, nprobe)."""

@@ -68,10 +68,7 @@ class RefineStore:
 
     def scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of some rows for one query (d,), (len(rows),)."""
-        prepared = Prepared.of(query[None], self.coding)
-        parts = [rows[start : start + _SEARCHED] for start in range(0, len(rows), _SEARCHED)]
-        scored = [prepared.score(0, self.codes[part], self.scales[part]).astype(np.float32) for part in parts]
-        return scored[0] if len(scored) == 1 else np.concatenate([np.zeros(0, np.float32), *scored])
+        return Prepared.of(query[None], self.coding).score(0, self.codes, self.scales, rows).astype(np.float32)
 
     def search(self, queries: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32], allowed: Bitmap | None) -> list[Found]:
         """The k best of all rows, or of those allowed, as of scores in float64 rounded once; ties go to the greater rank.
@@ -138,7 +135,7 @@ class _Part:
         return products * self._scales + self._prepared.offsets[queries].astype(np.float32)[:, None]
 
     def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
-        return self._prepared.score(query, self._codes[places], self._scales[places])
+        return self._prepared.score(query, self._codes, self._scales, places)
 
     @cached_property
     def _floats(self) -> NDArray[np.float32]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from retrieval.indexes.disk import Disk, write_array
+from retrieval.indexes.kernels.choice import kernels
 from retrieval.indexes.mapped import map_array
 
 Bits: TypeAlias = Literal[8, 16]
@@ -68,6 +70,11 @@ class ScalarCoding:
         spread = np.sqrt(variance + _LEAST_SPREAD**2 * variance.mean())
         spread[spread.astype(np.float32) == 0] = 1  # one document, or the same one again and again
         return cls(centre.astype(np.float32), spread.astype(np.float32), bits)
+
+    @cached_property
+    def exact(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Centre and spread in float64, which scores are computed in, (d,) each."""
+        return self.centre.astype(np.float64), self.spread.astype(np.float64)
 
     @property
     def dim(self) -> int:
@@ -136,12 +143,12 @@ class Prepared:
     def of(cls, queries: NDArray[np.float32], coding: ScalarCoding) -> Prepared:
         """Queries (Q, d) for the codes of a coding."""
         exact = queries.astype(np.float64)
-        return cls(exact * coding.spread, np.array([query @ coding.centre.astype(np.float64) for query in exact], np.float64))
+        centre, spread = coding.exact
+        return cls(exact * spread, np.array([query @ centre for query in exact], np.float64))
 
-    def score(self, query: int, codes: Codes, scales: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Inner products of one query with the vectors of codes, (n,)."""
-        scores: NDArray[np.float64] = (codes.astype(np.float64) @ self.weights[query]) * scales + self.offsets[query]
-        return scores
+    def score(self, query: int, codes: Codes, scales: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Inner products of one query with the vectors of some rows of the codes, (len(rows),)."""
+        return kernels().inner_products(codes, scales, rows, self.weights[query], float(self.offsets[query]))
 
 
 def save_scalar(coding: ScalarCoding, folder: Path, disk: Disk) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.dense.refine import RefineStore
 from retrieval.indexes.engines import Bitmap, Found, Size
-from retrieval.indexes.exact.ranking import in_order
+from retrieval.indexes.kernels.choice import kernels
 from retrieval.indexes.record_files import RecordFiles
 
 # Where a filter leaves so few documents, all of them are scored, which is no slower than to look for candidates among all: a multiple of
@@ -134,7 +134,8 @@ class DenseSegment(Generic[Effort]):
         found = []
         for number, rows in enumerate(self._finder.find(matrix, wanted, effort=effort, allowed=allowed)):
             scores = self.store.scores(matrix[number], rows)
-            best = Found(*in_order(rows, scores, k, ids=ranks))
+            order = kernels().best(scores, ranks[rows], k)
+            best = Found(rows[order], scores[order])
             # Fewer were met than there are, or all from the last hit on are equal: then some that were not met may be so too.
             if len(rows) < k or (len(rows) > k and best.scores[-1] == scores.min()):
                 (best,) = self.store.search(matrix[number : number + 1], k, ranks=ranks, allowed=allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,19 @@ class Kernels(Protocol):
         query: NDArray[np.float32],
     ) -> NDArray[np.float32]:
         """MaxSim of a query with documents."""
+
+    def inner_products(
+        self,
+        codes: NDArray[np.signedinteger[Any]],
+        scales: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        weights: NDArray[np.float64],
+        offset: float,
+    ) -> NDArray[np.float64]:
+        """Inner products of one query with coded vectors."""
+
+    def best(self, scores: NDArray[np.float32], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
+        """Places of the greatest scores."""
 
     def aggregate(
         self, similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float

@@ -8,6 +8,8 @@ Shapes: n vectors, T tokens, K centroids, m documents, d width, L lanes of 16 qu
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -230,6 +232,36 @@ def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[
 def _digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The two codes of each byte, the low bits first, (T, d / 4)."""
     return np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), 2 * codes.shape[1])
+
+
+def inner_products(
+    codes: NDArray[np.signedinteger[Any]], scales: NDArray[np.float32], rows: NDArray[np.int64], weights: NDArray[np.float64], offset: float
+) -> NDArray[np.float64]:
+    """Inner products of one query with some of the vectors that are stored as codes and a scale each.
+
+    Args:
+        codes: (P, d) int8 or int16.
+        scales: (P,).
+        rows: Which of them, (n,).
+        weights: The query, (d,) float64.
+        offset: Is added to every product.
+
+    Returns:
+        (n,) float64; that of a row does not depend on the rows beside it.
+    """
+    products: NDArray[np.float64] = (codes[rows].astype(np.float64) @ weights) * scales[rows] + offset
+    return products
+
+
+def best(scores: NDArray[np.float32], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
+    """Places of the greatest scores, best first, of equal ones that with the greater rank.
+
+    Args:
+        scores: (n,), none of them NaN.
+        ranks: (n,), no two equal.
+        k: Places wanted; there are n at most.
+    """
+    return np.lexsort((ranks, scores))[::-1][:k]
 
 
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -20,6 +20,7 @@ from retrieval.records import ModelCard
 ENGINES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "pq": ("pq-dense", {}),
     "pq4": ("pq-dense", {"dsub": 4}),
+    "pq8": ("pq-dense", {"dsub": 8}),
     "pq16": ("pq-dense", {"bits": 16}),
     "ivf": ("ivf-dense", {"nlist": 20}),
     "faiss-ivf": ("faiss-dense", {"factory": "IVF16,Flat"}),

@@ -49,7 +49,7 @@ def test_by_hand() -> None:
     assert scales.tolist() == [1.0, 0.0]
     assert coding.decode(codes, scales).tolist() == [[128.0, 128.0], [1.0, 0.0]]
     prepared = Prepared.of(np.array([[1, 0.5]], np.float32), coding)
-    assert prepared.score(0, codes, scales).tolist() == [128 + 64, 1]
+    assert prepared.score(0, codes, scales, np.array([1, 0])).tolist() == [1, 128 + 64]
     assert (coding.nbytes, ScalarCoding(coding.centre, coding.spread, 16).nbytes) == (6, 8)
 
 

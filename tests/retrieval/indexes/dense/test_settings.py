@@ -56,13 +56,13 @@ def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() ->
         ("pq-dense", {"nlist": 4}, "pq-dense has no setting 'nlist'; it has dsub, bits"),
         ("pq-dense", {"bits": 4}, "bits must be 8 or 16, got 4"),
         ("faiss-dense", {"factory": "Flat", "bits": True}, "bits must be 8 or 16, got True"),
-        ("pq-dense", {"dsub": 3}, "dsub must be 2 or 4, got 3"),
-        ("pq-dense", {"dsub": True}, "dsub must be 2 or 4, got True"),
+        ("pq-dense", {"dsub": 3}, "dsub must be 2, 4 or 8, got 3"),
+        ("pq-dense", {"dsub": True}, "dsub must be 2, 4 or 8, got True"),
         ("ivf-dense", {"lists": 4}, "ivf-dense has no setting 'lists'; it has dsub, bits, nlist"),
         ("ivf-dense", {"nlist": 0}, "nlist must be a whole number >= 1, got 0"),
         ("ivf-dense", {"nlist": float("nan")}, "nlist must be a whole number >= 1, got nan"),
         ("ivf-dense", {"nlist": float("inf")}, "nlist must be a whole number >= 1, got inf"),
-        ("ivf-dense", {"dsub": "two"}, "dsub must be 2 or 4, got 'two'"),
+        ("ivf-dense", {"dsub": "two"}, "dsub must be 2, 4 or 8, got 'two'"),
         ("faiss-dense", {}, "faiss-dense wants the setting factory"),
         ("faiss-dense", {"factory": 4}, "faiss-dense wants the setting factory"),
         ("faiss-dense", {"factory": "Flat", "nprobe": 4}, "faiss-dense has no setting 'nprobe'; it has factory, bits"),
@@ -81,7 +81,7 @@ def test_wrong_settings_are_named_before_anything_is_encoded(engine: str, settin
 def test_right_settings_pass() -> None:
     for engine, settings in (
         ("pq-dense", {}),
-        ("pq-dense", {"dsub": 4}),
+        ("pq-dense", {"dsub": 8}),
         ("ivf-dense", {"nlist": 64.0, "dsub": 2}),
         ("faiss-dense", {"factory": "IVF16,SQ8", "bits": 16}),
     ):

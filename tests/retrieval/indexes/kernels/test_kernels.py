@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,6 +192,37 @@ def test_estimates_of_many() -> None:
     np.testing.assert_array_equal(found, expected[0])
     np.testing.assert_allclose(scores, expected[1], rtol=1e-6)
     assert len(np.unique(found)) == len(found) > 600
+
+
+@pytest.mark.parametrize("code", [np.int8, np.int16])
+@pytest.mark.parametrize("width", [1, 7, 64, 384])
+def test_inner_products_with_codes(code: type[np.signedinteger[Any]], width: int) -> None:
+    rng = np.random.default_rng(width)
+    largest = np.iinfo(code).max
+    codes = rng.integers(-largest, largest + 1, (50, width), code)
+    codes.setflags(write=False)  # as they are mapped
+    scales, weights = rng.random(50, np.float32), rng.standard_normal(width)
+    rows = rng.permutation(50)[:20]
+    found = compiled.inner_products(codes, scales, rows, weights, 0.25)
+    wanted = [sum(int(c) * w for c, w in zip(codes[row].tolist(), weights, strict=True)) * float(scales[row]) + 0.25 for row in rows]
+    scale = largest * float(np.abs(weights).sum())
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-14 * scale)
+    np.testing.assert_allclose(reference.inner_products(codes, scales, rows, weights, 0.25), wanted, rtol=0, atol=1e-14 * scale)
+    for place, row in enumerate(rows):  # whatever stands beside it
+        assert compiled.inner_products(codes, scales, rows[place : place + 1], weights, 0.25)[0] == found[place], row
+    assert len(compiled.inner_products(codes, scales, rows[:0], weights, 0.25)) == 0
+
+
+@pytest.mark.parametrize("k", [1, 2, 10, 63, 64, 65, 200])
+@pytest.mark.parametrize("values", [1, 3, 1_000_000])
+def test_the_best_in_order_and_of_equal_ones_the_greater_rank(k: int, values: int) -> None:
+    rng = np.random.default_rng(k)
+    for n in (0, 1, 2, 64):
+        scores = rng.integers(-values, values, n).astype(np.float32)
+        scores[rng.random(n) < 0.1] = -np.inf
+        ranks = rng.permutation(2**20)[:n].astype(np.uint32)
+        wanted = [place for _, _, place in sorted(zip(scores.tolist(), ranks.tolist(), range(n), strict=True), reverse=True)][:k]
+        assert compiled.best(scores, ranks, k).tolist() == reference.best(scores, ranks, k).tolist() == wanted
 
 
 def test_nothing_met_is_no_document() -> None:
