@@ -49,9 +49,9 @@ def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
     if given.ndim != 2 or given.shape[1] != dim:
         raise ValueError(f"queries must have the shape (Q, {dim}), got {given.shape}")
     matrix = _single(given)
-    finite = np.isfinite(matrix).all(axis=1)
+    finite = np.isfinite(matrix)
     if not finite.all():
-        raise ValueError(f"the vector of query {int(finite.argmin())} is not finite")
+        raise ValueError(f"the vector of query {int(finite.all(axis=1).argmin())} is not finite")
     return matrix
 
 

@@ -123,12 +123,13 @@ def _colbert_settings(parts: Parts, section: ModelSection, *, seed: int) -> Mode
 
 
 def _new_projection(width: int, asked: ColBERTSection, *, seed: int) -> Projection:
-    """Drawn as `nn.Linear` draws its weights, which is what PyLate starts from, or a rotation; torch's own generator is left as it was."""
+    """Drawn as `nn.Linear` draws its weights, which is what PyLate starts from, or orthogonal; torch's own generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         projection = Projection(width, asked.dim)
         if asked.projection == "orthogonal":
-            nn.init.orthogonal_(projection.linear.weight)
+            start = nn.init.eye_ if asked.dim == width else nn.init.orthogonal_
+            start(projection.linear.weight)
         return projection
 
 

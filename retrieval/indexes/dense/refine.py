@@ -21,6 +21,7 @@ from retrieval.indexes.dense.scalar import Codes, Prepared, ScalarCoding
 from retrieval.indexes.engines import Bitmap, Found
 from retrieval.indexes.exact.ranking import float32_error
 from retrieval.indexes.exact.walk import nearest_by_scores, search_walk
+from retrieval.indexes.kernels.choice import kernels
 from retrieval.indexes.mapped import map_array
 from retrieval.indexes.record_files import RecordFiles
 
@@ -68,7 +69,7 @@ class RefineStore:
 
     def scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of some rows for one query (d,), (len(rows),)."""
-        return Prepared.of(query[None], self.coding).score(0, self.codes, self.scales, rows).astype(np.float32)
+        return kernels().inner_products(self.codes, self.scales, rows, *self.coding.weigh(query)).astype(np.float32)
 
     def search(self, queries: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32], allowed: Bitmap | None) -> list[Found]:
         """The k best of all rows, or of those allowed, as of scores in float64 rounded once; ties go to the greater rank.

@@ -71,9 +71,13 @@ class ScalarCoding:
         spread[spread.astype(np.float32) == 0] = 1  # one document, or the same one again and again
         return cls(centre.astype(np.float32), spread.astype(np.float32), bits)
 
+    def weigh(self, query: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
+        """A query (d,) as codes are compared with it: times the spread, (d,), and its inner product with the centre."""
+        exact, (centre, spread) = query.astype(np.float64), self._exact
+        return exact * spread, float(exact @ centre)
+
     @cached_property
-    def exact(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Centre and spread in float64, which scores are computed in, (d,) each."""
+    def _exact(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return self.centre.astype(np.float64), self.spread.astype(np.float64)
 
     @property
@@ -142,9 +146,9 @@ class Prepared:
     @classmethod
     def of(cls, queries: NDArray[np.float32], coding: ScalarCoding) -> Prepared:
         """Queries (Q, d) for the codes of a coding."""
-        exact = queries.astype(np.float64)
-        centre, spread = coding.exact
-        return cls(exact * spread, np.array([query @ centre for query in exact], np.float64))
+        weighed = [coding.weigh(query) for query in queries]
+        weights = np.array([weights for weights, _ in weighed], np.float64).reshape(len(queries), coding.dim)
+        return cls(weights, np.array([offset for _, offset in weighed], np.float64))
 
     def score(self, query: int, codes: Codes, scales: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Inner products of one query with the vectors of some rows of the codes, (len(rows),)."""

@@ -134,7 +134,7 @@ class DenseSegment(Generic[Effort]):
         found = []
         for number, rows in enumerate(self._finder.find(matrix, wanted, effort=effort, allowed=allowed)):
             scores = self.store.scores(matrix[number], rows)
-            order = kernels().best(scores, ranks[rows], k)
+            order = kernels().best(scores, rows, ranks, k)
             best = Found(rows[order], scores[order])
             # Fewer were met than there are, or all from the last hit on are equal: then some that were not met may be so too.
             if len(rows) < k or (len(rows) > k and best.scores[-1] == scores.min()):

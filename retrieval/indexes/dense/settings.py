@@ -26,7 +26,7 @@ _DSUB = (2, 4, 8)
 _GRAPH, _QUANTIZER = 128, 48
 # Candidates of a search for few hits, and for each hit of many; where a code stands for eight coordinates, so many times as many.
 _CANDIDATES = {"balanced": (150.0, 5.0), "fast": (60.0, 3.0)}
-_BLURRED = 3.0
+_BLURRED = 2.8
 # A width from which a code may stand for four coordinates without a loss that would count.
 _WIDE = 384
 

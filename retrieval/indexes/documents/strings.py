@@ -91,8 +91,8 @@ class PackedStrings(Sequence[str]):
         Raises:
             DamagedIndexError: They are not what was written.
         """
-        begins = self.begins(indices).tolist()
-        return _decoded([self.blob[begin:end].tobytes() for begin, end in zip(begins, self.ends[indices].tolist(), strict=True)])
+        blob, begins = self.blob.data, self.begins(indices).tolist()
+        return _decoded([blob[begin:end] for begin, end in zip(begins, self.ends[indices].tolist(), strict=True)])
 
     def begins(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
         """Where the strings with these numbers begin."""
@@ -169,9 +169,9 @@ class PackedStrings(Sequence[str]):
         return numbers
 
 
-def _decoded(strings: Sequence[bytes]) -> list[str]:
+def _decoded(strings: Sequence[bytes | memoryview]) -> list[str]:
     try:
-        return [string.decode("utf-8") for string in strings]
+        return [str(string, "utf-8") for string in strings]
     except UnicodeDecodeError as error:
         raise DamagedIndexError(f"a string in the index is not UTF-8 ({error.reason}); {LOOK}") from error
 

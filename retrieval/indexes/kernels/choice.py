@@ -69,7 +69,7 @@ class Kernels(Protocol):
     ) -> NDArray[np.float64]:
         """Inner products of one query with coded vectors."""
 
-    def best(self, scores: NDArray[np.float32], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
+    def best(self, scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
         """Places of the greatest scores."""
 
     def aggregate(

@@ -84,11 +84,12 @@ def inner_products(
     width, line = codes.shape[1], max(1, _CACHE_LINE // codes.itemsize)
     found = np.empty(len(rows), np.float64)
     # Read before they are needed, all rows come from memory side by side; one after the other they take twice the time.
-    touched = 0
+    touched = 0.0
     for i in range(len(rows)):
         code = codes[rows[i]]
         for j in range(0, width, line):
-            touched += code[j]
+            touched += np.float64(code[j])
+        touched += np.float64(scales[rows[i]])
     found[:] = touched  # otherwise the compiler leaves it out
     for i in range(len(rows)):
         code, total = codes[rows[i]], 0.0
@@ -99,34 +100,36 @@ def inner_products(
 
 
 @compiled
-def best(scores: NDArray[np.float32], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
+def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
     """Places of the greatest scores, best first; see ``reference``."""
     heap = np.empty(min(k, len(scores)), np.int64)  # the worst of the best on top
     for place in range(len(scores)):
         if place < len(heap):
             at = place
-            while at > 0 and _behind(scores, ranks, place, heap[(at - 1) // 2]):
+            while at > 0 and _behind(scores, rows, ranks, place, heap[(at - 1) // 2]):
                 heap[at] = heap[(at - 1) // 2]
                 at = (at - 1) // 2
             heap[at] = place
-        elif len(heap) and _behind(scores, ranks, heap[0], place):
-            _sink(scores, ranks, heap, len(heap), place)
+        elif len(heap) and _behind(scores, rows, ranks, heap[0], place):
+            _sink(scores, rows, ranks, heap, len(heap), place)
     for size in range(len(heap) - 1, 0, -1):
         worst, last = heap[0], heap[size]
-        _sink(scores, ranks, heap, size, last)
+        _sink(scores, rows, ranks, heap, size, last)
         heap[size] = worst
     return heap
 
 
 @compiled
-def _sink(scores: NDArray[np.float32], ranks: NDArray[np.uint32], heap: NDArray[np.int64], size: int, place: int) -> None:
+def _sink(
+    scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], heap: NDArray[np.int64], size: int, place: int
+) -> None:
     """Put a place on top of a heap, instead of what is there, and let it down to where it belongs."""
     at = 0
     while 2 * at + 1 < size:
         child = 2 * at + 1
-        if child + 1 < size and _behind(scores, ranks, heap[child + 1], heap[child]):
+        if child + 1 < size and _behind(scores, rows, ranks, heap[child + 1], heap[child]):
             child += 1
-        if not _behind(scores, ranks, heap[child], place):
+        if not _behind(scores, rows, ranks, heap[child], place):
             break
         heap[at] = heap[child]
         at = child
@@ -134,8 +137,8 @@ def _sink(scores: NDArray[np.float32], ranks: NDArray[np.uint32], heap: NDArray[
 
 
 @compiled
-def _behind(scores: NDArray[np.float32], ranks: NDArray[np.uint32], one: int, other: int) -> bool:
-    return bool(scores[one] < scores[other] or (scores[one] == scores[other] and ranks[one] < ranks[other]))
+def _behind(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], one: int, other: int) -> bool:
+    return bool(scores[one] < scores[other] or (scores[one] == scores[other] and ranks[rows[one]] < ranks[rows[other]]))
 
 
 @compiled

@@ -253,15 +253,16 @@ def inner_products(
     return products
 
 
-def best(scores: NDArray[np.float32], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
+def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
     """Places of the greatest scores, best first, of equal ones that with the greater rank.
 
     Args:
         scores: (n,), none of them NaN.
-        ranks: (n,), no two equal.
+        rows: The rows they are of, (n,), each once.
+        ranks: Of all rows, (P,), no two equal.
         k: Places wanted; there are n at most.
     """
-    return np.lexsort((ranks, scores))[::-1][:k]
+    return np.lexsort((ranks[rows], scores))[::-1][:k]
 
 
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -165,6 +165,7 @@ def test_a_projection_that_starts_orthogonal_keeps_inner_products(dim: int, bare
     weight = first.projections[0].linear.weight.detach()
     assert torch.equal(weight, again.projections[0].linear.weight)
     assert not torch.allclose(weight, drawn.projections[0].linear.weight)
+    assert torch.equal(weight, torch.eye(dim)) == (dim == 16)
     hidden = torch.randn(5, 16)
     if dim < 16:  # what is left of a rotation: lengths only shrink, rows stay perpendicular
         torch.testing.assert_close(weight @ weight.T, torch.eye(dim), atol=1e-5, rtol=0)
