@@ -34,8 +34,8 @@ from retrieval.indexes.store.manifest import Manifest, SegmentEntry
 from retrieval.indexes.store.reading import open_newest, read_alive, verify_files
 from retrieval.records import Document, Hits, ModelCard
 
-# Filters whose documents are remembered, so that a stream of queries under one filter works it out once.
 _PRESETS: tuple[Preset, ...] = get_args(Preset)
+# Filters whose documents are remembered, so that a stream of queries under one filter works it out once.
 _FILTERS = 4
 
 

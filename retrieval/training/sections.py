@@ -50,8 +50,8 @@ class ColBERTSection:
     dim: int = field(default=128, metadata={"at_least": 1})
     """Width d of a token's vector; must be the checkpoint's own if it has a projection already."""
     projection: Literal["random", "orthogonal"] = "random"
-    """How a new projection starts: drawn entry by entry, as PyLate's does; or orthogonal, with which inner products of hidden states
-    stay as they are: the identity where ``dim`` is their width, and else the first rows of a random rotation."""
+    """How a new projection starts: drawn entry by entry, as PyLate's does; or orthogonal: the identity where ``dim`` is the
+    width of the hidden states, which then compare as they did, and else what a random rotation has of ``dim`` rows or columns."""
     query_prefix: str = "[Q] "
     """Token put behind [CLS] of a query, added to the vocabulary if it is new; empty for none."""
     document_prefix: str = "[D] "

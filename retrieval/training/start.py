@@ -99,6 +99,8 @@ def _colbert_settings(parts: Parts, section: ModelSection, *, seed: int) -> Mode
         projections = start.projections
         if (width := projections[-1].linear.out_features) != asked.dim:
             raise InputError(f"model.colbert.dim: must be {width}, the width of the projection that {section.init} has, got {asked.dim}")
+        if asked.projection == "orthogonal":
+            raise InputError(f"model.colbert.projection: {section.init} has a projection already; orthogonal is how a new one starts")
     else:
         if start.projections:
             logger.info("%s is a bi-encoder: its Dense modules are left out, a new projection takes their place", section.init)

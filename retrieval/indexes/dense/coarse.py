@@ -1,4 +1,4 @@
-"""A vector in a quarter of a byte a coordinate: its list, and a product code of what the list's centroid leaves. It finds candidates.
+"""A vector in a quarter of a byte a coordinate or less, which finds candidates: its list, and a code of what the list's centroid leaves.
 
     product code, 4 bits for every ``dsub`` coordinates    number of the list, 2 bytes or 4, none where there is one list
 

@@ -87,7 +87,7 @@ def kernels() -> Kernels:
     if importlib.util.find_spec("numba") is None:
         from retrieval.indexes.kernels import reference
 
-        logger.warning("numba is not installed: an index of token vectors is searched several times more slowly")
+        logger.warning("numba is not installed: indexes of compressed vectors are searched several times more slowly")
         return reference
     from retrieval.indexes.kernels import compiled  # takes half a second, so not before it is needed
 

@@ -29,7 +29,8 @@ def compiled(function: Function, *, reordered: bool = False) -> Function:
 
     Args:
         function: What is compiled.
-        reordered: Its sums may be taken in another order than it says, the same one in every call, as vectors of numbers want them.
+        reordered: Its sums may be taken in another order than it says, as vectors of numbers want them; with contiguous arrays it is the
+            same one in every call.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
     try:
@@ -138,6 +139,8 @@ def _sink(
 
 @compiled
 def _behind(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], one: int, other: int) -> bool:
+    if scores[one] != scores[one] or scores[other] != scores[other]:  # NaN, of a damaged index, is behind all
+        return bool(scores[other] == scores[other])
     return bool(scores[one] < scores[other] or (scores[one] == scores[other] and ranks[rows[one]] < ranks[rows[other]]))
 
 

@@ -247,7 +247,7 @@ def inner_products(
         offset: Is added to every product.
 
     Returns:
-        (n,) float64; that of a row does not depend on the rows beside it.
+        (n,) float64. Compiled, that of a row does not depend on the rows beside it.
     """
     products: NDArray[np.float64] = (codes[rows].astype(np.float64) @ weights) * scales[rows] + offset
     return products
@@ -257,12 +257,12 @@ def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np
     """Places of the greatest scores, best first, of equal ones that with the greater rank.
 
     Args:
-        scores: (n,), none of them NaN.
+        scores: (n,); NaN is behind all others.
         rows: The rows they are of, (n,), each once.
         ranks: Of all rows, (P,), no two equal.
         k: Places wanted; there are n at most.
     """
-    return np.lexsort((ranks[rows], scores))[::-1][:k]
+    return np.lexsort((ranks[rows], scores, ~np.isnan(scores)))[::-1][:k]
 
 
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -84,19 +84,20 @@ def texts(count: int) -> list[Document]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "settings"),
+    ("engine", "settings", "width"),
     [
-        ("exact-dense", {}),
-        ("pq-dense", {}),
-        ("pq-dense", {"dsub": 4, "bits": 16}),
-        ("ivf-dense", {"nlist": 16}),
-        ("exact-tokens", {}),
-        ("ivf-tokens", {}),
-        ("ivf-tokens", {"bits": 2, "pool_factor": 2}),
+        ("exact-dense", {}, 64),
+        ("pq-dense", {}, 64),
+        ("pq-dense", {}, 384),
+        ("pq-dense", {"dsub": 4, "bits": 16}, 64),
+        ("ivf-dense", {"nlist": 16}, 64),
+        ("exact-tokens", {}, 64),
+        ("ivf-tokens", {}, 64),
+        ("ivf-tokens", {"bits": 2, "pool_factor": 2}, 64),
     ],
 )
-def test_every_engine(tmp_path: Path, engine: str, settings: Mapping[str, Any]) -> None:
-    model, corpus = Random("dense" if engine.endswith("dense") else "colbert", 64), texts(800)
+def test_every_engine(tmp_path: Path, engine: str, settings: Mapping[str, Any], width: int) -> None:
+    model, corpus = Random("dense" if engine.endswith("dense") else "colbert", width), texts(800)
     options = BuildOptions(engine=engine, settings=settings, calibrate=False)
     index = build_index(corpus, model, tmp_path / "i", options=options)
     sample = spread_over(iter(corpus), len(corpus), 200)
@@ -108,7 +109,7 @@ def test_every_engine(tmp_path: Path, engine: str, settings: Mapping[str, Any]) 
     held = index.codec.memory(len(corpus), index.manifest.vectors)
     if planned.sample:  # writers of exact indexes hold a few megabytes, whatever they write
         described = DOCUMENT_BYTES * len(corpus) + DESCRIBED_COPIES * sum(len(document.id) for document in corpus)
-        close(planned.build_peak, max(held + described, 2 * 4 * 64 * planned.sample), "to build")
+        close(planned.build_peak, max(held + described, 2 * 4 * width * planned.sample), "to build")
 
 
 def real(model: BiEncoder | ColBERT, corpus: list[Document]) -> Corpus:

@@ -228,6 +228,8 @@ def test_a_colbert_keeps_its_projections_and_its_prefixes(colbert: Path) -> None
     assert (settings.skiplist, settings.query_expansion, settings.attend_to_expansion) == ((), False, False)
     with pytest.raises(InputError, match=r"model\.colbert\.dim: must be 8, the width of the projection that .*colbert has, got 128"):
         build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"dim": 128}}), [])
+    with pytest.raises(InputError, match=r"model\.colbert\.projection: .*colbert has a projection already"):
+        build_model(make_recipe("colbert", {"init": str(colbert), "colbert": COLBERT | {"projection": "orthogonal"}}), [])
 
 
 def test_one_prefix_for_both_sides_is_one_token_and_none_is_none(bare: Path) -> None:

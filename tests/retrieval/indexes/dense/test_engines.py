@@ -134,7 +134,7 @@ def test_zero_vectors_are_documents_and_queries_like_others(dense: Any, document
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 33])
-@pytest.mark.parametrize("kind", ["pq", "pq4", "ivf"])
+@pytest.mark.parametrize("kind", ["pq", "pq4", "pq8", "ivf"])
 def test_any_width(dense: Any, tmp_path: Path, kind: str, width: int) -> None:
     documents = dense.collection(600, width=width, unit=False)
     codec = documents.codec(kind)

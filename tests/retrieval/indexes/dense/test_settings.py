@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from encoder.errors import InputError
-from retrieval.indexes.dense.settings import ListEffort, ScanEffort, probes, sample_size, sizes
-from retrieval.indexes.engine_table import ENGINES, engine_name
+from retrieval.indexes.dense.settings import ListEffort, ScanEffort, coordinates, probes, sample_size, sizes
+from retrieval.indexes.engine_table import ENGINES, engine_name, train_codec
+from retrieval.indexes.engines import Sample
 from retrieval.records import ModelCard
 
 CARD = ModelCard("a model", "dense", "0" * 64, 16, "cosine", 32, 128)
@@ -127,3 +129,15 @@ def test_knobs_by_name_and_back(segments: Any, dense: Any) -> None:
     assert segments["ivf"][0].effort_from({"nprobe": 3.0, "exhaustive": True}) == ListEffort(3, 15.0, True)
     graph = segments["faiss-graph"][0].effort_from({"efSearch": 40})
     assert (graph.nprobe, graph.efSearch) == (0, 40)
+
+
+@pytest.mark.parametrize(("width", "dsub"), [(2, 2), (383, 2), (384, 4), (1024, 4)])
+def test_codes_of_wide_vectors_stand_for_more(width: int, dsub: int) -> None:
+    assert coordinates(width) == dsub
+    vectors = np.random.default_rng(0).standard_normal((64, width)).astype(np.float32)
+    card = replace(CARD, dim=width)
+    for settings, wanted in (({}, dsub), ({"dsub": 8}, 8), ({"dsub": 2}, 2)):
+        codec = train_codec("pq-dense", Sample(vectors), card, documents=64, vectors=64, settings=settings, seed=0)
+        assert codec.parameters["dsub"] == wanted
+        few, many = codec.effort("balanced", k=10).k_factor, codec.effort("fast", k=10).k_factor
+        assert (few, many) == pytest.approx((42.0, 16.8) if wanted == 8 else (15.0, 6.0))
