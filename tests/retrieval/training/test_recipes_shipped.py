@@ -31,7 +31,7 @@ from retrieval.training.recipe import KINDS, load_recipe
 from retrieval.training.run import train_recipe
 from retrieval.training.start import build_model
 
-COUNT = 29
+COUNT = 30
 STEPS = 3
 ROWS = 48
 
@@ -49,6 +49,7 @@ SMALL = (
         "pycodesearch-dense-mined",
         "pycodesearch-dense-small",
         "pycodesearch-colbert",
+        "pycodesearch-colbert-mined",
         "pycodesearch-colbert-distilled",
     ),
     *("tldr-dense", "tldr-colbert", "designdocs-dense", "designdocs-colbert", "korquad-minilm", "korquad-fresh"),
@@ -290,6 +291,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _collection(work / "nfcorpus", ["dev"])
     _collection(work / "nano", ["train"])
     _mined(work / "data" / "pycodesearch-mined" / "train.jsonl.gz", 3, scored=False)
+    _mined(work / "data" / "pycodesearch-mined-bm25" / "train.jsonl.gz", 3, scored=False)
     _mined(work / "data" / "pycodesearch-scored" / "train.jsonl.gz", 7, scored=True)
     _models(work)
     return root
@@ -318,6 +320,7 @@ DOCUMENTS = {
     **dict.fromkeys(("colbert-modernbert-base", "colbert-modernbert-large", "jacolbertv25", "gte-moderncolbert"), 32),
     "mldr-modernbert-base": 2,
     "pycodesearch-dense-mined": 4,
+    "pycodesearch-colbert-mined": 4,
     "pycodesearch-colbert-distilled": 8,
 }
 
