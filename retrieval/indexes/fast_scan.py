@@ -106,7 +106,7 @@ class FastScanLists:
 
 @lru_cache
 def _probing(nprobe: int) -> Any:
-    """Parameters of a search of so many lists, which FAISS only reads; to make them takes as long as a thousand codes."""
+    """Parameters of a search of so many lists, which FAISS only reads; making them anew would take microseconds of every search."""
     return _faiss.SearchParametersIVF(nprobe=nprobe)
 
 
