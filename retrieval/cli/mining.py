@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from encoder import InputError
+from encoder.config import Precision
 from encoder.files import expand_home
 from retrieval import bm25
 from retrieval.cli.output import (
@@ -27,15 +28,16 @@ from retrieval.cli.output import (
     vector_cache,
 )
 from retrieval.cli.workers import AddressOption, ExecutorOption, WorkersOption
-from retrieval.executors import open_executor
+from retrieval.executors import Executor, open_executor
 from retrieval.indexes import Index, open_index
 from retrieval.models import load_model
+from retrieval.training.mining.ensemble import Ensemble
 from retrieval.training.mining.margins import MARGINS, NO_MARGIN, PERC_POS, Rules, parse_margins, parse_ranks
 from retrieval.training.mining.mined import ROWS, SUSPECTS
 from retrieval.training.mining.negatives import Output, System, mine_negatives
 from retrieval.training.mining.positives import BeirSource, PairSource
 from retrieval.training.mining.scoring import NORMALISERS, score_rows
-from retrieval.training.mining.teachers import load_teacher
+from retrieval.training.mining.teachers import Teacher, load_teacher
 from retrieval.training.sections import DataSection
 
 DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
@@ -128,7 +130,10 @@ def mine(
 
 def score(
     data: Annotated[list[str], typer.Argument(help="Rows: .jsonl[.gz] or .parquet files, folders of them, hub://.")],
-    teacher: Annotated[str, typer.Option("--teacher", "-t", help="Folder or hub id of a cross-encoder, a bi-encoder or a ColBERT.")],
+    teachers: Annotated[
+        list[str],
+        typer.Option("--teacher", "-t", help="Folder or hub id of a cross-encoder, a bi-encoder or a ColBERT; may be repeated."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     form: Annotated[
         Format, typer.Option("--format", help="What rows hold: texts, or ids of texts in --queries and --documents.")
@@ -145,6 +150,14 @@ def score(
     query_id_field: Annotated[str, typer.Option(help="Field of the id in --queries.")] = "query_id",
     document_id_field: Annotated[str, typer.Option(help="Field of the id in --documents.")] = "document_id",
     text_field: Annotated[str, typer.Option(help="Field of the text in both.")] = "text",
+    weights: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--weight",
+            help="Of several teachers: what the score of each is multiplied with before they are added up, once for each. By default each "
+            "teacher's scores of a row are brought to 0..1, and the mean is taken.",
+        ),
+    ] = None,
     normalize: Annotated[str, typer.Option(help=f"How the scores of a row are written: {' or '.join(NORMALISERS)}.")] = "none",
     int8: Annotated[bool, Int8Option] = False,
     cache: Annotated[Path | None, CacheOption] = None,
@@ -156,9 +169,10 @@ def score(
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Score the documents of each row by a teacher; a run that was stopped goes on when it is started again.
+    """Score the documents of each row by a teacher, or several; a run that was stopped goes on when it is started again.
 
     Examples: quiver score mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize minmax --out scored;
+    quiver score mined/train.jsonl.gz --teacher runs/colbert/model --teacher runs/dense/model --weight 0.5 --weight 10 --out scored;
     quiver score kd.parquet --format ids --queries queries.parquet --documents docs.parquet --teacher BAAI/bge-m3 --out scored
     """
     section = DataSection(
@@ -174,7 +188,9 @@ def score(
     )
     record = score_rows(
         section,
-        load_teacher(teacher, precision="int8" if int8 else "float", executor=open_executor(executor, workers=workers, address=address)),
+        _teacher(
+            teachers, weights, precision="int8" if int8 else "float", executor=open_executor(executor, workers=workers, address=address)
+        ),
         out,
         normalize=normalize,
         cache=vector_cache(cache, no_cache),
@@ -197,6 +213,13 @@ def score(
     ]
     print_table(str(out), ("", "value"), rows)
     say(f"rows: {out / ROWS} (in a recipe: data.score_fields: [scores])")
+
+
+def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher:
+    if len(sources) == 1 and weights is not None:
+        raise InputError("--weight is for several teachers; one is given")
+    teachers = [load_teacher(source, precision=precision, executor=executor) for source in sources]
+    return teachers[0] if len(teachers) == 1 else Ensemble(teachers, weights)
 
 
 def _source(

@@ -131,12 +131,14 @@ def test_mistakes_of_mine(
         (("{pairs}",), "no field 'query'"),
         (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts: queries and documents"),
         (("{pairs}", "--normalize", "sum"), "one of none, minmax, got 'sum'"),
+        (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
+        (("{pairs}", "--teacher", "{model}"), "a teacher is given twice"),
     ],
 )
 def test_mistakes_of_score(
     arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path
 ) -> None:
-    done = quiver("score", *(part.format(pairs=pairs) for part in arguments), "--teacher", model, "--out", tmp_path / "out")
+    done = quiver("score", *(part.format(pairs=pairs, model=model) for part in arguments), "--teacher", model, "--out", tmp_path / "out")
     assert done.code == 2
     assert message in done.err
     assert len(done.err.splitlines()) == 1

@@ -23,6 +23,7 @@ from retrieval.biencoder import BiEncoder
 from retrieval.executors import LocalProcesses
 from retrieval.model_folder import ModelFolder
 from retrieval.training.mining import scoring
+from retrieval.training.mining.ensemble import Ensemble
 from retrieval.training.mining.margins import Ranks, Rules
 from retrieval.training.mining.negatives import Output, System, mine_negatives
 from retrieval.training.mining.positives import BeirSource
@@ -105,6 +106,68 @@ def test_min_max_is_by_row(word_sum: Any, tmp_path: Path) -> None:
     assert min_max(np.array([0.3], np.float32)).tolist() == [0.0]
     with pytest.raises(InputError, match="one of none, minmax, got 'softmax'"):
         score_rows(section(path), VectorTeacher(word_sum), tmp_path / "other", normalize="softmax")
+
+
+class Backwards(VectorTeacher):
+    """Gives its parts in another order, as workers may."""
+
+    @contextmanager
+    def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+        with super().scorer(data, cache=cache, progress=progress) as score:
+            yield lambda parts: iter([*score(parts)][::-1])
+
+
+def test_several_teachers(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    both = [VectorTeacher(word_sum), Backwards(word_by_word)]
+    for number, teacher in enumerate(both):
+        score_rows(section(path), teacher, tmp_path / f"alone{number}")
+    alone = [[row["scores"] for row in read_lines(tmp_path / f"alone{number}" / "train.jsonl.gz")] for number in range(2)]
+    each = [[np.array(scores, np.float32) for scores in rows] for rows in alone]
+    record = score_rows(section(path), Ensemble(both, [10, 0.5]), tmp_path / "weighed")
+    for row, one, other in zip(read_lines(tmp_path / "weighed" / "train.jsonl.gz"), *each, strict=True):
+        assert row["scores"] == pytest.approx(10 * one + 0.5 * other, rel=1e-5)
+    teacher = record["teacher"]
+    assert (teacher["kind"], teacher["weights"]) == ("ensemble", [10, 0.5])
+    assert [member["fingerprint"] for member in teacher["members"]] == [word_sum.card.fingerprint, word_by_word.card.fingerprint]
+    shared = score_rows(section(path), Ensemble(both), tmp_path / "shared")
+    assert shared["teacher"]["fingerprint"] != teacher["fingerprint"]
+    for row, *members in zip(read_lines(tmp_path / "shared" / "train.jsonl.gz"), *each, strict=True):
+        assert row["scores"] == pytest.approx(np.mean([min_max(scores) for scores in members], axis=0), abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 1.0]])
+def test_a_score_of_one_teacher_that_is_not_finite(weights: Any, word_sum: Any, word_by_word: Any, tmp_path: Path) -> None:
+    class Broken(VectorTeacher):
+        @contextmanager
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+            with super().scorer(data, cache=cache, progress=progress) as score:
+
+                def broken(parts: Any) -> Iterator[Any]:
+                    for number, scores in score(parts):
+                        scores[5] = np.nan
+                        yield number, scores
+
+                yield broken
+
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(InputError, match=r"rows.jsonl: row 3: the teacher's score is not finite"):
+        score_rows(section(path), Ensemble([VectorTeacher(word_sum), Broken(word_by_word)], weights), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("count", "weights", "message"),
+    [
+        (1, None, "two at least"),
+        (2, [1.0], "1 weights for 2 teachers"),
+        (2, [1.0, float("nan")], "positive numbers, got 1, nan"),
+        (2, [1.0, 0.0], "positive numbers, got 1, 0"),
+        (3, None, "given twice"),
+    ],
+)
+def test_ensembles_that_are_none(count: int, weights: Any, message: str, word_sum: Any, word_by_word: Any) -> None:
+    with pytest.raises(InputError, match=message):
+        Ensemble([VectorTeacher(model) for model in (word_sum, word_by_word, word_sum)[:count]], weights)
 
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["lists", "lists as text"])
