@@ -71,6 +71,12 @@ class RefineStore:
         """Scores of some rows for one query (d,), (len(rows),)."""
         return kernels().inner_products(self.codes, self.scales, rows, *self.coding.weigh(query)).astype(np.float32)
 
+    def nearest_of(
+        self, rows: NDArray[np.int64], query: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
+        """The k best of some rows for one query (d,), ties to the greater rank, with the scores of `scores`; and the least score of all."""
+        return kernels().nearest_of(self.codes, self.scales, rows, *self.coding.weigh(query), ranks, k)
+
     def search(self, queries: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32], allowed: Bitmap | None) -> list[Found]:
         """The k best of all rows, or of those allowed, as of scores in float64 rounded once; ties go to the greater rank.
 

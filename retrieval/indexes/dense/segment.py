@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.dense.refine import RefineStore
 from retrieval.indexes.engines import Bitmap, Found, Size
-from retrieval.indexes.kernels.choice import kernels
 from retrieval.indexes.record_files import RecordFiles
 
 # Where a filter leaves so few documents, all of them are scored, which is no slower than to look for candidates among all: a multiple of
@@ -133,13 +132,12 @@ class DenseSegment(Generic[Effort]):
         matrix = np.ascontiguousarray(queries, np.float32)
         found = []
         for number, rows in enumerate(self._finder.find(matrix, wanted, effort=effort, allowed=allowed)):
-            scores = self.store.scores(matrix[number], rows)
-            order = kernels().best(scores, rows, ranks, k)
-            best = Found(rows[order], scores[order])
+            best, scores, least = self.store.nearest_of(rows, matrix[number], k, ranks=ranks)
             # Fewer were met than there are, or all from the last hit on are equal: then some that were not met may be so too.
-            if len(rows) < k or (len(rows) > k and best.scores[-1] == scores.min()):
-                (best,) = self.store.search(matrix[number : number + 1], k, ranks=ranks, allowed=allowed)
-            found.append(best)
+            if len(rows) < k or (len(rows) > k and scores[-1] == least):
+                found += self.store.search(matrix[number : number + 1], k, ranks=ranks, allowed=allowed)
+            else:
+                found.append(Found(best, scores))
         return found
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:

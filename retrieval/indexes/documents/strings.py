@@ -91,8 +91,8 @@ class PackedStrings(Sequence[str]):
         Raises:
             DamagedIndexError: They are not what was written.
         """
-        blob, begins = self.blob.data, self.begins(indices).tolist()
-        return _decoded([blob[begin:end] for begin, end in zip(begins, self.ends[indices].tolist(), strict=True)])
+        blob, end = self.blob.data, self.ends.item  # a number at a time: faster than arrays of them, be they ten or a million
+        return _decoded([blob[end(index - 1) if index else 0 : end(index)] for index in indices.tolist()])
 
     def begins(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
         """Where the strings with these numbers begin."""

@@ -69,8 +69,17 @@ class Kernels(Protocol):
     ) -> NDArray[np.float64]:
         """Inner products of one query with coded vectors."""
 
-    def best(self, scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
-        """Places of the greatest scores."""
+    def nearest_of(
+        self,
+        codes: NDArray[np.signedinteger[Any]],
+        scales: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        weights: NDArray[np.float64],
+        offset: float,
+        ranks: NDArray[np.uint32],
+        k: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
+        """The best of some coded vectors."""
 
     def aggregate(
         self, similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float

@@ -22,9 +22,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from retrieval.indexes.kernels.plain_loops import aggregate, best, compiled, inner_products, quantise, ward
+from retrieval.indexes.kernels.plain_loops import aggregate, best, compiled, inner_products, nearest_of, quantise, ward
 
-__all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "probe", "quantise", "score", "ward"]
+__all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "nearest_of", "probe", "quantise", "score", "ward"]
 
 # numba's own types know nothing of its helpers for code.
 _cgutils: Any = cgutils

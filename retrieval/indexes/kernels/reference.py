@@ -257,12 +257,40 @@ def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np
     """Places of the greatest scores, best first, of equal ones that with the greater rank.
 
     Args:
-        scores: (n,); NaN is behind all others.
+        scores: (n,); NaN, of a damaged index, counts as the least that there is.
         rows: The rows they are of, (n,), each once.
         ranks: Of all rows, (P,), no two equal.
         k: Places wanted; there are n at most.
     """
-    return np.lexsort((ranks[rows], scores, ~np.isnan(scores)))[::-1][:k]
+    return np.lexsort((ranks[rows], np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)))[::-1][:k]
+
+
+def nearest_of(
+    codes: NDArray[np.signedinteger[Any]],
+    scales: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    offset: float,
+    ranks: NDArray[np.uint32],
+    k: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
+    """The best of some vectors that are stored as codes, by `inner_products` rounded to float32, in the order of `best`.
+
+    Args:
+        codes: As `inner_products` takes them, and so are the four that follow.
+        scales: (P,).
+        rows: (n,), each once.
+        weights: (d,).
+        offset: Is added to every product.
+        ranks: As `best` takes them, (P,).
+        k: Hits wanted.
+
+    Returns:
+        Rows and scores, (k,) or fewer, and the least score of all n, NaN not counted; infinity where there is none.
+    """
+    scores = inner_products(codes, scales, rows, weights, offset).astype(np.float32)
+    order = best(scores, rows, ranks, k)
+    return rows[order], scores[order], float(np.fmin.reduce(scores, initial=np.inf))
 
 
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -231,6 +231,33 @@ def test_the_best_in_order_and_of_equal_ones_the_greater_rank(k: int, values: in
         assert compiled.best(scores, rows, ranks, k).tolist() == reference.best(scores, rows, ranks, k).tolist() == wanted
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("width", [1, 7, 64, 100, 384, 768])
+def test_the_nearest_have_the_scores_that_they_have_alone(bits: int, width: int) -> None:
+    """To the last bit: a search that looks at some documents and one that looks at all must agree."""
+    rng = np.random.default_rng(width)
+    codes = rng.integers(-127, 128, (500, width)).astype(f"i{bits // 8}")
+    scales, weights = rng.random(500).astype(np.float32), rng.normal(size=width)
+    ranks, rows = rng.permutation(500).astype(np.uint32), rng.permutation(500)[:300]
+    for k in (1, 10, 300, 1000):
+        found, scores, least = compiled.nearest_of(codes, scales, rows, weights, 0.25, ranks, k)
+        alone = compiled.inner_products(codes, scales, rows, weights, 0.25).astype(np.float32)
+        order = reference.best(alone, rows, ranks, k)
+        assert found.tolist() == rows[order].tolist()
+        assert scores.tolist() == alone[order].tolist()
+        assert least == alone.min()
+        slow, _, lowest = reference.nearest_of(codes, scales, rows, weights, 0.25, ranks, k)
+        assert (slow.tolist(), lowest) == (found.tolist(), pytest.approx(least))
+    scales[rows[5]] = np.nan
+    for module in (compiled, reference):
+        found, scores, least = module.nearest_of(codes, scales, rows, weights, 0.25, ranks, 300)
+        assert np.isnan(scores[-1])
+        assert found[-1] == rows[5]
+        assert least == pytest.approx(scores[-2])
+        empty = module.nearest_of(codes, scales, rows[:0], weights, 0.25, ranks, 10)
+        assert (len(empty[0]), len(empty[1]), empty[2]) == (0, 0, np.inf)
+
+
 def test_nothing_met_is_no_document() -> None:
     for module in (compiled, reference):
         found, scores = module.aggregate(np.zeros((2, 3), np.float32), np.full((2, 3), -1), 0.1)
