@@ -31,7 +31,7 @@ from retrieval.cli.workers import AddressOption, ExecutorOption, WorkersOption
 from retrieval.executors import Executor, open_executor
 from retrieval.indexes import Index, open_index
 from retrieval.models import load_model
-from retrieval.training.mining.ensemble import Ensemble
+from retrieval.training.mining.ensemble import Ensemble, check_weights
 from retrieval.training.mining.margins import MARGINS, NO_MARGIN, PERC_POS, Rules, parse_margins, parse_ranks
 from retrieval.training.mining.mined import ROWS, SUSPECTS
 from retrieval.training.mining.negatives import Output, System, mine_negatives
@@ -215,11 +215,13 @@ def score(
     say(f"rows: {out / ROWS} (in a recipe: data.score_fields: [scores])")
 
 
-def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher:
-    if len(sources) == 1 and weights is not None:
-        raise InputError("--weight is for several teachers; one is given")
-    teachers = [load_teacher(source, precision=precision, executor=executor) for source in sources]
-    return teachers[0] if len(teachers) == 1 else Ensemble(teachers, weights)
+def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher | Ensemble:
+    if len(sources) == 1:
+        if weights is not None:
+            raise InputError("--weight is for several teachers; one is given")
+        return load_teacher(sources[0], precision=precision, executor=executor)
+    check_weights(len(sources), weights)  # before models are fetched and read
+    return Ensemble([load_teacher(source, precision=precision, executor=executor) for source in sources], weights)
 
 
 def _source(

@@ -66,6 +66,24 @@ def test_mine_and_score(quiver: Callable[..., Any], model: Path, data: Path, tmp
         assert (min(row["scores"]), max(row["scores"])) == (0.0, 1.0)
 
 
+def test_score_with_several_teachers(quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    first = BiEncoder.from_pretrained(model)
+    BiEncoder(init_weights(Encoder(first.encoder.config), seed=2), first.tokenizer, first.settings).save(other)
+    fields = ("--query-field", "question", "--document-field", "pos")
+    for name, teachers in (("one", (model,)), ("two", (other,)), ("both", (model, other))):
+        given = [part for teacher in teachers for part in ("-t", teacher)] + (["--weight", 3, "--weight", 0.5] if name == "both" else [])
+        done = quiver("score", pairs, *fields, *given, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+    for one, two, both in zip(*(rows_of(tmp_path / name) for name in ("one", "two", "both")), strict=True):
+        assert both["scores"] == pytest.approx(
+            [3 * left + 0.5 * right for left, right in zip(one["scores"], two["scores"], strict=True)], rel=1e-6
+        )
+        assert one["scores"] != two["scores"]
+    record = json.loads((tmp_path / "both" / "scoring.json").read_text())
+    assert [member["source"] for member in record["teacher"]["members"]] == [str(model), str(other)]
+
+
 def test_an_index_needs_no_model(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
     rules = ("-n", 2, "--margin", "max-score=0.99", "--choose", "random", "--seed", 5, "--no-cache")
@@ -132,7 +150,8 @@ def test_mistakes_of_mine(
         (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts: queries and documents"),
         (("{pairs}", "--normalize", "sum"), "one of none, minmax, got 'sum'"),
         (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
-        (("{pairs}", "--teacher", "{model}"), "a teacher is given twice"),
+        (("{pairs}", "--teacher", "{model}"), "given twice as a teacher; to make it count more give it a weight"),
+        (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),
     ],
 )
 def test_mistakes_of_score(

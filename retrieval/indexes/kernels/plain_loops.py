@@ -107,20 +107,23 @@ def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np
     # The worst of the best is on top. Their scores lie beside them: looked up in one function and passed to no other, a comparison is
     # some instructions; a function of three arrays for it makes this six times slower.
     heap, top = np.empty(size, np.int64), np.empty(size, np.float32)
+    least = np.float32(-np.inf)
     for place in range(size):
         score = scores[place]
-        heap[place], top[place] = place, score if score == score else -np.inf
+        heap[place], top[place] = place, score if score == score else least
     for at in range(size // 2 - 1, -1, -1):
         _sink(heap, top, rows, ranks, at, size, heap[at], top[at])
     if size:
         for place in range(size, len(scores)):
-            score = scores[place]  # a NaN is never above
+            score = scores[place]
+            if score != score:
+                score = least
             if score > top[0] or (score == top[0] and ranks[rows[place]] > ranks[rows[heap[0]]]):
                 _sink(heap, top, rows, ranks, 0, size, place, score)
     for last in range(size - 1, 0, -1):
-        worst, least = heap[0], top[0]
+        worst, score = heap[0], top[0]
         _sink(heap, top, rows, ranks, 0, last, heap[last], top[last])
-        heap[last], top[last] = worst, least
+        heap[last], top[last] = worst, score
     return heap
 
 

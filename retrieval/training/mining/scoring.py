@@ -3,7 +3,8 @@
     OUT/train.jsonl.gz    the rows with the field ``scores``
     OUT/scoring.json      which teacher, how, and what its scores look like; written last
 
-Rows are scored in parts that are kept on the disk: a run that is killed goes on where it was, and ends with the same files.
+Rows are scored in parts that are kept on the disk: a run that is killed goes on where it was, and ends with the same files. Of several
+teachers each scores all rows before the next one begins.
 
 Shapes: R rows, B pairs of a part.
 Source of min-max normalised teacher scores: JaColBERTv2.5, arXiv:2407.20750.
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from encoder.data_files import atomic_file
 from encoder.errors import InputError
 from retrieval.progress import progress_bar
+from retrieval.training.mining.ensemble import Ensemble, min_max
 from retrieval.training.mining.scoring_data import ScoringData, read_again, read_scoring_data, row_line
 from retrieval.training.mining.teachers import Teacher
 from retrieval.training.mining.work_folder import WorkFolder, open_work
@@ -38,24 +40,13 @@ RECORD, ROWS = "scoring.json", "train.jsonl.gz"
 _PAIRS = 4096
 
 
-def min_max(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The scores of one row brought to 0..1; all zero where they are equal.
-
-    Example:
-        >>> min_max(np.array([1.0, 3.0, 2.0], np.float32)).tolist()
-        [0.0, 1.0, 0.5]
-    """
-    low, high = scores.min(), scores.max()
-    return (scores - low) / (high - low) if high > low else np.zeros_like(scores)
-
-
-NORMALISERS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {"none": lambda scores: scores, "minmax": min_max}
+NORMALISERS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"none": lambda scores: scores, "minmax": min_max}
 """How the scores of a row are written."""
 
 
 def score_rows(
     section: DataSection,
-    teacher: Teacher,
+    teacher: Teacher | Ensemble,
     out: Path,
     *,
     normalize: str = "none",
@@ -68,7 +59,7 @@ def score_rows(
 
     Args:
         section: Where the rows lie and which of their fields are what, as in a recipe; its ``format`` is texts or ids.
-        teacher: Gives the scores.
+        teacher: Gives the scores; of an ensemble each member in turn.
         out: The folder to write.
         normalize: A key of ``NORMALISERS``.
         cache: Folder that keeps vectors for the next time; None keeps none.
@@ -85,22 +76,32 @@ def score_rows(
     started = time.perf_counter()
     if normalize not in NORMALISERS:
         raise InputError(f"scores are normalised by one of {', '.join(NORMALISERS)}, got {normalize!r}")
-    settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
+    members, weights = (teacher.members, teacher.weights) if isinstance(teacher, Ensemble) else ((teacher,), None)
+    settings = {
+        "teacher": teacher.description["fingerprint"],
+        "weights": None if weights is None else [*weights],
+        "normalize": normalize,
+        "rows": _named_fields(section),
+    }
     with open_work(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         data = read_scoring_data(section, work.fresh("texts"))
         work.agree(data=data.sha256)
         parts = _parts(data.ends)
-        missing = [number for number in range(len(parts)) if not work.has(number)]
-        if missing:
-            with teacher.scorer(data, cache=cache, progress=progress) as score:
-                pairs = int(data.ends[-1])
-                with progress_bar("scoring", pairs, enabled=progress) as advance:
-                    sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
+        pairs = int(data.ends[-1])
+        sizes = [int(data.ends[part.stop] - data.ends[part.start]) for part in parts]
+        for place, member in enumerate(members):
+            first = place * len(parts)  # the parts of one teacher behind those of another
+            missing = {number: part for number, part in enumerate(parts) if not work.has(first + number)}
+            if not missing:
+                continue
+            with member.scorer(data, cache=cache, progress=progress) as score:
+                label = "scoring" if len(members) == 1 else f"scoring, teacher {place + 1} of {len(members)}"
+                with progress_bar(label, pairs, enabled=progress) as advance:
                     advance(pairs - sum(sizes[number] for number in missing))
-                    for number, scores in score({number: parts[number] for number in missing}):
-                        work.write(number, _checked(scores, section, parts[number], data.ends).tobytes())
+                    for number, scores in score(missing):
+                        work.write(first + number, _checked(scores, section, parts[number], data.ends).tobytes())
                         advance(sizes[number])
-        result = _write(section, data, _row_scores(work, parts, data.ends), out, NORMALISERS[normalize])
+        result = _write(section, data, _row_scores(work, parts, data.ends, teacher), out, NORMALISERS[normalize])
         record = {
             "schema": SCHEMA,
             "command": command,
@@ -152,19 +153,32 @@ def _checked(scores: NDArray[np.float32], section: DataSection, rows: slice, end
     return np.ascontiguousarray(scores, "<f4")
 
 
-def _row_scores(work: WorkFolder, parts: list[slice], ends: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+def _row_scores(
+    work: WorkFolder, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble
+) -> Iterator[NDArray[np.float64]]:
     """The scores of each row, in order."""
     for number, part in enumerate(parts):
-        scores = np.frombuffer(work.read(number), "<f4")
-        yield from np.split(scores, ends[part.start + 1 : part.stop] - ends[part.start])
+        inner = ends[part.start + 1 : part.stop] - ends[part.start]
+
+        def rows_of(place: int, number: int = number, inner: NDArray[np.int64] = inner) -> list[NDArray[np.float32]]:
+            return np.split(np.frombuffer(work.read(place * len(parts) + number), "<f4"), inner)
+
+        if not isinstance(teacher, Ensemble):
+            yield from (row.astype(np.float64) for row in rows_of(0))
+            continue
+        for scores in zip(*(rows_of(place) for place in range(len(teacher.members))), strict=True):
+            together = teacher.together(scores)
+            if np.abs(together).max() > np.finfo(np.float32).max:
+                raise InputError("the weights of the teachers make scores that float32 cannot hold; give smaller ones")
+            yield together
 
 
 def _write(
     section: DataSection,
     data: ScoringData,
-    scores: Iterator[NDArray[np.float32]],
+    scores: Iterator[NDArray[np.float64]],
     out: Path,
-    normalise: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    normalise: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> dict[str, Any]:
     """Write the rows once more with their scores; what came of them, for the record."""
     best, positives, everything, lowest, highest = 0, 0.0, 0.0, np.inf, -np.inf

@@ -321,7 +321,7 @@ DOCUMENTS = {
     "mldr-modernbert-base": 2,
     "pycodesearch-dense-mined": 4,
     "pycodesearch-colbert-mined": 4,
-    "pycodesearch-colbert-distilled": 8,
+    "pycodesearch-colbert-distilled": 6,
 }
 
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
-from retrieval.executors import LocalProcesses
+from retrieval.executors import HERE, LocalProcesses
 from retrieval.model_folder import ModelFolder
 from retrieval.training.mining import scoring
-from retrieval.training.mining.ensemble import Ensemble
+from retrieval.training.mining.ensemble import Ensemble, min_max
 from retrieval.training.mining.margins import Ranks, Rules
 from retrieval.training.mining.negatives import Output, System, mine_negatives
 from retrieval.training.mining.positives import BeirSource
-from retrieval.training.mining.scoring import min_max, score_rows
+from retrieval.training.mining.scoring import score_rows
 from retrieval.training.mining.teachers import CrossEncoderTeacher, VectorTeacher, load_teacher
 from retrieval.training.mining.work_folder import WORK
 from retrieval.training.sections import DataSection
@@ -128,16 +128,18 @@ def test_several_teachers(word_sum: Any, word_by_word: Any, tmp_path: Path, smal
     for row, one, other in zip(read_lines(tmp_path / "weighed" / "train.jsonl.gz"), *each, strict=True):
         assert row["scores"] == pytest.approx(10 * one + 0.5 * other, rel=1e-5)
     teacher = record["teacher"]
-    assert (teacher["kind"], teacher["weights"]) == ("ensemble", [10, 0.5])
+    assert (teacher["kind"], record["weights"]) == ("ensemble", [10, 0.5])
     assert [member["fingerprint"] for member in teacher["members"]] == [word_sum.card.fingerprint, word_by_word.card.fingerprint]
     shared = score_rows(section(path), Ensemble(both), tmp_path / "shared")
-    assert shared["teacher"]["fingerprint"] != teacher["fingerprint"]
+    assert shared["weights"] is None
     for row, *members in zip(read_lines(tmp_path / "shared" / "train.jsonl.gz"), *each, strict=True):
         assert row["scores"] == pytest.approx(np.mean([min_max(scores) for scores in members], axis=0), abs=1e-6)
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 1.0]])
-def test_a_score_of_one_teacher_that_is_not_finite(weights: Any, word_sum: Any, word_by_word: Any, tmp_path: Path) -> None:
+def test_a_score_of_one_teacher_that_is_not_finite(
+    weights: Any, word_sum: Any, word_by_word: Any, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     class Broken(VectorTeacher):
         @contextmanager
         def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
@@ -145,7 +147,7 @@ def test_a_score_of_one_teacher_that_is_not_finite(weights: Any, word_sum: Any, 
 
                 def broken(parts: Any) -> Iterator[Any]:
                     for number, scores in score(parts):
-                        scores[5] = np.nan
+                        scores[5:7] = np.nan, np.inf
                         yield number, scores
 
                 yield broken
@@ -153,12 +155,44 @@ def test_a_score_of_one_teacher_that_is_not_finite(weights: Any, word_sum: Any, 
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(InputError, match=r"rows.jsonl: row 3: the teacher's score is not finite"):
         score_rows(section(path), Ensemble([VectorTeacher(word_sum), Broken(word_by_word)], weights), tmp_path / "out")
+    with pytest.raises(InputError, match="the weights of the teachers make scores that float32 cannot hold"):
+        score_rows(section(path), Ensemble([VectorTeacher(word_sum), VectorTeacher(word_by_word)], [1e300, 1]), tmp_path / "big")
+    assert min_max(np.array([-3e38, 3e38, 0], np.float32)).tolist() == [0, 1, 0.5]
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+
+
+def test_several_teachers_go_on_where_they_were_stopped(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+    class Stopping(VectorTeacher):
+        @contextmanager
+        def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+            with super().scorer(data, cache=cache, progress=progress) as score:
+
+                def twice(parts: Any) -> Iterator[Any]:
+                    for calls, part in enumerate(score(parts)):
+                        if calls == 2:
+                            raise KeyboardInterrupt
+                        yield part
+
+                yield twice
+
+    path, first = write_lines(tmp_path / "rows.jsonl", ROWS), VectorTeacher(word_sum)
+    with pytest.raises(KeyboardInterrupt):
+        score_rows(section(path), Ensemble([first, Stopping(word_by_word)], [1, 2]), tmp_path / "out")
+    kept = len([*(tmp_path / "out" / WORK).glob("*.part")])
+    word_sum.calls.clear()
+    with pytest.raises(InputError, match=r"an unfinished run with another weights \(\[1, 2\] then, None now\)"):
+        score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)]), tmp_path / "out")
+    score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1, 2]), tmp_path / "out")
+    assert not word_sum.calls  # it had scored all before the second began
+    assert kept > 4
+    score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1, 2]), tmp_path / "whole")
+    assert (tmp_path / "out" / "train.jsonl.gz").read_bytes() == (tmp_path / "whole" / "train.jsonl.gz").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("count", "weights", "message"),
     [
-        (1, None, "two at least"),
+        (1, None, "two teachers at least, got 1"),
         (2, [1.0], "1 weights for 2 teachers"),
         (2, [1.0, float("nan")], "positive numbers, got 1, nan"),
         (2, [1.0, 0.0], "positive numbers, got 1, 0"),
@@ -380,12 +414,12 @@ def cross_encoder(tmp_path: Path) -> Path:
     return make_cross_encoder(tmp_path / "cross-encoder", labels=1)
 
 
-def make_cross_encoder(folder: Path, *, labels: int) -> Path:
+def make_cross_encoder(folder: Path, *, labels: int, seed: int = 7) -> Path:
     transformers = pytest.importorskip("transformers")
     words = sorted({word for text in TEXTS for word in text.split()})
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     config = transformers.BertConfig(
         vocab_size=5 + len(words),
         hidden_size=32,
@@ -423,6 +457,18 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert max(found) > 1 or min(found) < 0  # no sigmoid
     assert record["teacher"]["fingerprint"] == load_teacher(str(cross_encoder)).description["fingerprint"]
+
+
+def test_workers_of_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
+    """One teacher's workers have gone before the next one's come: they may need the whole machine."""
+    pytest.importorskip("sentence_transformers")
+    path = write_lines(tmp_path / "rows.jsonl", ROWS)
+    other = make_cross_encoder(tmp_path / "other", labels=1, seed=8)
+    for name, executor in (("here", HERE), ("there", LocalProcesses(2))):
+        teachers = [load_teacher(str(source), executor=executor) for source in (cross_encoder, tiny_model, other)]
+        score_rows(section(path), Ensemble(teachers, [1, 20, 0.5]), tmp_path / name)
+    for row, same in zip(*(read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there")), strict=True):
+        assert row["scores"] == pytest.approx(same["scores"], abs=1e-5)
 
 
 def test_workers_read_the_pairs_of_a_cross_encoder(cross_encoder: Path, tmp_path: Path, small_parts: None) -> None:
