@@ -74,9 +74,9 @@ def sizes(documents: int) -> Sizes:
 def coordinates(width: int) -> int:
     """Coordinates that one code of a scan stands for, where the user names none: 4 for wide vectors, else 2.
 
-    On 100,000 sentences of all-MiniLM-L6-v2 (width 384), ten hits, one thread of a Xeon at 2.3 GHz, codes for 4 and 8 coordinates find 0.997
-    and 0.994 of the best at ``balanced``, in 0.40 and 0.37 ms, and at ``fast`` 0.990 and 0.982, in 0.37 and 0.29 ms. Codes for 2 find 0.997
-    at either and take 1.4 times as long as those for 4; of a hundred hits they find more for the time that they take.
+    On 100,000 sentences of all-MiniLM-L6-v2 (width 384), ten hits, one thread of a Xeon at 2.3 GHz, codes for 4 and 8 coordinates find
+    0.997 and 0.994 of the best at ``balanced``, in 0.40 and 0.37 ms, and at ``fast`` 0.990 and 0.982, in 0.37 and 0.29 ms. Codes for 2
+    find 0.997 at either and take 1.4 times as long as those for 4; of a hundred hits they find more for the time that they take.
 
     Example:
         >>> coordinates(128), coordinates(768)

@@ -266,7 +266,8 @@ def _models(work: Path) -> None:
         settings = ModelFolder("dense", work / source, pooling=pooling, normalize=True, max_length=length)
         BiEncoder(init_weights(Encoder(_narrow(name)), seed=1), tokenizer, settings).save(work / source)
     start = load_recipe("pycodesearch-colbert", [f"model.init={work / 'sentence-transformers/all-MiniLM-L6-v2'}"])
-    build_model(start, ()).save(work / "runs" / "pycodesearch-colbert" / "model")
+    for name in ("pycodesearch-colbert", "pycodesearch-colbert-mined"):
+        build_model(start, ()).save(work / "runs" / name / "model")
 
 
 @pytest.fixture(scope="module")
