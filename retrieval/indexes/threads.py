@@ -16,7 +16,7 @@ _faiss: Any = faiss
 class one_thread:  # noqa: N801, a context as those of contextlib are named
     """FAISS on the calling thread alone: more of them make one query slower. What the caller had set is set again.
 
-    A class, as every search enters it: a generator would take twice the time.
+    A class, as every search enters it: a generator takes three times as long (2.4 us).
     """
 
     __slots__ = ("_former",)

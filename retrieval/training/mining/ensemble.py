@@ -36,7 +36,7 @@ class Ensemble:
     Attributes:
         members: The teachers.
         weights: Their weights, or None.
-        description: What the record says of it; the ``fingerprint`` is that of its members in their order.
+        description: What the record says of it; the ``fingerprint`` is that of its members in their order, whatever their weights.
 
     Raises:
         InputError: As `check_weights`, or two of the teachers are the same.
@@ -52,14 +52,20 @@ class Ensemble:
         self.members = tuple(members)
         self.weights = None if weights is None else tuple(weights)
         fingerprint = hashlib.sha256(json.dumps(prints).encode()).hexdigest()
-        self.description: Mapping[str, Any] = {"kind": "ensemble", "members": described, "fingerprint": fingerprint}
+        self.description: Mapping[str, Any] = {
+            "kind": "ensemble",
+            "members": described,
+            "weights": self.weights,
+            "fingerprint": fingerprint,
+        }
 
     def together(self, scores: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-        """What the teachers' scores of a row, T finite arrays (n,), are together, (n,)."""
+        """What the teachers' scores of a row, T finite arrays (n,), are together, (n,); infinite where the weights are too great."""
         if self.weights is None:
             together: NDArray[np.float64] = np.mean([min_max(one) for one in scores], axis=0)
         else:
-            together = np.array(self.weights) @ np.array(scores, np.float64)
+            with np.errstate(over="ignore"):  # infinite then, and refused as such
+                together = np.array(self.weights) @ np.array(scores, np.float64)
         return together
 
 

@@ -76,13 +76,9 @@ def score_rows(
     started = time.perf_counter()
     if normalize not in NORMALISERS:
         raise InputError(f"scores are normalised by one of {', '.join(NORMALISERS)}, got {normalize!r}")
-    members, weights = (teacher.members, teacher.weights) if isinstance(teacher, Ensemble) else ((teacher,), None)
-    settings = {
-        "teacher": teacher.description["fingerprint"],
-        "weights": None if weights is None else [*weights],
-        "normalize": normalize,
-        "rows": _named_fields(section),
-    }
+    members = teacher.members if isinstance(teacher, Ensemble) else (teacher,)
+    # Not the weights: what is kept are the scores before them, so that a run may go on with others.
+    settings = {"teacher": teacher.description["fingerprint"], "normalize": normalize, "rows": _named_fields(section)}
     with open_work(out, RECORD, SCHEMA, settings=settings, overwrite=overwrite) as work:
         data = read_scoring_data(section, work.fresh("texts"))
         work.agree(data=data.sha256)
@@ -101,7 +97,7 @@ def score_rows(
                     for number, scores in score(missing):
                         work.write(first + number, _checked(scores, section, parts[number], data.ends).tobytes())
                         advance(sizes[number])
-        result = _write(section, data, _row_scores(work, parts, data.ends, teacher), out, NORMALISERS[normalize])
+        result = _write(section, data, _row_scores(work, parts, data.ends, teacher, members=len(members)), out, NORMALISERS[normalize])
         record = {
             "schema": SCHEMA,
             "command": command,
@@ -154,22 +150,16 @@ def _checked(scores: NDArray[np.float32], section: DataSection, rows: slice, end
 
 
 def _row_scores(
-    work: WorkFolder, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble
+    work: WorkFolder, parts: list[slice], ends: NDArray[np.int64], teacher: Teacher | Ensemble, *, members: int
 ) -> Iterator[NDArray[np.float64]]:
     """The scores of each row, in order."""
     for number, part in enumerate(parts):
         inner = ends[part.start + 1 : part.stop] - ends[part.start]
-
-        def rows_of(place: int, number: int = number, inner: NDArray[np.int64] = inner) -> list[NDArray[np.float32]]:
-            return np.split(np.frombuffer(work.read(place * len(parts) + number), "<f4"), inner)
-
-        if not isinstance(teacher, Ensemble):
-            yield from (row.astype(np.float64) for row in rows_of(0))
-            continue
-        for scores in zip(*(rows_of(place) for place in range(len(teacher.members))), strict=True):
-            together = teacher.together(scores)
-            if np.abs(together).max() > np.finfo(np.float32).max:
-                raise InputError("the weights of the teachers make scores that float32 cannot hold; give smaller ones")
+        kept = [np.frombuffer(work.read(place * len(parts) + number), "<f4") for place in range(members)]
+        for scores in zip(*(np.split(one, inner) for one in kept), strict=True):
+            together = teacher.together(scores) if isinstance(teacher, Ensemble) else scores[0].astype(np.float64)
+            if not np.abs(together).max() <= np.finfo(np.float32).max:
+                raise InputError("the weights of the teachers make scores that float32 cannot hold; run it again with smaller ones")
             yield together
 
 

@@ -108,6 +108,28 @@ def test_min_max_is_by_row(word_sum: Any, tmp_path: Path) -> None:
         score_rows(section(path), VectorTeacher(word_sum), tmp_path / "other", normalize="softmax")
 
 
+class Watched(VectorTeacher):
+    """Says when its scorer is opened and closed."""
+
+    def __init__(self, model: Any, name: str, events: list[str]) -> None:
+        super().__init__(model)
+        self.name, self.events = name, events
+
+    @contextmanager
+    def scorer(self, data: Any, *, cache: Any, progress: bool) -> Iterator[Any]:
+        self.events.append(f"{self.name} opens")
+        with super().scorer(data, cache=cache, progress=progress) as score:
+            yield score
+        self.events.append(f"{self.name} closes")
+
+
+def test_one_teacher_is_done_before_the_next_begins(word_sum: Any, word_by_word: Any, tmp_path: Path, small_parts: None) -> None:
+    """Its workers and its vectors may need the whole machine."""
+    path, events = write_lines(tmp_path / "rows.jsonl", ROWS), list[str]()
+    score_rows(section(path), Ensemble([Watched(word_sum, "a", events), Watched(word_by_word, "b", events)]), tmp_path / "out")
+    assert events == ["a opens", "a closes", "b opens", "b closes"]
+
+
 class Backwards(VectorTeacher):
     """Gives its parts in another order, as workers may."""
 
@@ -128,10 +150,10 @@ def test_several_teachers(word_sum: Any, word_by_word: Any, tmp_path: Path, smal
     for row, one, other in zip(read_lines(tmp_path / "weighed" / "train.jsonl.gz"), *each, strict=True):
         assert row["scores"] == pytest.approx(10 * one + 0.5 * other, rel=1e-5)
     teacher = record["teacher"]
-    assert (teacher["kind"], record["weights"]) == ("ensemble", [10, 0.5])
+    assert (teacher["kind"], teacher["weights"]) == ("ensemble", (10, 0.5))
     assert [member["fingerprint"] for member in teacher["members"]] == [word_sum.card.fingerprint, word_by_word.card.fingerprint]
     shared = score_rows(section(path), Ensemble(both), tmp_path / "shared")
-    assert shared["weights"] is None
+    assert shared["teacher"]["weights"] is None
     for row, *members in zip(read_lines(tmp_path / "shared" / "train.jsonl.gz"), *each, strict=True):
         assert row["scores"] == pytest.approx(np.mean([min_max(scores) for scores in members], axis=0), abs=1e-6)
 
@@ -180,11 +202,15 @@ def test_several_teachers_go_on_where_they_were_stopped(word_sum: Any, word_by_w
         score_rows(section(path), Ensemble([first, Stopping(word_by_word)], [1, 2]), tmp_path / "out")
     kept = len([*(tmp_path / "out" / WORK).glob("*.part")])
     word_sum.calls.clear()
-    with pytest.raises(InputError, match=r"an unfinished run with another weights \(\[1, 2\] then, None now\)"):
-        score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)]), tmp_path / "out")
-    score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1, 2]), tmp_path / "out")
-    assert not word_sum.calls  # it had scored all before the second began
     assert kept > 4
+    with pytest.raises(InputError, match="an unfinished run with another teacher"):
+        score_rows(section(path), Ensemble([VectorTeacher(word_by_word), first], [1, 2]), tmp_path / "out")
+    with pytest.raises(InputError, match="scores that float32 cannot hold; run it again with smaller ones"):
+        score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1e308, 2]), tmp_path / "out")
+    events: list[str] = []
+    score_rows(section(path), Ensemble([first, Watched(word_by_word, "second", events)], [1, 2]), tmp_path / "out")
+    assert not word_sum.calls  # it had scored all before the second began
+    assert not events  # other weights need no other scores
     score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1, 2]), tmp_path / "whole")
     assert (tmp_path / "out" / "train.jsonl.gz").read_bytes() == (tmp_path / "whole" / "train.jsonl.gz").read_bytes()
 
@@ -460,7 +486,6 @@ def test_a_cross_encoder_gives_logits(cross_encoder: Path, tmp_path: Path, small
 
 
 def test_workers_of_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_path: Path, small_parts: None) -> None:
-    """One teacher's workers have gone before the next one's come: they may need the whole machine."""
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     other = make_cross_encoder(tmp_path / "other", labels=1, seed=8)
