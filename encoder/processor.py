@@ -42,6 +42,12 @@ def native_on_cpu(dtype: torch.dtype) -> bool:
 
 
 @cache
+def has_fma() -> bool:
+    """Whether this processor multiplies and adds in one instruction; without it code that asks for that calls a function each time."""
+    return platform.machine().lower() in ("aarch64", "arm64") or _has("_is_avx2_supported", "_is_avx512_supported")
+
+
+@cache
 def has_onednn() -> bool:
     """Whether this build of torch has oneDNN's packed products."""
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from encoder.attention import flash
+from encoder.attention import compiled, flash
 from encoder.attention.packed import attend_packed
 from encoder.attention.padded import attend_padded
 from encoder.attention.reference import attend_reference
@@ -37,6 +37,7 @@ BACKENDS: dict[str, Backend] = {
     "flash_attn_3": flash.attend_flash_attn_3,
     "flash_attn_4": flash.attend_flash_attn_4,
     "dense": flash.attend_dense,
+    "compiled": compiled.attend_compiled,
     "packed": attend_packed,
     "reference": attend_reference,
 }
@@ -45,7 +46,7 @@ BACKENDS: dict[str, Backend] = {
 # 3 and 4 are faster on the processors they are made for, and 2 has ALiBi. Without gradients the operator is called
 # without varlen_attn's layer around it, which costs a kernel and some host time a call.
 TRAINING = ("flash_attn_4", "varlen", "aten_flash", "flash_attn_2")
-INFERENCE = ("flash_attn_4", "flash_attn_3", "aten_flash", "flash_attn_2")
+INFERENCE = ("flash_attn_4", "flash_attn_3", "aten_flash", "flash_attn_2", "compiled")
 
 
 class AttentionCall(NamedTuple):
@@ -66,21 +67,25 @@ class AttentionCall(NamedTuple):
     """There is a window, and a sequence that it does not span."""
     equal_lengths: bool = False
     installed: frozenset[str] = frozenset()
-    """What `encoder.attention.flash.installed` says."""
+    """Which of `LIMITS` are there and worth it: what `encoder.attention.flash.installed` says on CUDA, `compiled.serves` on a CPU."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a backend on CUDA can do; head widths are multiples of 8.
+    """What a backend can do.
 
     Source: the checks of the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b).
     """
 
+    device: str = "cuda"
+    absent: str = "it is not installed"
     capability: tuple[int, int] = (8, 0)
-    """The least."""
+    """CUDA's least."""
     beyond: tuple[int, int] = (99, 0)
     """The first that is no longer served."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    multiple: int = 8
+    """Head widths are multiples of this."""
     widest: int = 256
     widest_gradient: int = 192
     """Widest head in training: above it some processors lack the memory for the backward pass."""
@@ -100,6 +105,14 @@ LIMITS = {
     "flash_attn_3": Limits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
     "flash_attn_4": Limits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
     "dense": Limits(dropout=True, local=False, key_lengths=False, mixed_lengths=False),
+    "compiled": Limits(
+        device="cpu",
+        absent="few tokens, or no numba, OpenMP threads or fused multiplications here",
+        capability=(0, 0),
+        dtypes=(torch.float32,),
+        multiple=16,
+        gradients=False,
+    ),
 }
 
 
@@ -109,19 +122,20 @@ def obstacle(name: str, call: AttentionCall) -> str | None:
     if limits is None:  # packed and reference run everywhere
         return None
     widest = limits.widest_gradient if call.gradients else limits.widest
+    width = call.head_width
     reasons = {
-        "it needs a CUDA device": call.device_type != "cuda",
-        "it is not installed": name not in call.installed,
+        f"it needs a {limits.device.upper()} device": call.device_type != limits.device,
+        limits.absent: name not in call.installed,
         f"compute capability {'.'.join(map(str, call.capability))}": not limits.capability <= call.capability < limits.beyond,
         f"dtype {str(call.dtype).removeprefix('torch.')}": call.dtype not in limits.dtypes,
-        f"head width {call.head_width} (multiples of 8 to {widest})": call.head_width % 8 != 0 or call.head_width > widest,
+        f"head width {width} (multiples of {limits.multiple} to {widest})": width % limits.multiple != 0 or width > widest,
         "gradients": call.gradients and not limits.gradients,
         "dropout": call.dropout and not limits.dropout,
         "ALiBi": call.slopes and not limits.slopes,
         "windows": call.local and not limits.local,
         "tokens that only read": call.key_lengths and not limits.key_lengths,
         # Flash attention aligns distances to the last key where there are fewer keys than queries.
-        "windows or ALiBi with tokens that only read": call.key_lengths and (call.local or call.slopes),
+        "windows or ALiBi with tokens that only read": call.device_type == "cuda" and call.key_lengths and (call.local or call.slopes),
         "unequal lengths": not call.equal_lengths and not limits.mixed_lengths,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
@@ -188,7 +202,7 @@ def describe(
         key_lengths=batch.key_lengths is not None,
         local=window is not None,
         equal_lengths=batch.max_seqlen * len(batch) == batch.num_tokens,
-        installed=flash.installed() if cuda else frozenset(),
+        installed=flash.installed() if cuda else frozenset({"compiled"} if compiled.serves(batch) else ()),
     )
 
 

@@ -15,6 +15,7 @@ from encoder.attention.dispatch import LIMITS, describe, obstacle
 
 TORCH = frozenset({"aten_flash", "varlen", "dense"})
 ALL = TORCH | {"flash_attn_2", "flash_attn_3", "flash_attn_4"}
+HERE = frozenset({"compiled"})
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
 
 
@@ -40,6 +41,14 @@ def call(**changes: Any) -> AttentionCall:
         ({"dtype": torch.float64, "gradients": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32}, "packed"),
         ({"device_type": "cpu"}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE}, "compiled"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "local": True, "key_lengths": True}, "compiled"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "gradients": True}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "dropout": True}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "slopes": True}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "head_width": 24}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE}, "packed"),
+        ({"dtype": torch.float32, "installed": HERE}, "packed"),  # on CUDA
         ({"device_type": "mps", "dtype": torch.float16}, "packed"),
         ({"installed": frozenset()}, "packed"),
         ({"head_width": 32}, "aten_flash"),

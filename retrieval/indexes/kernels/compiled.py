@@ -22,7 +22,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from retrieval.indexes.kernels.plain_loops import aggregate, best, compiled, inner_products, nearest_of, quantise, ward
+from encoder.compiled.compiling import compiled
+from retrieval.indexes.kernels.plain_loops import aggregate, best, inner_products, nearest_of, quantise, ward
 
 __all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "nearest_of", "probe", "quantise", "score", "ward"]
 

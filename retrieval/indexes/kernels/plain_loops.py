@@ -1,44 +1,21 @@
-"""Loops that numba compiles well as they are written, and the decorator that compiles them; see `retrieval.indexes.kernels.compiled`.
+"""Loops that numba compiles well as they are written; see `retrieval.indexes.kernels.compiled`.
 
 Shapes: n vectors, points or query tokens, d width, k tokens met.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from encoder.compiled.compiling import compiled
 from retrieval.indexes.kernels.packing import CELLS, SPAN
-
-logger = logging.getLogger(__name__)
 
 # Bytes that come from memory together.
 _CACHE_LINE = 64
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function, *, reordered: bool = False) -> Function:
-    """The function compiled when it is first called, and kept on disk where that is possible.
-
-    Args:
-        function: What is compiled.
-        reordered: Its sums may be taken in another order than it says, as vectors of numbers want them; with contiguous arrays it is the
-            same one in every call.
-    """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
-    try:
-        made = numba.njit(cache=True, **options)(function)
-    except RuntimeError as error:  # numba finds no folder that it may write to
-        logger.info("%s is compiled again in every process (%s)", function.__name__, error)
-        made = numba.njit(**options)(function)
-    return cast(Function, made)
 
 
 @compiled

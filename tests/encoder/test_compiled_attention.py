@@ -1,0 +1,193 @@
+"""Attention by compiled loops against its definition in double precision: lengths, windows, widths, layouts, threads, other registers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
+from encoder.attention import attend, choose_backend, compiled
+from encoder.attention.dispatch import describe
+from encoder.compiled.compiling import compiled as compiling
+
+pytestmark = pytest.mark.skipif(not compiled._can(), reason="no numba, OpenMP threads or fused multiplications here")
+
+# Around a tile's 48 or 16 lanes and 8 or 4 rows, a panel's 64 keys, a window's halo, and a task's 8 blocks.
+LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
+WINDOWS = [None, 2, 62, 64, 128, 500]
+
+
+def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
+    return pack_ids([[1] * length for length in lengths], key_lengths=key_lengths)
+
+
+def heads(tokens: int, width: int = 64, count: int = 3, *, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    q, k, v = (torch.randn(tokens, count, width, generator=generator) for _ in range(3))
+    return q * spread, k, v
+
+
+def definition(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None) -> Tensor:
+    with torch.no_grad():
+        return attend(q.double(), k.double(), v.double(), batch, window, backend="reference").float()
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_it_is_the_definition(lengths: tuple[int, ...], window: int | None) -> None:
+    batch = batch_of(lengths)
+    q, k, v = heads(batch.num_tokens)
+    found = attend(q, k, v, batch, window, backend="compiled")
+    torch.testing.assert_close(found, definition(q, k, v, batch, window), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("width", [16, 32, 48, 80, 96, 128, 256])
+@pytest.mark.parametrize("window", [None, 64])
+def test_every_width_of_a_head(width: int, window: int | None) -> None:
+    batch = batch_of((200, 77))
+    q, k, v = heads(batch.num_tokens, width)
+    found = attend(q, k, v, batch, window, backend="compiled")
+    torch.testing.assert_close(found, definition(q, k, v, batch, window), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 30.0, 300.0])
+@pytest.mark.parametrize("window", [None, 128])
+def test_flat_and_steep_scores(spread: float, window: int | None) -> None:
+    """Scores of some hundreds: what a query gathered before its maximum came must vanish, not overflow."""
+    batch = batch_of((700,))
+    q, k, v = heads(batch.num_tokens, spread=spread)
+    k = k * torch.linspace(0.1, 3, len(k))[:, None, None]  # maxima rise on the way
+    expected = definition(q, k, v, batch, window)
+    found, other = (attend(q, k, v, batch, window, backend=backend) for backend in ("compiled", "packed"))
+    assert found.isfinite().all()
+    # A float32 score of 5,000 is off by some 1e-4 whoever computes it.
+    assert (found - expected).abs().max() <= 2 * (other - expected).abs().max() + 3e-6
+
+
+@pytest.mark.parametrize("window", [None, 8, 128])
+def test_tokens_beyond_the_key_length_only_read(window: int | None) -> None:
+    batch = batch_of((240, 7, 12, 120), [5, 7, 1, 64])
+    q, k, v = heads(batch.num_tokens)
+    found = attend(q, k, v, batch, window, backend="compiled")
+    torch.testing.assert_close(found, definition(q, k, v, batch, window), atol=3e-6, rtol=0)
+    if window == 8:
+        assert found[5 + 4 : 240].abs().max() == 0  # those that see nothing give zeros, not NaN
+
+
+def test_values_of_another_sequence_do_not_leak_even_as_nan() -> None:
+    batch = batch_of((130, 131, 132))
+    q, k, v = heads(batch.num_tokens)
+    for x in (q, k, v):
+        x[130:261] = torch.nan
+    for window in (None, 32):
+        found = attend(q, k, v, batch, window, backend="compiled")
+        assert found[:130].isfinite().all()
+        assert found[261:].isfinite().all()
+        assert found[130:261].isnan().all()  # and what is not a number is not hidden
+
+
+def test_layouts() -> None:
+    """Heads of one packed product, heads first, and numbers that do not lie side by side."""
+    batch = batch_of((100, 200))
+    packed = torch.randn(300, 3, 2, 32, generator=torch.Generator().manual_seed(3))
+    q, k, v = packed.unbind(1)
+    expected = definition(q, k, v, batch, 32)
+    first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    for layout in ((q, k, v), first, apart):
+        torch.testing.assert_close(attend(*layout, batch, 32, backend="compiled"), expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_neither_threads_nor_neighbours_change_a_bit(window: int | None) -> None:
+    lengths = (500, 30, 410, 64)
+    batch = batch_of(lengths)
+    q, k, v = heads(batch.num_tokens)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results += [attend(q, k, v, batch, window, backend="compiled") for _ in range(3)]
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+    alone = attend(q[530:940], k[530:940], v[530:940], batch_of((410,)), window, backend="compiled")
+    assert torch.equal(alone, results[0][530:940])
+
+
+def test_an_encoder_takes_it_for_large_batches_without_gradients() -> None:
+    small, large = batch_of((200,)), batch_of((200, 56))
+    q, _, _ = heads(256)
+    assert choose_backend(describe(q, large, window=128)) == "compiled"
+    assert choose_backend(describe(q[:200], small, window=128)) == "packed"
+    assert choose_backend(describe(q, large, gradients=True)) == "packed"
+    assert choose_backend(describe(q.double(), large)) == "packed"
+    assert choose_backend(describe(q, large, slopes=torch.ones(3))) == "packed"
+    assert choose_backend(describe(q[:, :, :24], large)) == "packed"
+    assert choose_backend(describe(q, batch_of((200, 56), [3, 3]), window=4)) == "compiled"
+    config = EncoderConfig.modernbert(
+        vocab_size=64, hidden_size=64, num_heads=4, intermediate_size=48, layer_types=["global", "local", "local"], window=16
+    )
+    encoder = Encoder(config).eval()
+    ids = torch.randint(64, (400,), generator=torch.Generator().manual_seed(5)).tolist()
+    together = encoder(pack_ids([ids[:300], ids[300:], ids[:20]]))
+    with torch.enable_grad():  # by torch's kernels
+        expected = encoder(pack_ids([ids[:300], ids[300:], ids[:20]]))
+    torch.testing.assert_close(together, expected.detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(together[400:], encoder(pack_ids([ids[:20]])), atol=1e-5, rtol=0)
+
+
+NARROW = """
+import torch
+from encoder import pack_ids
+from encoder.attention import attend
+from encoder.compiled import tiles
+assert (tiles.LANES, tiles.ROWS) == (16, 4), (tiles.LANES, tiles.ROWS)
+torch.manual_seed(0)
+batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
+q, k, v = torch.randn(3, 382, 2, 48)
+for window in (None, 6, 128):
+    found = attend(q, k, v, batch, window, backend="compiled")
+    expected = attend(q.double(), k.double(), v.double(), batch, window, backend="reference").float()
+    torch.testing.assert_close(found, expected, atol=3e-6, rtol=0)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
+def test_a_processor_with_half_the_registers() -> None:
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell"}
+    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_kept_on_disk_is_named_after_all_it_was_made_of(tmp_path: Path) -> None:
+    """A function calls what stands in another file: where that changes, the old code must not be found."""
+    names = []
+    for content in ("x = 1\n", "x = 2\n"):
+        (tmp_path / "other.py").write_text(content)
+        source = tmp_path / "own.py"
+        source.write_text("def own(x):\n    return x + 1\n")
+        code: dict[str, object] = {"__name__": "own"}
+        exec(compile(source.read_text(), str(source), "exec"), code)
+        function = code["own"]
+        from encoder.compiled import compiling as module
+
+        module._digest.cache_clear()
+        assert compiling(function)(1) == 2  # type: ignore[operator, type-var]
+        names.append(function.__qualname__)  # type: ignore[attr-defined]
+    assert names[0] != names[1]
