@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from encoder.config import Precision
 from encoder.errors import InputError
-from encoder.linear import Linear, Product, packable, packed_product
+from encoder.linear import Linear, Product, Rows, packable, packed_product
 from encoder.lora import lora_matrices
 from encoder.model import Encoder
-from encoder.processor import native_on_cpu
+from encoder.processor import has_many_registers, native_on_cpu
 
 # Tokens the packed layout is chosen for; it serves every number of them.
 TYPICAL_TOKENS = 1024
@@ -91,7 +91,9 @@ class PackedMatrix:
         self.dtype = weight.dtype
         compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
         wide = weight.to(compute)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(wide, TYPICAL_TOKENS) if packable(compute) else wide
+        # Compiled loops read the plain layout (`encoder.fused`).
+        packs = packable(compute) and not has_many_registers()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(wide, TYPICAL_TOKENS) if packs else wide
         self.bias = None if bias is None else bias.to(compute)
         self.product = packed_product(self.weight, self.bias)
 
@@ -172,6 +174,15 @@ class FrozenLinear(nn.Module):
         """The parts as products; see `encoder.linear.Linear.products`."""
         del x  # they are packed already
         return self.matrices
+
+    @property
+    def readable(self) -> bool:
+        """Whether the parts have kept their plain layout."""
+        return all(isinstance(matrix, PackedMatrix) and not matrix.weight.is_mkldnn for matrix in self.matrices)
+
+    def rows(self) -> list[Rows]:
+        """The parts as they are; see `encoder.linear.Linear.rows`."""
+        return [(matrix.weight, matrix.bias) for matrix in self.matrices if isinstance(matrix, PackedMatrix)]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""

@@ -93,7 +93,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.gated = config.mlp == "gated"
+        self.width, self.gated = config.intermediate_size, config.mlp == "gated"
         self.activation = config.activation
         self.up = Linear(config.hidden_size, config.intermediate_size * (2 if self.gated else 1), bias=config.mlp_input_bias)
         self.down = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_output_bias)

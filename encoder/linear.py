@@ -23,6 +23,9 @@ from encoder.processor import has_onednn, multiplies_best_plain, native_on_cpu
 Product = Callable[[Tensor], Tensor]
 """(n, D) to (n, O): a matrix that is ready to be multiplied with."""
 
+Rows = tuple[Tensor, Tensor | None]
+"""A weight (O, D) and its bias (O,), on the CPU."""
+
 # From so many tokens on the faster product pays for packing the weights: 5 % of 10 MFLOP a token against 2 ms a layer.
 PACK_TOKENS = 1024
 
@@ -73,9 +76,22 @@ class Linear(nn.Linear):
         """
         return ready_products(x, self.weight, self.bias, self.parts)
 
+    readable = True
+    """Whether `rows` can be asked for."""
+
+    def rows(self) -> list[Rows]:
+        """The matrix's parts as they are, a row of numbers for each output."""
+        return in_parts(self.weight.detach(), self.bias, self.parts)
+
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
         return multiply(x, self.weight, self.bias)
+
+
+def in_parts(weight: Tensor, bias: Tensor | None, parts: int) -> list[Rows]:
+    """Equal parts of a matrix's rows, without gradients."""
+    biases = [None] * parts if bias is None else bias.detach().chunk(parts)
+    return list(zip(weight.chunk(parts), biases, strict=True))
 
 
 def ready_products(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> list[Product]:
@@ -90,11 +106,10 @@ def ready_products(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -
     Returns:
         One product a part, each to (n, O / parts).
     """
-    weights = weight.to(x.dtype).chunk(parts)
-    biases = [None] * parts if bias is None else bias.to(x.dtype).chunk(parts)
+    rows = in_parts(weight.to(x.dtype), None if bias is None else bias.to(x.dtype), parts)
     if len(x) < PACK_TOKENS or not packable(x.dtype):
-        return [partial(F.linear, weight=part, bias=shift) for part, shift in zip(weights, biases, strict=True)]
-    return [packed_product(pack_weight(part, len(x)), shift) for part, shift in zip(weights, biases, strict=True)]
+        return [partial(F.linear, weight=part, bias=shift) for part, shift in rows]
+    return [packed_product(pack_weight(part, len(x)), shift) for part, shift in rows]
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

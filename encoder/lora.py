@@ -25,7 +25,7 @@ from encoder.adapter import TransformersEncoder
 from encoder.checkpoint import their_keys
 from encoder.errors import InputError
 from encoder.files import replacing, write_json
-from encoder.linear import Linear, Product, multiply, ready_products
+from encoder.linear import Linear, Product, Rows, in_parts, multiply, ready_products
 from encoder.model import Encoder
 from encoder.ops.dropout import drop
 
@@ -74,6 +74,12 @@ class LoRALinear(nn.Module):
     def products(self, x: Tensor) -> Sequence[Product]:
         """The merged matrix's parts as products; see `encoder.linear.Linear.products`."""
         return ready_products(x, self.merged(), self.bias, self.parts)
+
+    readable = True
+
+    def rows(self) -> list[Rows]:
+        """The merged matrix's parts; see `encoder.linear.Linear.rows`."""
+        return in_parts(self.merged(), self.bias, self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""

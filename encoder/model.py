@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from encoder import fused
 from encoder.config import EncoderConfig, Precision
 from encoder.errors import InputError
 from encoder.layers import Block, Embeddings, RotaryRows, make_norm
@@ -108,9 +109,7 @@ class Encoder(nn.Module):
         hidden: Tensor = self.embeddings(batch, dtype if torch.is_grad_enabled() else compute_dtype(self.device, dtype))
         update: Tensor | None = None
         if lean(hidden) and not self.training:
-            buffer = heads_buffer(hidden, self.config.num_heads)
-            for layer, rope in zip(self.layers, ropes, strict=True):
-                advance_(cast("Block", layer), hidden, batch, rope, buffer)
+            self._advance_(hidden, batch, ropes)
         elif self.gradient_checkpointing and self.training and torch.is_grad_enabled():
             for layer, rope in zip(self.layers, ropes, strict=True):
                 hidden, update = checkpoint(layer, hidden, update, batch, rope, use_reentrant=False)
@@ -119,6 +118,18 @@ class Encoder(nn.Module):
                 hidden, update = layer(hidden, update, batch, rope)
         output = add_norm(hidden, update, self.final_norm)[1].to(dtype)
         return output if places is None else output[places]
+
+    def _advance_(self, hidden: Tensor, batch: PackedBatch, ropes: Sequence[RotaryRows | None]) -> None:
+        """All blocks over the residual stream, in place."""
+        layers = cast("list[Block]", list(self.layers))
+        if fused.serves(layers, batch, hidden, ropes[0]):
+            blocks = fused.FusedBlocks(layers[0], batch, hidden)
+            for layer, rope in zip(layers, ropes, strict=True):
+                blocks.advance_(layer, rope)
+            return
+        buffer = heads_buffer(hidden, self.config.num_heads)
+        for layer, rope in zip(layers, ropes, strict=True):
+            advance_(layer, hidden, batch, rope, buffer)
 
     def forward_padded(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The same states from a padded batch, without a choice that depends on sizes: what is exported as a graph for other programs.

@@ -45,6 +45,5 @@ def attend_compiled(
         seen = np.asarray(batch.key_lengths or batch.lengths, np.int64)
         batch.memo[memo] = attention.sequences(np.cumsum(lengths) - lengths, lengths, seen, local=window is not None)
     heads = np.array([(x.data_ptr(), x.stride(0), x.stride(1)) for x in (q, k, v, output)], np.int64)
-    scratch = np.empty(torch.get_num_threads() * attention.scratch_bytes(q.shape[-1]), np.uint8)
-    attention.attend(heads, batch.memo[memo], (q.shape[1], q.shape[2]), window, scratch)
+    attention.attend(heads, batch.memo[memo], (q.shape[1], q.shape[2]), window)
     return output

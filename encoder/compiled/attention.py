@@ -14,27 +14,13 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from encoder.compiled import team
 from encoder.compiled.compiling import callback, compiled
-from encoder.compiled.tiles import (
-    HIDDEN,
-    LANES,
-    LARGEST,
-    ROWS,
-    clear,
-    exponents,
-    maxima,
-    mixture,
-    pack,
-    prefetch,
-    rescale,
-    scores,
-    take,
-    unpack,
-    veil,
-)
+from encoder.compiled.tiles import HIDDEN, clear, exponents, maxima, mixture, pack, prefetch, rescale, scores, take, unpack, veil
+from encoder.compiled.vectors import LANES, LARGEST, ROWS
 
 __all__ = ["LARGEST", "attend", "sequences"]
 
@@ -159,9 +145,7 @@ def _entry(pointer: Any) -> None:
 _ENTRY = callback(_entry)
 
 
-def attend(
-    heads: NDArray[np.int64], table: NDArray[np.int64], shape: tuple[int, int], window: int | None, scratch: NDArray[np.uint8]
-) -> None:
+def attend(heads: NDArray[np.int64], table: NDArray[np.int64], shape: tuple[int, int], window: int | None) -> None:
     """Attention of every sequence of a table with itself, on torch's threads.
 
     Args:
@@ -170,20 +154,15 @@ def attend(
         table: What `sequences` gave.
         shape: H and K, a multiple of LARGEST.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        scratch: ``scratch_bytes(K)`` for every thread.
     """
     count, width = shape
     call = np.zeros(TABLE + table.size, np.int64)
     call[[SEQUENCES, HEADS, WIDTH]] = len(table), count, width
     call[HALF] = EVERYTHING if window is None else window // 2
-    call[[SCRATCH, SCRATCH_BYTES]] = scratch.ctypes.data, scratch_bytes(width)
+    rows = 1 + PANEL + ROWS + max(GLOBAL_BLOCKS, LOCAL_BLOCKS) * (2 * width + 2)
+    scratch = team.scratch(torch.get_num_threads(), rows * LANES * _FLOAT)
+    call[[SCRATCH, SCRATCH_BYTES]] = scratch.data_ptr(), scratch.shape[1]
     for place, numbers in zip((QUERIES, KEYS, VALUES, OUTPUT), heads, strict=True):
         call[place : place + 3] = numbers
     call[TABLE:] = table.ravel()
     team.run(_ENTRY.address, call.ctypes.data)
-
-
-def scratch_bytes(width: int) -> int:
-    """Bytes that a thread needs beside the tensors, for heads of one width."""
-    rows = 1 + PANEL + ROWS + max(GLOBAL_BLOCKS, LOCAL_BLOCKS) * (2 * width + 2)
-    return -(-rows * LANES * _FLOAT // 64) * 64

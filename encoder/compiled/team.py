@@ -14,6 +14,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
+# Bytes of a cache line. A vector that lies across two of them takes twice as long to load.
+LINE = 64
 
 Launch = Callable[[int, int, int, int], None]
 """(address of the function, address of its argument, threads, flags): all threads call the function; returns when all are done."""
@@ -48,3 +52,8 @@ def run(function: int, argument: int) -> None:
     if launch is None:
         raise RuntimeError("this build of torch does not run on OpenMP threads")
     launch(function, argument, torch.get_num_threads(), 0)
+
+
+def scratch(threads: int, size: int) -> Tensor:
+    """Bytes for every thread, (threads, at least ``size``); each one's begin at the beginning of a cache line, as torch's tensors do."""
+    return torch.empty(threads, -(-size // LINE) * LINE, dtype=torch.uint8)

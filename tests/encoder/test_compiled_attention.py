@@ -156,8 +156,8 @@ NARROW = """
 import torch
 from encoder import pack_ids
 from encoder.attention import attend
-from encoder.compiled import tiles
-assert (tiles.LANES, tiles.ROWS) == (16, 4), (tiles.LANES, tiles.ROWS)
+from encoder.compiled import vectors
+assert (vectors.LANES, vectors.ROWS) == (16, 4), (vectors.LANES, vectors.ROWS)
 torch.manual_seed(0)
 batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
 q, k, v = torch.randn(3, 382, 2, 48)

@@ -1,0 +1,208 @@
+"""The layers of a block around attention, on a CPU: hidden states to heads, and what attention gave to the next hidden states.
+
+A task is a few panels of LANES tokens, whose states stay in a core's second cache from one end to the other: norms, biases, gates,
+activations, RoPE and residual sums happen beside the products, and nothing but heads and hidden states is written to memory. Rows of a
+matrix are read once for all panels of a task. A sum runs over its terms in their order, whatever stands beside a token and whichever
+thread has it.
+
+Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from encoder.compiled import team
+from encoder.compiled.compiling import callback, compiled
+from encoder.compiled.layer_tiles import ACTIVATIONS, activate, copy, gate, gather, join, normalise, product, spill, turn
+from encoder.compiled.tiles import take
+from encoder.compiled.vectors import LANES
+
+__all__ = ["ACTIVATIONS", "ATTENTION_NORM", "COSINES", "DOWN", "HIDDEN", "MIXED", "MLP_NORM", "OUT", "QKV", "UP", "Call", "Q"]
+
+# Bytes that the panels of a task may take of the second cache; the rest is for rows of weights.
+CACHE = 1_200_000
+MOST_PANELS = 8
+# Rows of a matrix that all panels meet before the next rows come.
+TILE = 24
+
+# Places of what a call consists of.
+TAKEN, MET, TOKENS, TASKS, SCRATCH, SCRATCH_BYTES, HIDDEN, WIDTH, INNER, HEADS = range(10)
+COSINES, SINES, HALF, Q, K, V, TOKEN_STRIDE, HEAD_STRIDE = range(10, 18)
+MIXED, ACTIVATION, GATED, POST = range(18, 22)
+# Norms: weight, bias, whether it subtracts the mean, epsilon (a double); matrices: weight, bias.
+ATTENTION_NORM, MLP_NORM = 22, 26
+# Queries, keys and values have one each.
+QKV, OUT, UP, DOWN = 30, 36, 38, 40
+SIZE = 42
+
+_FLOAT = 4  # bytes
+_ROW = LANES * _FLOAT
+
+
+@compiled
+def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
+    width = call[WIDTH]
+    if call[norm] == 0:
+        if out != tile:
+            copy(tile, width, out)
+        return
+    eps = call.view(np.float64)[norm + 3]
+    normalise(tile, width, call[norm], call[norm + 1], call[norm + 2], eps, out)
+
+
+@compiled
+def _project_panels(call: NDArray[np.int64], first: int, last: int, scratch: int) -> None:
+    """Heads of tokens first..last."""
+    width, heads, half, tokens = call[WIDTH], call[HEADS], call[HALF], call[TOKENS]
+    head_width = width // heads
+    rotary = scratch + head_width * _ROW
+    states = rotary + (last - first) * 2 * half * _ROW
+    for panel in range(last - first):
+        begin = (first + panel) * LANES
+        count, state = tokens - begin, states + panel * width * _ROW
+        gather(call[HIDDEN] + begin * width * _FLOAT, width, count, width, state)
+        _norm(call, ATTENTION_NORM, state, state)
+        if half > 0:
+            angles = rotary + panel * 2 * half * _ROW
+            gather(call[COSINES] + begin * half * _FLOAT, half, count, half, angles)
+            gather(call[SINES] + begin * half * _FLOAT, half, count, half, angles + half * _ROW)
+    for part in range(3):
+        for head in range(heads):
+            row = head * head_width
+            weights, biases = call[QKV + 2 * part] + row * width * _FLOAT, call[QKV + 2 * part + 1] + row * _FLOAT
+            for panel in range(last - first):
+                begin = (first + panel) * LANES
+                state = states + panel * width * _ROW
+                product(state, weights, width, head_width, width, biases, scratch)
+                if part < 2 and half > 0:
+                    angles = rotary + panel * 2 * half * _ROW
+                    turn(scratch, half, angles, angles + half * _ROW)
+                place = call[Q + part] + (begin * call[TOKEN_STRIDE] + head * call[HEAD_STRIDE]) * _FLOAT
+                spill(scratch, head_width, tokens - begin, call[TOKEN_STRIDE], place)
+
+
+@compiled
+def _multiply(matrix: NDArray[np.int64], shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int) -> None:
+    """Panels times a matrix (outputs, width); ``shape`` is panels, outputs, width."""
+    panels, outputs, width = shape
+    for row in range(0, outputs, TILE):
+        weights, biases = matrix[0] + row * width * _FLOAT, matrix[1] + row * _FLOAT
+        for panel in range(panels):
+            tile = source + panel * source_step * _ROW
+            product(tile, weights, width, min(TILE, outputs - row), width, biases, target + (panel * target_step + row) * _ROW)
+
+
+@compiled
+def _activate_panels(call: NDArray[np.int64], panels: int, block: int, states: int, inner: int) -> None:
+    """The first matrix of the MLP and its activation."""
+    width, size, step = call[WIDTH], call[INNER], max(call[WIDTH], call[INNER])
+    for row in range(0, size, TILE):
+        count = min(TILE, size - row)
+        for panel in range(panels):
+            state, out = states + panel * width * _ROW, inner + (panel * step + row) * _ROW
+            product(state, call[UP] + row * width * _FLOAT, width, count, width, call[UP + 1] + row * _FLOAT, block)
+            if call[GATED]:
+                other = size + row
+                gates = block + TILE * _ROW
+                product(state, call[UP] + other * width * _FLOAT, width, count, width, call[UP + 1] + other * _FLOAT, gates)
+                gate(call[ACTIVATION], block, gates, count, out)
+            else:
+                activate(call[ACTIVATION], block, count, out)
+
+
+@compiled
+def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int) -> None:
+    """Hidden states of tokens first..last."""
+    width, tokens, post = call[WIDTH], call[TOKENS], call[POST]
+    step = max(width, call[INNER])
+    panels = last - first
+    states = scratch + 2 * TILE * _ROW
+    inner = states + panels * width * _ROW
+    for panel in range(panels):
+        begin = (first + panel) * LANES
+        gather(call[MIXED] + begin * width * _FLOAT, width, tokens - begin, width, states + panel * width * _ROW)
+    _multiply(call[OUT : OUT + 2], (panels, width, width), states, inner, width, step)
+    for panel in range(panels):
+        begin = (first + panel) * LANES
+        hidden, sums = call[HIDDEN] + begin * width * _FLOAT, inner + panel * step * _ROW
+        join(hidden, width, tokens - begin, width, sums)
+        if post:
+            _norm(call, ATTENTION_NORM, sums, sums)
+            copy(sums, width, states + panel * width * _ROW)
+        else:
+            _norm(call, MLP_NORM, sums, states + panel * width * _ROW)
+        spill(sums, width, tokens - begin, width, hidden)
+    _activate_panels(call, panels, scratch, states, inner)
+    _multiply(call[DOWN : DOWN + 2], (panels, width, call[INNER]), inner, states, step, width)
+    for panel in range(panels):
+        begin = (first + panel) * LANES
+        hidden, sums = call[HIDDEN] + begin * width * _FLOAT, states + panel * width * _ROW
+        join(hidden, width, tokens - begin, width, sums)
+        if post:
+            _norm(call, MLP_NORM, sums, sums)
+        spill(sums, width, tokens - begin, width, hidden)
+
+
+@compiled
+def _work(call: NDArray[np.int64]) -> None:
+    """Tasks until none is left; what every thread runs."""
+    panels, tasks = (call[TOKENS] + LANES - 1) // LANES, call[TASKS]
+    scratch = call[SCRATCH] + take(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
+    while True:
+        task = take(call.ctypes.data + TAKEN * 8)
+        if task >= tasks:
+            return
+        first, last = task * panels // tasks, (task + 1) * panels // tasks
+        if call[MIXED] == 0:
+            _project_panels(call, first, last, scratch)
+        else:
+            _update_panels(call, first, last, scratch)
+
+
+def _entry(pointer: Any) -> None:
+    """`_work` on what the pointer points to."""
+    _work(numba.carray(pointer, SIZE, np.int64))
+
+
+_ENTRY = callback(_entry)
+
+
+class Call:
+    """What one block's kernels are told; filled in by the names above, run once for heads and once for hidden states.
+
+    Args:
+        tokens: N.
+        width: D.
+        inner: I.
+        heads: H.
+        threads: Of torch.
+    """
+
+    def __init__(self, tokens: int, width: int, inner: int, heads: int, threads: int) -> None:
+        self.numbers = np.zeros(SIZE, np.int64)
+        self.numbers[[TOKENS, WIDTH, INNER, HEADS]] = tokens, width, inner, heads
+        panels = -(-tokens // LANES)
+        most = min(max(CACHE // ((width + max(width, inner)) * _ROW), 1), MOST_PANELS)
+        tasks = min(-(-panels // most // threads) * threads if panels > most else threads, panels)
+        self.numbers[TASKS] = tasks
+        rows = max(2 * TILE, width // heads) + -(-panels // tasks) * (width + max(inner, 2 * width))
+        self.scratch = team.scratch(threads, rows * _ROW)
+        self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
+
+    def put(self, place: int, *values: int) -> None:
+        """Numbers or addresses from a place on."""
+        self.numbers[place : place + len(values)] = values
+
+    def put_eps(self, norm: int, eps: float) -> None:
+        """A norm's epsilon."""
+        self.numbers.view(np.float64)[norm + 3] = eps
+
+    def run(self) -> None:
+        """Heads from hidden states, or, where what attention mixed is named, hidden states from that."""
+        self.numbers[[TAKEN, MET]] = 0
+        team.run(_ENTRY.address, self.numbers.ctypes.data)

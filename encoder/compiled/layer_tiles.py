@@ -1,0 +1,175 @@
+"""Pieces of a transformer's layers around attention: products with weights, norms, activations, RoPE.
+
+A tile's lanes are tokens: hidden states of some tokens are (D, LANES). Weights are read as they lie, a row for each output, so nothing
+is laid out beforehand and nothing can be stale.
+
+Shapes: LANES tokens, D and O widths of input and output, R rotary width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from encoder.compiled.vectors import FLOAT, LANES, ROWS, VECTORS, WIDTH, Code, emitted, every, long
+
+__all__ = ["ACTIVATIONS", "activate", "copy", "gate", "gather", "join", "normalise", "product", "spill", "turn"]
+
+
+def _product(code: Code, tile: Any, weights: Any, stride: Any, count: Any, width: Any, biases: Any, out: Any) -> None:
+    """Some outputs (O, LANES), a multiple of ROWS, of a tile (D, LANES)."""
+    tile, weights, biases, out = (code.numbers(address) for address in (tile, weights, biases, out))
+    with code.loop(code.builder.udiv(count, long(ROWS))) as part:
+        first = code.place((part.index, long(ROWS)))
+        rows = [code.place(first, long(row)) for row in range(ROWS)]
+        starts = [code.at(weights, code.place((row, stride))) for row in rows]
+        sums = [bias for row in rows for bias in [code.spread(code.builder.load(code.at(biases, row)))] * VECTORS]
+        code.product(starts, width, long(1), tile, sums, code.at(out, code.place((first, long(LANES)))))
+
+
+def _gather(code: Code, rows: Any, stride: Any, count: Any, width: Any, out: Any) -> None:
+    """Up to LANES rows of numbers to a tile (width, LANES); the last stands in the lanes that are left."""
+    rows, out = code.numbers(rows), code.numbers(out)
+    code.to_lanes(rows, stride, count, width, lambda vector, place: code.store(vector, out, place))
+
+
+def _join(code: Code, rows: Any, stride: Any, count: Any, width: Any, out: Any) -> None:
+    """Add up to LANES rows of numbers to a tile (width, LANES)."""
+    rows, out = code.numbers(rows), code.numbers(out)
+    code.to_lanes(
+        rows, stride, count, width, lambda vector, place: code.store(code.builder.fadd(code.load(out, place), vector), out, place)
+    )
+
+
+def _spill(code: Code, tile: Any, width: Any, count: Any, stride: Any, out: Any) -> None:
+    """A tile (width, LANES) to the first of LANES rows of numbers."""
+    tile, out = code.numbers(tile), code.numbers(out)
+    code.to_rows(lambda place: code.load(tile, place), count, width, out, stride)
+
+
+def _copy(code: Code, tile: Any, width: Any, out: Any) -> None:
+    """A tile (width, LANES) as it is."""
+    tile, out = code.numbers(tile), code.numbers(out)
+    with code.loop(width) as row:
+        for place in code.lanes(row.index):
+            code.store(code.load(tile, place), out, place)
+
+
+def _normalise(code: Code, tile: Any, width: Any, weights: Any, biases: Any, centred: Any, eps: Any, out: Any) -> None:
+    """The norm of a tile (D, LANES): LayerNorm where ``centred`` is 1, RMSNorm where it is 0."""
+    b = code.builder
+    tile, weights, biases, out = (code.numbers(address) for address in (tile, weights, biases, out))
+    over = b.fdiv(every(1.0), code.spread(b.uitofp(width, FLOAT)))
+    shown = code.spread(b.uitofp(centred, FLOAT))
+    sums = code.variables([every(0.0)] * VECTORS)
+    with code.loop(width) as row:
+        for place, total in zip(code.lanes(row.index), sums, strict=True):
+            b.store(b.fadd(b.load(total), code.load(tile, place)), total)
+    means = [b.fmul(b.fmul(b.load(total), over), shown) for total in sums]
+    squares = code.variables([every(0.0)] * VECTORS)
+    with code.loop(width) as row:
+        for place, mean, total in zip(code.lanes(row.index), means, squares, strict=True):
+            distance = b.fsub(code.load(tile, place), mean)
+            b.store(code.fma(distance, distance, b.load(total)), total)
+    least = code.spread(b.fptrunc(eps, FLOAT))
+    shares = []
+    for total in squares:
+        root = code.call(f"llvm.sqrt.v{WIDTH}f32", every(0.0).type, code.fma(b.load(total), over, least))
+        shares.append(b.fdiv(every(1.0), root))
+    with code.loop(width) as row:
+        weight, bias = (code.spread(b.load(code.at(base, row.index))) for base in (weights, biases))
+        for place, mean, share in zip(code.lanes(row.index), means, shares, strict=True):
+            code.store(code.fma(b.fmul(b.fsub(code.load(tile, place), mean), share), weight, bias), out, place)
+
+
+def _turn(code: Code, tile: Any, half: Any, cosines: Any, sines: Any) -> None:
+    """RoPE on a head (K, LANES) in place: row i is turned with row i + R/2; cosines and sines are tiles (R/2, LANES)."""
+    b = code.builder
+    tile, cosines, sines = (code.numbers(address) for address in (tile, cosines, sines))
+    with code.loop(half) as row:
+        partner = code.lanes(code.place(row.index, half))
+        for place, other in zip(code.lanes(row.index), partner, strict=True):
+            first, second, cosine, sine = code.load(tile, place), code.load(tile, other), code.load(cosines, place), code.load(sines, place)
+            code.store(b.fsub(b.fmul(first, cosine), b.fmul(second, sine)), tile, place)
+            code.store(b.fadd(b.fmul(second, cosine), b.fmul(first, sine)), tile, other)
+
+
+def _logistic(code: Code, x: Any) -> Any:
+    """1 / (1 + exp(-x))."""
+    b = code.builder
+    power = b.fmul(x, every(-1 / math.log(2)))
+    power = b.select(b.fcmp_ordered(">", power, every(126.0)), every(126.0), power)
+    return b.fdiv(every(1.0), b.fadd(every(1.0), code.power_of_two(power)))
+
+
+def _scaled_erfc() -> list[float]:
+    """Coefficients of erfc(z) exp(z * z) as a polynomial in 1 / (1 + z / 2), z >= 0, of even error."""
+    t = (np.cos(np.pi * (np.arange(1000) + 0.5) / 1000) + 1) / 2
+    t = t[t > 1 / 6]  # beyond z = 10 nothing is left of erfc
+    z = 2 / t - 2
+    values = [math.erfc(x) * math.exp(x * x) for x in z]
+    return [float(c) for c in np.polynomial.polynomial.polyfit(t, values, 9)]
+
+
+_ERFC = _scaled_erfc()
+
+
+def _gelu(code: Code, x: Any) -> Any:
+    """X times the normal distribution's share below it, to 2e-7: ``x / 2 * erfc(-x / sqrt(2))``."""
+    b = code.builder
+    below = b.fcmp_ordered("<", x, every(0.0))
+    negated = b.fsub(every(-0.0), x)
+    size = b.select(below, negated, x)
+    z = b.fmul(size, every(math.sqrt(0.5)))
+    t = b.fdiv(every(1.0), code.fma(z, every(0.5), every(1.0)))
+    polynomial = every(_ERFC[-1])
+    for coefficient in _ERFC[-2::-1]:
+        polynomial = code.fma(polynomial, t, every(coefficient))
+    tail = b.fmul(polynomial, code.power_of_two(b.fmul(b.fmul(x, x), every(-0.5 / math.log(2)))))  # erfc(|x| / sqrt(2))
+    share = b.select(below, tail, b.fsub(every(2.0), tail))
+    return b.fmul(b.fmul(x, every(0.5)), share)
+
+
+def _gelu_tanh(code: Code, x: Any) -> Any:
+    b = code.builder
+    inner = b.fmul(x, code.fma(b.fmul(x, x), every(0.044715), every(1.0)))
+    return b.fmul(x, _logistic(code, b.fmul(inner, every(2 * math.sqrt(2 / math.pi)))))
+
+
+def _silu(code: Code, x: Any) -> Any:
+    return code.builder.fmul(x, _logistic(code, x))
+
+
+def _relu(code: Code, x: Any) -> Any:
+    return code.builder.select(code.builder.fcmp_ordered("<", x, every(0.0)), every(0.0), x)
+
+
+_FUNCTIONS: dict[str, Callable[[Code, Any], Any]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
+ACTIVATIONS = {name: number for number, name in enumerate(_FUNCTIONS)}
+"""What the functions of `encoder.ops.activations` are called here."""
+
+
+def _activate(code: Code, kind: Any, tile: Any, count: Any, out: Any) -> None:
+    """An activation of a tile (O, LANES)."""
+    tile, out = code.numbers(tile), code.numbers(out)
+    for name, number in ACTIVATIONS.items():
+        with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
+            for place in code.lanes(row.index):
+                code.store(_FUNCTIONS[name](code, code.load(tile, place)), out, place)
+
+
+def _gate(code: Code, kind: Any, tile: Any, gates: Any, count: Any, out: Any) -> None:
+    """An activation of a tile (O, LANES) times another."""
+    tile, gates, out = code.numbers(tile), code.numbers(gates), code.numbers(out)
+    for name, number in ACTIVATIONS.items():
+        with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
+            for place in code.lanes(row.index):
+                activated = _FUNCTIONS[name](code, code.load(tile, place))
+                code.store(code.builder.fmul(activated, code.load(gates, place)), out, place)
+
+
+product, gather, join, spill, copy = (emitted(emit) for emit in (_product, _gather, _join, _spill, _copy))
+normalise, turn, activate, gate = (emitted(emit) for emit in (_normalise, _turn, _activate, _gate))

@@ -1,0 +1,122 @@
+"""Blocks without gradients on a CPU by compiled loops (`encoder.compiled.blocks`): what surrounds attention is two passes over the tokens.
+
+The first makes heads of hidden states, the second the next hidden states of what attention made of them. `encoder.lean` does the same
+with torch's operators where this cannot serve.
+
+Shapes: N packed tokens, D model width, I MLP width, H heads, K head width, R rotary width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from encoder.attention import attend
+from encoder.attention.compiled import serves as attention_serves
+from encoder.layers import Block, RotaryRows
+from encoder.linear import Linear
+from encoder.packing import PackedBatch
+from encoder.processor import has_many_registers
+
+if TYPE_CHECKING:
+    from encoder.ops.norms import Norm
+
+# Widths are multiples of what a vector holds.
+MULTIPLE = 16
+# What a block's matrices are called in a call.
+MATRICES = ("QKV", "OUT", "UP", "DOWN")
+
+
+def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
+    """Whether these blocks can run here, and are worth it for a batch.
+
+    Args:
+        layers: All blocks of an encoder.
+        batch: The packed batch.
+        hidden: Its hidden states, (N, D).
+        rope: Rows of the rotary table of one of the layers.
+    """
+    if hidden.dtype != torch.float32 or not has_many_registers() or not attention_serves(batch):
+        return False
+    if layers[0].norm_position not in ("pre", "post"):
+        return False
+    if not all(matrix.readable for layer in layers for matrix in _matrices(layer)):
+        return False
+    widths = (
+        hidden.shape[1],
+        layers[0].mlp.width,
+        hidden.shape[1] // layers[0].attention.heads,
+        0 if rope is None else rope[0].shape[1],
+    )
+    return not any(each % MULTIPLE for each in widths)
+
+
+def _matrices(block: Block) -> tuple[Linear, Linear, Linear, Linear]:
+    return block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down
+
+
+class FusedBlocks:
+    """The blocks of one encoder over one batch, one after the other.
+
+    Args:
+        block: Any of them.
+        batch: The packed batch.
+        hidden: The residual stream, (N, D); every `advance_` overwrites it.
+    """
+
+    def __init__(self, block: Block, batch: PackedBatch, hidden: Tensor) -> None:
+        from encoder.compiled import blocks  # takes half a second, so not before it is needed
+
+        self.hidden, self.batch, self.names = hidden, batch, blocks
+        tokens, width = hidden.shape
+        heads = block.attention.heads
+        inner = block.mlp.width
+        self.call = blocks.Call(tokens, width, inner, heads, torch.get_num_threads())
+        # Heads first: attention reads the tokens of one head after the other.
+        self.heads = torch.empty(3, heads, tokens, width // heads)
+        self.none = torch.zeros(max(width, 2 * inner))
+        self.call.put(blocks.HIDDEN, hidden.data_ptr())
+        self.call.put(blocks.Q, *(part.data_ptr() for part in self.heads), self.heads.stride(2), self.heads.stride(1))
+
+    def advance_(self, block: Block, rope: RotaryRows | None) -> None:
+        """Run a block over the residual stream.
+
+        Args:
+            block: In evaluation mode.
+            rope: Its rows of this layer's rotary table.
+        """
+        names, call, post = self.names, self.call, block.norm_position == "post"
+        kept = [tensor for place, matrix in zip(MATRICES, _matrices(block), strict=True) for tensor in self._put_matrix(place, matrix)]
+        kept += self._put_norm(names.ATTENTION_NORM, nn.Identity() if post else block.attention_norm)
+        angles = [x.contiguous() for x in rope or ()]
+        call.put(names.COSINES, *((angles[0].data_ptr(), angles[1].data_ptr(), angles[0].shape[1]) if angles else (0, 0, 0)))
+        call.put(names.MIXED, 0, names.ACTIVATIONS[block.mlp.activation], int(block.mlp.gated), int(post))
+        call.run()
+        q, k, v = self.heads.transpose(1, 2)  # (N, H, K) each
+        mixed = attend(q, k, v, self.batch, block.attention.window, slopes=block.attention.slopes).contiguous()
+        kept += self._put_norm(names.ATTENTION_NORM, block.attention_norm) + self._put_norm(names.MLP_NORM, block.mlp_norm)
+        call.put(names.MIXED, mixed.data_ptr())
+        call.run()
+
+    def _put_matrix(self, place: str, matrix: Linear) -> list[Tensor]:
+        """Where a matrix's numbers lie, and what keeps them there."""
+        kept = []
+        for part, (weight, bias) in enumerate(matrix.rows()):
+            kept += [weight.float().contiguous(), self.none if bias is None else bias.float().contiguous()]
+            self.call.put(getattr(self.names, place) + 2 * part, *(tensor.data_ptr() for tensor in kept[-2:]))
+        return kept
+
+    def _put_norm(self, place: int, norm: Norm) -> list[Tensor]:
+        """A norm's numbers, and what they point to, to be kept until they have been used."""
+        if isinstance(norm, nn.Identity):
+            self.call.put(place, 0)
+            return []
+        weight = norm.weight.float()
+        bias = getattr(norm, "bias", None)
+        bias = self.none if bias is None else bias.float()
+        self.call.put(place, weight.data_ptr(), bias.data_ptr(), int(isinstance(norm, nn.LayerNorm)))
+        self.call.put_eps(place, torch.finfo(torch.float32).eps if norm.eps is None else norm.eps)
+        return [weight, bias]

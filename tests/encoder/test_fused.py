@@ -1,0 +1,207 @@
+"""Blocks by compiled loops against the same blocks by torch's operators: every family, activation, norm and width; fallbacks."""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder import Encoder, EncoderConfig, PackedBatch, freeze, fused, init_weights, pack_ids
+from encoder.attention import compiled
+
+pytestmark = pytest.mark.skipif(not compiled._can(), reason="no numba, OpenMP threads or fused multiplications here")
+
+BASE = EncoderConfig.modernbert(
+    vocab_size=300,
+    hidden_size=96,
+    num_heads=3,
+    intermediate_size=144,
+    layer_types=["global", "local", "local", "global"],
+    max_positions=1500,
+    window=32,
+)
+# Around the 48 or 16 lanes of a panel, and panels that two threads cannot share evenly.
+LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "modernbert": {},
+    "plain mlp": {"mlp": "plain"},
+    "gelu_tanh": {"activation": "gelu_tanh"},
+    "silu": {"activation": "silu"},
+    "relu": {"activation": "relu", "mlp": "plain"},
+    "rmsnorm": {"norm": "rmsnorm"},
+    "post-norm": {"norm_position": "post", "final_norm": False, "first_attention_norm": True},
+    "biases": {
+        **dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias"), True),
+        "norm_position": "post",
+        "final_norm": False,
+        "first_attention_norm": True,
+    },
+    "half of the head turned": {"hidden_size": 192, "rotary_fraction": 0.5},
+    "alibi": {"positions": "alibi", "layer_types": ("global",) * 2},
+    "absolute": {"positions": "absolute", "layer_types": ("global",) * 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """What `fused.serves` said, which is asked on every processor here."""
+    answers: list[bool] = []
+    serves = fused.serves
+
+    def asked(*arguments: Any) -> bool:
+        answers.append(serves(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(fused, "has_many_registers", lambda: True)
+    monkeypatch.setattr(fused, "serves", asked)
+    with torch.no_grad():
+        yield answers
+
+
+def encoder_of(**changes: Any) -> Encoder:
+    torch.manual_seed(3)
+    encoder = Encoder(replace(BASE, **changes))
+    init_weights(encoder, seed=3)
+    for name, weight in encoder.named_parameters():  # biases and norms that do something
+        if weight.ndim == 1:
+            weight.data.normal_(1.0 if name.endswith("weight") else 0.0, 0.2)
+        else:
+            weight.data.mul_(4)
+    return encoder.eval()
+
+
+def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in lengths], key_lengths=key_lengths)
+
+
+def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> Tensor:
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "serves", lambda *_: False)
+        return run()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_the_states_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, used: list[bool], name: str, lengths: tuple[int, ...]) -> None:
+    encoder, batch = encoder_of(**CONFIGS[name]), batch_of(lengths)
+    found = encoder(batch)
+    assert used == [True]
+    expected = by_operators(monkeypatch, lambda: encoder(batch))
+    exact = by_operators(monkeypatch, lambda: copy.deepcopy(encoder).double()(batch)).float()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert (found - exact).abs().max() <= 2 * (expected - exact).abs().max() + 2e-6
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 4), (96, 2), (160, 2), (256, 1)])
+def test_every_width_of_a_head(monkeypatch: pytest.MonkeyPatch, used: list[bool], width: int, heads: int) -> None:
+    fraction = {16: 1.0, 48: 2 / 3, 80: 0.4, 256: 1.0}[width // heads]  # halves of what turns are multiples of 16, or nothing turns
+    positions = {"positions": "absolute"} if width // heads == 16 else {"rotary_fraction": fraction}
+    encoder, batch = encoder_of(hidden_size=width, num_heads=heads, **positions), batch_of((400, 31))
+    found = encoder(batch)
+    assert used == [True]
+    torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
+
+
+def test_tokens_that_only_read(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+    encoder, batch = encoder_of(), batch_of((300, 64, 20), [200, 5, 20])
+    found = encoder(batch)
+    assert used == [True]
+    torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
+
+
+def test_neither_threads_nor_neighbours_change_a_bit() -> None:
+    encoder, before, states = encoder_of(), torch.get_num_threads(), []
+    batch, alone = batch_of((500, 300, 64)), batch_of((500, 300, 64))
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            states.append(encoder(batch))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(state, states[0]) for state in states)
+    alone = pack_ids([batch.ids[500:800].tolist()])
+    assert torch.equal(encoder(alone), states[0][500:800])
+
+
+def test_half_precision_weights_are_widened(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+    encoder, batch = encoder_of().bfloat16(), batch_of((300,))
+    monkeypatch.setattr("encoder.linear.native_on_cpu", lambda dtype: dtype != torch.bfloat16)
+    found = encoder(batch)
+    assert (used, found.dtype) == ([True], torch.bfloat16)
+    torch.testing.assert_close(
+        found, by_operators(monkeypatch, lambda: encoder(batch)), atol=0.04, rtol=0
+    )  # one rounding, after the last norm
+
+
+def test_frozen_and_plain_matrices_give_one_result(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+    monkeypatch.setattr("encoder.frozen.has_many_registers", lambda: True)
+    encoder, batch = encoder_of(), batch_of((300, 20))
+    frozen = freeze(copy.deepcopy(encoder))
+    assert torch.equal(frozen(batch), encoder(batch))
+    assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
+    assert used == [True, True]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_position": "parallel"},
+        {"hidden_size": 72, "num_heads": 3, "positions": "absolute"},
+        {"intermediate_size": 150},
+        {"hidden_size": 48, "num_heads": 2, "positions": "absolute"},
+        {"num_heads": 6},  # 8 cosines a head
+    ],
+    ids=str,
+)
+def test_what_it_cannot_do_torch_does(used: list[bool], changes: dict[str, Any]) -> None:
+    encoder = encoder_of(**changes)
+    assert encoder(batch_of((300,))).isfinite().all()
+    assert used == [False]
+
+
+def test_small_batches_doubles_and_int8_are_torchs(used: list[bool]) -> None:
+    encoder = encoder_of()
+    encoder(batch_of((200, 55)))
+    copy.deepcopy(encoder).double()(batch_of((300,)))
+    if torch.backends.quantized.engine in ("x86", "fbgemm"):
+        freeze(copy.deepcopy(encoder), precision="int8")(batch_of((300,)))
+    assert not any(used)
+    with torch.enable_grad():
+        encoder(batch_of((300,)))
+    encoder.train()(batch_of((300,)))
+    assert len(used) <= 3  # nor are they asked where gradients or dropout may be wanted
+
+
+NARROW = """
+import torch
+from encoder import Encoder, EncoderConfig, fused, pack_ids
+from encoder.compiled import vectors
+assert (vectors.LANES, vectors.ROWS) == (16, 4), (vectors.LANES, vectors.ROWS)
+fused.has_many_registers = lambda: True
+torch.manual_seed(0)
+config = EncoderConfig.modernbert(
+    vocab_size=64, hidden_size=96, num_heads=3, intermediate_size=144, layer_types=["global", "local"], window=16)
+encoder, batch = Encoder(config).eval(), pack_ids([list(range(50)) * 7, [1, 2, 3]])
+with torch.no_grad():
+    found = encoder(batch)
+    expected = encoder.double()(batch).float()
+torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
+def test_a_processor_with_half_the_registers() -> None:
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell"}
+    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
