@@ -1,7 +1,8 @@
 """An encoder made ready for inference on a CPU: its matrices packed once, in float or in 8 bits.
 
 A frozen matrix replaces the plain one instead of standing beside it, so nothing is held twice. Small batches gain most: a
-lone query no longer waits for weights to be laid out, or to be widened from half precision.
+lone query no longer waits for weights to be laid out, or to be widened from half precision. Where blocks run by compiled loops
+(`encoder.fused`), which read weights as they lie, a frozen matrix keeps the plain layout.
 
 int8: weights have one scale an output row, activations a shift and a scale a token. One for a whole batch, as dynamic
 quantisation usually has it, would make a text's vector depend on its neighbours.
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from encoder.attention.compiled import available
 from encoder.config import Precision
 from encoder.errors import InputError
 from encoder.linear import Linear, Product, Rows, packable, packed_product
@@ -80,7 +82,7 @@ class FrozenMatrix(Protocol):
 
 
 class PackedMatrix:
-    """A weight in oneDNN's layout, in a dtype the processor multiplies in; half precision is widened once.
+    """A weight in a dtype the processor multiplies in, half precision widened once; in oneDNN's layout where no compiled loops read it.
 
     Args:
         weight: (O, D).
@@ -91,8 +93,8 @@ class PackedMatrix:
         self.dtype = weight.dtype
         compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
         wide = weight.to(compute)
-        # Compiled loops read the plain layout (`encoder.fused`).
-        packs = packable(compute) and not has_many_registers()
+        fuses = compute == torch.float32 and has_many_registers() and available()
+        packs = packable(compute) and not fuses
         self.weight = torch.ops.mkldnn._reorder_linear_weight(wide, TYPICAL_TOKENS) if packs else wide
         self.bias = None if bias is None else bias.to(compute)
         self.product = packed_product(self.weight, self.bias)
@@ -109,7 +111,7 @@ class PackedMatrix:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedMatrix:
         """Packed tensors cannot be copied, what they were packed from can."""
-        state = self.state()
+        state = {name: tensor.clone() for name, tensor in self.state().items()}
         return PackedMatrix(state["weight"], state.get("bias"))
 
 

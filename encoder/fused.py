@@ -8,14 +8,17 @@ Shapes: N packed tokens, D model width, I MLP width, H heads, K head width, R ro
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from encoder.attention import attend
-from encoder.attention.compiled import serves as attention_serves
+from encoder.attention import attend, compiled
+from encoder.attention.dispatch import VARIABLE
 from encoder.layers import Block, RotaryRows
 from encoder.linear import Linear
 from encoder.packing import PackedBatch
@@ -24,14 +27,16 @@ from encoder.processor import has_many_registers
 if TYPE_CHECKING:
     from encoder.ops.norms import Norm
 
-# Widths are multiples of what a vector holds.
-MULTIPLE = 16
+logger = logging.getLogger(__name__)
+
 # What a block's matrices are called in a call.
 MATRICES = ("QKV", "OUT", "UP", "DOWN")
 
 
 def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
-    """Whether these blocks can run here, and are worth it for a batch.
+    """Whether these blocks can run here, and are worth it for a batch; what is found is logged once.
+
+    Where the environment variable QUIVER_ATTENTION names another attention than the compiled one, blocks are torch's too.
 
     Args:
         layers: All blocks of an encoder.
@@ -39,19 +44,36 @@ def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: Ro
         hidden: Its hidden states, (N, D).
         rope: Rows of the rotary table of one of the layers.
     """
-    if hidden.dtype != torch.float32 or not has_many_registers() or not attention_serves(batch):
+    if not compiled.serves(batch, hidden):
         return False
-    if layers[0].norm_position not in ("pre", "post"):
-        return False
-    if not all(matrix.readable for layer in layers for matrix in _matrices(layer)):
-        return False
-    widths = (
-        hidden.shape[1],
-        layers[0].mlp.width,
-        hidden.shape[1] // layers[0].attention.heads,
-        0 if rope is None else rope[0].shape[1],
-    )
-    return not any(each % MULTIPLE for each in widths)
+    reason = _obstacle(layers, hidden, rope)
+    _note(reason)
+    return reason is None
+
+
+def _obstacle(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -> str | None:
+    width, heads = hidden.shape[1], layers[0].attention.heads
+    widths = (width, width // heads, layers[0].mlp.width, 0 if rope is None else rope[0].shape[1])
+    override = os.environ.get(VARIABLE)
+    reasons = {
+        "no AVX-512": not has_many_registers(),
+        f"{VARIABLE}={override}": override is not None and override != "compiled",
+        f"dtype {str(hidden.dtype).removeprefix('torch.')}": hidden.dtype != torch.float32,
+        "hidden states with gaps": not hidden.is_contiguous(),
+        f"norms before attention and MLP side by side ({layers[0].norm_position})": layers[0].norm_position not in ("pre", "post"),
+        f"widths {widths}, not all multiples of {compiled.MULTIPLE}": any(each % compiled.MULTIPLE for each in widths),
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
+    if reason is None and not all(matrix.readable for layer in layers for matrix in _matrices(layer)):
+        return "packed matrices"
+    if reason is None and not all(map(compiled.is_plain, (weight for layer in layers for weight in layer.parameters()))):
+        return "weights elsewhere"
+    return reason
+
+
+@cache
+def _note(reason: str | None) -> None:
+    logger.info("blocks on cpu: %s", "compiled" if reason is None else f"torch's operators ({reason})")
 
 
 def _matrices(block: Block) -> tuple[Linear, Linear, Linear, Linear]:
@@ -68,7 +90,7 @@ class FusedBlocks:
     """
 
     def __init__(self, block: Block, batch: PackedBatch, hidden: Tensor) -> None:
-        from encoder.compiled import blocks  # takes half a second, so not before it is needed
+        from encoder.compiled import blocks  # `serves` has loaded numba
 
         self.hidden, self.batch, self.names = hidden, batch, blocks
         tokens, width = hidden.shape
@@ -76,8 +98,8 @@ class FusedBlocks:
         inner = block.mlp.width
         self.call = blocks.Call(tokens, width, inner, heads, torch.get_num_threads())
         # Heads first: attention reads the tokens of one head after the other.
-        self.heads = torch.empty(3, heads, tokens, width // heads)
-        self.none = torch.zeros(max(width, 2 * inner))
+        self.heads = hidden.new_empty(3, heads, tokens, width // heads)
+        self.none = hidden.new_zeros(max(width, 2 * inner))
         self.call.put(blocks.HIDDEN, hidden.data_ptr())
         self.call.put(blocks.Q, *(part.data_ptr() for part in self.heads), self.heads.stride(2), self.heads.stride(1))
 
@@ -114,9 +136,9 @@ class FusedBlocks:
         if isinstance(norm, nn.Identity):
             self.call.put(place, 0)
             return []
-        weight = norm.weight.float()
+        weight = norm.weight.float().contiguous()
         bias = getattr(norm, "bias", None)
-        bias = self.none if bias is None else bias.float()
+        bias = self.none if bias is None else bias.float().contiguous()
         self.call.put(place, weight.data_ptr(), bias.data_ptr(), int(isinstance(norm, nn.LayerNorm)))
         self.call.put_eps(place, torch.finfo(torch.float32).eps if norm.eps is None else norm.eps)
         return [weight, bias]

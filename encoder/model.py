@@ -85,7 +85,7 @@ class Encoder(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Encode a batch.
 
-        In evaluation without gradients on a CPU the blocks run by `encoder.lean.advance_`: hooks on modules inside of them
+        In evaluation without gradients on a CPU the blocks run by `encoder.fused` or `encoder.lean`: hooks on modules inside of them
         do not fire there, and dropout that was switched on in single modules has no effect.
 
         Args:

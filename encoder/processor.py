@@ -43,8 +43,11 @@ def native_on_cpu(dtype: torch.dtype) -> bool:
 
 @cache
 def has_fma() -> bool:
-    """Whether this processor multiplies and adds in one instruction; without it code that asks for that calls a function each time."""
-    return platform.machine().lower() in ("aarch64", "arm64") or _has("_is_avx2_supported", "_is_avx512_supported")
+    """Whether this is an x86 processor that multiplies and adds in one instruction, which came with AVX2.
+
+    Without it code that asks for that calls a function each time. On other kinds of processors compiled loops have not been measured.
+    """
+    return _has("_is_avx2_supported", "_is_avx512_supported")
 
 
 @cache

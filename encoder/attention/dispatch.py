@@ -110,7 +110,7 @@ LIMITS = {
         absent="few tokens, or no numba, OpenMP threads or fused multiplications here",
         capability=(0, 0),
         dtypes=(torch.float32,),
-        multiple=16,
+        multiple=compiled.MULTIPLE,
         gradients=False,
     ),
 }
@@ -202,7 +202,7 @@ def describe(
         key_lengths=batch.key_lengths is not None,
         local=window is not None,
         equal_lengths=batch.max_seqlen * len(batch) == batch.num_tokens,
-        installed=flash.installed() if cuda else frozenset({"compiled"} if compiled.serves(batch) else ()),
+        installed=flash.installed() if cuda else frozenset({"compiled"} if compiled.serves(batch, q) else ()),
     )
 
 

@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from encoder.compiled import team
 from encoder.compiled.compiling import callback, compiled
 from encoder.compiled.tiles import HIDDEN, clear, exponents, maxima, mixture, pack, prefetch, rescale, scores, take, unpack, veil
-from encoder.compiled.vectors import LANES, LARGEST, ROWS
-
-__all__ = ["LARGEST", "attend", "sequences"]
+from encoder.compiled.vectors import LANES, ROWS
 
 # Keys of a panel: their scores, (64, LANES), fit the first cache beside the queries.
 PANEL = 64
@@ -152,7 +150,7 @@ def attend(heads: NDArray[np.int64], table: NDArray[np.int64], shape: tuple[int,
         heads: Address, stride of a token and stride of a head, in numbers, of queries, keys, values and output, (4, 3); float32, the
             numbers of a head side by side.
         table: What `sequences` gave.
-        shape: H and K, a multiple of LARGEST.
+        shape: H and K, a multiple of 16.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
     """
     count, width = shape

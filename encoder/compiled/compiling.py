@@ -46,7 +46,7 @@ def _kept(keep: Callable[[Any], Any], plain: Callable[[Any], Any], function: Cal
     try:
         return keep(function)
     except RuntimeError as error:  # numba finds no folder that it may write to
-        logger.info("%s is compiled again in every process (%s)", function.__name__, error)
+        logger.warning("%s is compiled again in every process (%s)", function.__name__, error)
         return plain(function)
 
 

@@ -56,4 +56,4 @@ def run(function: int, argument: int) -> None:
 
 def scratch(threads: int, size: int) -> Tensor:
     """Bytes for every thread, (threads, at least ``size``); each one's begin at the beginning of a cache line, as torch's tensors do."""
-    return torch.empty(threads, -(-size // LINE) * LINE, dtype=torch.uint8)
+    return torch.empty(threads, -(-size // LINE) * LINE, dtype=torch.uint8, device="cpu")

@@ -2,7 +2,7 @@
 
 A tile's lanes are queries: scores are (keys, LANES), queries and mixtures (K, LANES).
 
-Shapes: LANES queries, n keys, K head width (a multiple of LARGEST).
+Shapes: LANES queries, n keys, K head width (a multiple of 16).
 Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum); the layout is ours.
 """
 
@@ -17,7 +17,7 @@ from encoder.compiled.vectors import FLOAT, INT, INTS, LANES, LONG, ROW_PLACES, 
 
 __all__ = ["HIDDEN", "clear", "exponents", "maxima", "mixture", "pack", "prefetch", "rescale", "scores", "take", "unpack", "veil"]
 
-HIDDEN = -1e30
+HIDDEN = -3e38
 """A score that nothing may come of, in units of a binary logarithm."""
 
 

@@ -14,31 +14,38 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, config, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 # numba's own types know nothing of its helpers for code.
 _cgutils: Any = cgutils
 
 
+def _features() -> list[str]:
+    """What the processor has that numba compiles for; numba keeps code by the same words, so what follows from them cannot be mixed up."""
+    features: str = cpu_target.target_context.codegen().magic_tuple()[2]
+    return features.split(",")
+
+
+def obstacle() -> str | None:
+    """Why loops made of this code should not run here; None where they should."""
+    if config.DISABLE_JIT:
+        return "numba is told not to compile (NUMBA_DISABLE_JIT)"
+    if "+fma" not in _features():
+        return "numba is told to compile for a processor without fused multiplications"
+    return None
+
+
 def _registers() -> tuple[int, int, int]:
     """Numbers in a vector, vectors in a row, rows of a product: what the processor's registers hold beside two factors."""
-    if config.CPU_NAME is None:
-        features = llvm.get_host_cpu_features()
-        if features.get("avx512f"):
-            return 16, 3, 8
-        if features.get("neon"):
-            return 4, 4, 4
-    return 8, 2, 4  # sixteen registers, as AVX2 has them; right on every processor
+    return (16, 3, 8) if "+avx512f" in _features() else (8, 2, 4)  # 32 registers, or 16
 
 
 WIDTH, VECTORS, ROWS = _registers()
 LANES = WIDTH * VECTORS
-LARGEST = 16
-"""A head is as wide as a multiple of this, whatever the registers are."""
 
 _LEAST = -125.0  # powers of two below 2 to this are 0
 
@@ -131,16 +138,16 @@ class Code:
     def power_of_two(self, x: Any) -> Any:
         """2 ** x to 2e-7 of itself, x <= 127; exactly 0 below 2 ** -125, so that no later product is slowed down by subnormal numbers."""
         b = self.builder
-        shift = every(1.5 * 2**23)  # a number as large as this has no places behind the point
+        # A number as large as this has no places behind the point; those before it end in n + 127, the exponent's bits of 2 ** n.
+        shift = every(1.5 * 2**23 + 127)
         rounded = b.fadd(x, shift)
         rest = b.fsub(x, b.fsub(rounded, shift))
         power = every(_POWER[-1])
         for coefficient in _POWER[-2::-1]:
             power = self.fma(power, rest, every(coefficient))
-        exponent = b.shl(b.bitcast(rounded, INTS), ir.Constant(INTS, [23] * WIDTH))
-        power = b.bitcast(b.add(b.bitcast(power, INTS), exponent), VECTOR)
+        scale = b.bitcast(b.shl(b.bitcast(rounded, INTS), ir.Constant(INTS, [23] * WIDTH)), VECTOR)
         # Unordered: what is not a number stays so.
-        return b.select(b.fcmp_unordered(">", x, every(_LEAST)), power, every(0.0))
+        return b.select(b.fcmp_unordered(">", x, every(_LEAST)), b.fmul(power, scale), every(0.0))
 
     def transposed(self, rows: Sequence[Any]) -> list[Any]:
         """WIDTH vectors as the columns of what they were the rows of, by perfect shuffles."""

@@ -10,16 +10,17 @@ import faiss
 import torch
 
 from encoder import EncoderConfig, pack_ids
-from encoder.attention import AttentionCall, choose_backend
+from encoder.attention import AttentionCall, choose_backend, compiled
 from encoder.attention.dispatch import VARIABLE
 from encoder.attention.flash import installed
 from encoder.init import init_weights
 from encoder.model import Encoder
+from encoder.processor import has_many_registers
 from retrieval.cli.output import JsonOption, print_json, print_table, quiver_version, say
 from retrieval.versions import installed_version
 
 PACKAGES = {
-    "core": ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "faiss-cpu", "pyyaml", "typer", "rich"),
+    "core": ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "faiss-cpu", "numba", "pyyaml", "typer", "rich"),
     "train": (
         "sentence-transformers",
         "pylate",
@@ -73,7 +74,10 @@ def _devices() -> dict[str, Any]:
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    devices["attention (cpu, fp32)"] = choose_backend(AttentionCall("cpu", torch.float32))
+    loops = frozenset({"compiled"} if compiled.available() else ())
+    # For batches of some hundred tokens; a lone query takes torch's kernels.
+    devices["attention (cpu, fp32)"] = choose_backend(AttentionCall("cpu", torch.float32, installed=loops), os.environ.get(VARIABLE))
+    devices["blocks (cpu, fp32)"] = "compiled" if loops and has_many_registers() else "torch"
     if torch.cuda.is_available():
         for purpose, gradients in (("inference", False), ("training", True)):
             call = AttentionCall(
@@ -91,10 +95,10 @@ def _devices() -> dict[str, Any]:
 def _check() -> dict[str, Any]:
     """One forward pass of a small random encoder on every device."""
     config = EncoderConfig.modernbert(
-        vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
+        vocab_size=64, hidden_size=64, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
     )
     encoder = init_weights(Encoder(config), seed=0).eval()
-    batch = pack_ids([[1, 2, 3], list(range(64)) * 3])
+    batch = pack_ids([[1, 2, 3], list(range(64)) * 5])  # enough for compiled loops
     states = []
     with torch.inference_mode():
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:

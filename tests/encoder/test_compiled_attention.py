@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from encoder.attention import attend, choose_backend, compiled
 from encoder.attention.dispatch import describe
-from encoder.compiled.compiling import compiled as compiling
 
-pytestmark = pytest.mark.skipif(not compiled._can(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 # Around a tile's 48 or 16 lanes and 8 or 4 rows, a panel's 64 keys, a window's halo, and a task's 8 blocks.
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
@@ -88,11 +89,12 @@ def test_tokens_beyond_the_key_length_only_read(window: int | None) -> None:
         assert found[5 + 4 : 240].abs().max() == 0  # those that see nothing give zeros, not NaN
 
 
-def test_values_of_another_sequence_do_not_leak_even_as_nan() -> None:
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FC000FF, -1])
+def test_values_of_another_sequence_do_not_leak_even_as_nan(bits: int) -> None:
     batch = batch_of((130, 131, 132))
     q, k, v = heads(batch.num_tokens)
     for x in (q, k, v):
-        x[130:261] = torch.nan
+        x.view(torch.int32)[130:261] = bits
     for window in (None, 32):
         found = attend(q, k, v, batch, window, backend="compiled")
         assert found[:130].isfinite().all()
@@ -152,6 +154,63 @@ def test_an_encoder_takes_it_for_large_batches_without_gradients() -> None:
     torch.testing.assert_close(together[400:], encoder(pack_ids([ids[:20]])), atol=1e-5, rtol=0)
 
 
+def test_scores_below_all_others_are_still_scores() -> None:
+    batch = batch_of((256,))
+    q, k, v = torch.full((256, 1, 16), 1e15), torch.full((256, 1, 16), -1e15), heads(256, 16, 1)[2]
+    torch.testing.assert_close(attend(q, k, v, batch, None, backend="compiled"), v.mean(0, keepdim=True).expand_as(v), atol=1e-5, rtol=0)
+
+
+def test_what_has_no_numbers_is_left_to_torch() -> None:
+    batch = batch_of((300,))
+    q, k, v = heads(300)
+
+    def chosen(x: Tensor) -> bool:
+        return compiled.serves(batch, x)
+
+    assert chosen(q)
+    assert not chosen(q.to("meta"))
+    with FakeTensorMode() as mode:
+        assert not chosen(mode.from_tensor(q))
+    seen: list[bool] = []
+    torch.vmap(lambda x: (seen.append(chosen(x)), x)[1])(q[None])
+    with forward_ad.dual_level():
+        seen.append(chosen(forward_ad.make_dual(q, torch.ones_like(q))))
+    assert not any(seen)
+    traced = torch.jit.trace(lambda a, b, c: attend(a, b, c, batch, 32), (q, k, v), check_trace=False)
+    torch.testing.assert_close(traced(q, k, v), definition(q, k, v, batch, 32), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_defaults_change_nothing(dtype: torch.dtype) -> None:
+    batch = batch_of((300,))
+    q, k, v = heads(300)
+    expected = attend(q, k, v, batch, 32, backend="compiled")
+    try:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device("meta")
+        found = attend(q, k, v, batch, 32, backend="compiled")
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("variable", [{"NUMBA_DISABLE_JIT": "1"}, {"NUMBA_CPU_NAME": "generic"}], ids=str)
+def test_a_compiler_that_cannot_serve_is_said_and_left(variable: dict[str, str]) -> None:
+    code = """
+import logging, sys, torch
+logging.basicConfig(stream=sys.stdout)
+from encoder import pack_ids
+from encoder.attention import attend
+q, k, v = torch.ones(3, 300, 2, 16)
+print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **variable}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "slower than it could be: numba is told" in done.stdout
+    assert done.stdout.splitlines()[-1] == "9600.0"
+
+
 NARROW = """
 import torch
 from encoder import pack_ids
@@ -170,24 +229,25 @@ for window in (None, 6, 128):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
 def test_a_processor_with_half_the_registers() -> None:
-    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell"}
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
     done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_kept_on_disk_is_named_after_all_it_was_made_of(tmp_path: Path) -> None:
-    """A function calls what stands in another file: where that changes, the old code must not be found."""
-    names = []
-    for content in ("x = 1\n", "x = 2\n"):
-        (tmp_path / "other.py").write_text(content)
-        source = tmp_path / "own.py"
-        source.write_text("def own(x):\n    return x + 1\n")
-        code: dict[str, object] = {"__name__": "own"}
-        exec(compile(source.read_text(), str(source), "exec"), code)
-        function = code["own"]
-        from encoder.compiled import compiling as module
+OWN = (
+    "from encoder.compiled.compiling import compiled\nfrom other import constant\n\n\n@compiled\ndef own(x):\n    return x + constant(x)\n"
+)
 
-        module._digest.cache_clear()
-        assert compiling(function)(1) == 2  # type: ignore[operator, type-var]
-        names.append(function.__qualname__)  # type: ignore[attr-defined]
-    assert names[0] != names[1]
+
+def test_what_is_kept_on_disk_goes_with_all_it_was_made_of(tmp_path: Path) -> None:
+    """A function calls what stands in another file: where that changes, the old code must not be found."""
+    (tmp_path / "own.py").write_text(OWN)
+    results = []
+    for value in (1, 2, 2):
+        (tmp_path / "other.py").write_text(f"import numba\n\n\n@numba.njit\ndef constant(x):\n    return {value}\n")
+        code = "from own import own; print(own(1), sum(own.stats.cache_hits.values()))"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        results.append(done.stdout.split())
+    assert results == [["2", "0"], ["3", "0"], ["3", "1"]]

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from encoder import Encoder, EncoderConfig, PackedBatch, freeze, fused, init_weights, pack_ids
 from encoder.attention import compiled
+from encoder.lora import add_lora
 
-pytestmark = pytest.mark.skipif(not compiled._can(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 BASE = EncoderConfig.modernbert(
     vocab_size=300,
@@ -122,7 +124,7 @@ def test_tokens_that_only_read(monkeypatch: pytest.MonkeyPatch, used: list[bool]
 
 def test_neither_threads_nor_neighbours_change_a_bit() -> None:
     encoder, before, states = encoder_of(), torch.get_num_threads(), []
-    batch, alone = batch_of((500, 300, 64)), batch_of((500, 300, 64))
+    batch = batch_of((500, 300, 64))
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
@@ -151,6 +153,61 @@ def test_frozen_and_plain_matrices_give_one_result(monkeypatch: pytest.MonkeyPat
     assert torch.equal(frozen(batch), encoder(batch))
     assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
     assert used == [True, True]
+
+
+def test_copies_of_a_frozen_encoder_have_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encoder.frozen.has_many_registers", lambda: True)
+    frozen = freeze(encoder_of())
+    one, two = (each.layers[0].mlp.up.rows()[0][0] for each in (frozen, copy.deepcopy(frozen)))
+    assert torch.equal(one, two)
+    assert one.data_ptr() != two.data_ptr()
+
+
+def test_low_rank_updates_count(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+    encoder, batch = encoder_of(), batch_of((300, 20))
+    plain = encoder(batch)
+    add_lora(encoder, rank=2, alpha=4, dropout=0.0, seed=0)
+    for name, weight in encoder.named_parameters():
+        if name.endswith("lora_b"):
+            weight.data.normal_(0, 0.1)
+    found = encoder.eval()(batch)
+    assert used == [True, True]
+    assert (found - plain).abs().max() > 0.01
+    torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
+
+
+def test_threads_of_python_share_an_encoder() -> None:
+    encoder, batches = encoder_of(), [batch_of((300 + 31 * i, 5)) for i in range(6)]
+    expected = [encoder(batch) for batch in batches]
+
+    def encode(batch: PackedBatch) -> Tensor:
+        with torch.inference_mode():
+            return encoder(batch)
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(5):
+            assert all(map(torch.equal, pool.map(encode, batches), expected))
+
+
+def test_states_with_gaps_and_other_defaults(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+    encoder, batch = encoder_of(), batch_of((300,))
+    expected = encoder(batch)
+    hook = encoder.embeddings.register_forward_hook(lambda *call: call[2].t().contiguous().t())
+    torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=0)
+    hook.remove()
+    assert used == [True, False]
+    monkeypatch.setenv("QUIVER_ATTENTION", "packed")
+    torch.testing.assert_close(encoder(batch), expected, atol=1e-5, rtol=0)
+    assert used == [True, False, False]
+    monkeypatch.delenv("QUIVER_ATTENTION")
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert torch.equal(encoder(batch), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    encoder.layers[1].to("meta")
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        encoder(batch)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +259,6 @@ torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
 def test_a_processor_with_half_the_registers() -> None:
-    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell"}
+    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
     done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
