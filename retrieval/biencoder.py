@@ -133,8 +133,7 @@ class BiEncoder:
         def forward(batch: PackedBatch) -> list[DenseVectors]:
             return list(self.pool(self.encoder(batch), batch, skip=skip).cpu().numpy())
 
-        description = "queries" if role == "query" else "documents"
-        rows = run_batches(tokens.ids, forward, device=self.encoder.device, description=description, progress=progress)
+        rows = run_batches(tokens.ids, forward, device=self.encoder.device, role=role, progress=progress)
         vectors = np.stack(rows) if rows else np.empty((0, self.dim), np.float32)
         return DenseEncoding(vectors, describe_tokens(texts, tokens.ids, tokens.truncated))
 

@@ -187,10 +187,7 @@ class ColBERT:
                 parts = [part[torch.tensor(keep[row])] for part, row in zip(parts, batch.rows, strict=True)]
             return [part.numpy().copy() for part in parts]
 
-        what = "queries" if role == "query" else "documents"
-        vectors = run_batches(
-            read.ids, forward, key_lengths=read.key_lengths, device=self.encoder.device, description=what, progress=progress
-        )
+        vectors = run_batches(read.ids, forward, key_lengths=read.key_lengths, device=self.encoder.device, role=role, progress=progress)
         return TokenEncoding(vectors, read.described, read.spoken())
 
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from encoder.config import DROPOUTS
 from encoder.tokens import SPECIAL_TOKENS
 from retrieval.progress import progress_bar
 from retrieval.projection import Projection
-from retrieval.records import TextTokens
+from retrieval.records import Role, TextTokens
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def run_batches(
     *,
     key_lengths: Sequence[int] | None = None,
     device: torch.device,
-    description: str,
+    role: Role,
     progress: bool,
 ) -> list[Result]:
     """Run a model over token lists in token-budget batches sorted by length; results in input order.
@@ -73,7 +73,8 @@ def run_batches(
         forward: One batch to one result a sequence, in batch order.
         key_lengths: For each text how many leading tokens may be attended to.
         device: Where the model is; gives the budget.
-        description: Shown beside the progress bar.
+        role: What the texts are. A document's result is the same to the bit in every batch: pieces of an index may be made again in other
+            company. A query's is made as fast as it can be.
         progress: Show one.
 
     Returns:
@@ -81,9 +82,10 @@ def run_batches(
     """
     budget = max(BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]), max(map(len, ids), default=0))
     results: dict[int, Result] = {}
+    description = "queries" if role == "query" else "documents"
     with torch.inference_mode(), progress_bar(description, len(ids), enabled=progress) as advance:
         for batch in pack(ids, max_tokens=budget, key_lengths=key_lengths):
-            results.update(zip(batch.rows, forward(batch), strict=True))
+            results.update(zip(batch.rows, forward(replace(batch, steady=role == "document")), strict=True))
             advance(len(batch))
     return [results[place] for place in range(len(ids))]
 

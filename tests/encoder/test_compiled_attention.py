@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,12 @@ def definition(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int 
 
 
 @pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
+def two_threads_and_no_gradients() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     with torch.no_grad():
         yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -137,6 +141,7 @@ def test_an_encoder_takes_it_for_large_batches_without_gradients() -> None:
     q, _, _ = heads(256)
     assert choose_backend(describe(q, large, window=128)) == "compiled"
     assert choose_backend(describe(q[:200], small, window=128)) == "packed"
+    assert choose_backend(describe(q[:200], replace(small, steady=True), window=128)) == "compiled"
     assert choose_backend(describe(q, large, gradients=True)) == "packed"
     assert choose_backend(describe(q.double(), large)) == "packed"
     assert choose_backend(describe(q, large, slopes=torch.ones(3))) == "packed"

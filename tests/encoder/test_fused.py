@@ -66,8 +66,11 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     monkeypatch.setattr(fused, "has_many_registers", lambda: True)
     monkeypatch.setattr(fused, "serves", asked)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     with torch.no_grad():
         yield answers
+    torch.set_num_threads(threads)
 
 
 def encoder_of(**changes: Any) -> Encoder:
@@ -134,6 +137,17 @@ def test_neither_threads_nor_neighbours_change_a_bit() -> None:
     assert all(torch.equal(state, states[0]) for state in states)
     alone = pack_ids([batch.ids[500:800].tolist()])
     assert torch.equal(encoder(alone), states[0][500:800])
+
+
+@pytest.mark.parametrize("length", [1, 20, 64, 100])
+def test_a_steady_text_has_the_same_bits_alone_and_in_company(used: list[bool], length: int) -> None:
+    encoder, company = encoder_of(), batch_of((400, 20, 300, 77))
+    ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
+    alone = encoder(replace(pack_ids([ids]), steady=True))
+    together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), steady=True))
+    assert used == [True, True]
+    assert torch.equal(together[:length], alone)
+    assert torch.equal(together[-length:], alone)
 
 
 def test_half_precision_weights_are_widened(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
