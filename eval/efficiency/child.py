@@ -25,6 +25,7 @@ from typing import Any, TextIO
 import torch
 
 from encoder import Encoder
+from encoder.attention.compiled import WORTHWHILE
 from encoder.errors import InputError
 from eval.efficiency.libraries import LIBRARIES, open_encoder
 from eval.efficiency.passes import Prepared
@@ -136,7 +137,9 @@ def _ids(library: str, model: str, settings: Settings) -> tuple[Make, int]:
         prepared = Prepared(loaded, [loaded.prepare(batch) for batch in documents])
         return lambda: prepared.encode(train=settings.train)
 
-    make({"batches": [[min(8, config.max_positions)]]})()
+    # A batch that keeps every thread busy: ours loads its compiled loops for one, a hundred MB of libraries that no activations are.
+    short = min(8, config.max_positions)
+    make({"batches": [[short] * -(-WORTHWHILE * torch.get_num_threads() // short)]})()
     return make, sum(weight.nbytes for weight in loaded.module.state_dict().values())
 
 
