@@ -137,9 +137,11 @@ def _ids(library: str, model: str, settings: Settings) -> tuple[Make, int]:
         prepared = Prepared(loaded, [loaded.prepare(batch) for batch in documents])
         return lambda: prepared.encode(train=settings.train)
 
-    # A batch that keeps every thread busy: ours loads its compiled loops for one, a hundred MB of libraries that no activations are.
+    # One document, and a batch that keeps every thread busy: ours takes torch's kernels for the one and compiled loops for the other,
+    # and the libraries of either, which are read at its first batch, are no activations.
     short = min(8, config.max_positions)
-    make({"batches": [[short] * -(-WORTHWHILE * torch.get_num_threads() // short)]})()
+    busy = -(-WORTHWHILE * torch.get_num_threads() // short)
+    make({"batches": [[short], [short] * busy]})()
     return make, sum(weight.nbytes for weight in loaded.module.state_dict().values())
 
 
