@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a block's matrices are called in a call.
-MATRICES = ("QKV", "OUT", "UP", "DOWN")
-
 
 def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
     """Whether these blocks can run here, and are worth it for a batch; what is found is logged once.
@@ -111,7 +108,9 @@ class FusedBlocks:
             rope: Its rows of this layer's rotary table.
         """
         names, call, post = self.names, self.call, block.norm_position == "post"
-        kept = [tensor for place, matrix in zip(MATRICES, _matrices(block), strict=True) for tensor in self._put_matrix(place, matrix)]
+        kept: list[Tensor] = []
+        for place, matrix in zip((names.QKV, names.OUT, names.UP, names.DOWN), _matrices(block), strict=True):
+            kept += self._put_matrix(place, matrix)
         kept += self._put_norm(names.ATTENTION_NORM, nn.Identity() if post else block.attention_norm)
         angles = [x.contiguous() for x in rope or ()]
         call.put(names.COSINES, *((angles[0].data_ptr(), angles[1].data_ptr(), angles[0].shape[1]) if angles else (0, 0, 0)))
@@ -123,12 +122,12 @@ class FusedBlocks:
         call.put(names.MIXED, mixed.data_ptr())
         call.run()
 
-    def _put_matrix(self, place: str, matrix: Linear) -> list[Tensor]:
+    def _put_matrix(self, place: int, matrix: Linear) -> list[Tensor]:
         """Where a matrix's numbers lie, and what keeps them there."""
         kept = []
         for part, (weight, bias) in enumerate(matrix.rows()):
             kept += [weight.float().contiguous(), self.none if bias is None else bias.float().contiguous()]
-            self.call.put(getattr(self.names, place) + 2 * part, *(tensor.data_ptr() for tensor in kept[-2:]))
+            self.call.put(place + 2 * part, *(tensor.data_ptr() for tensor in kept[-2:]))
         return kept
 
     def _put_norm(self, place: int, norm: Norm) -> list[Tensor]:

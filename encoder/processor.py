@@ -52,7 +52,7 @@ def has_fma() -> bool:
 
 @cache
 def has_many_registers() -> bool:
-    """Whether compiled loops multiply faster here than torch: with AVX-512's 32 registers, at 95 % of the processor's rate."""
+    """Whether compiled loops multiply faster here than torch: with AVX-512's 32 registers, at 87 % of the processor's rate."""
     return _has("_is_avx512_supported")
 
 

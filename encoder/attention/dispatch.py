@@ -78,7 +78,9 @@ class Limits:
     """
 
     device: str = "cuda"
+    """Where it runs."""
     absent: str = "it is not installed"
+    """Why it may be missing there."""
     capability: tuple[int, int] = (8, 0)
     """CUDA's least."""
     beyond: tuple[int, int] = (99, 0)
@@ -94,6 +96,8 @@ class Limits:
     slopes: bool = False
     local: bool = True
     key_lengths: bool = True
+    placed_key_lengths: bool = False
+    """Windows or ALiBi where there are fewer keys than queries: flash attention aligns distances to the last key then."""
     mixed_lengths: bool = True
 
 
@@ -112,6 +116,7 @@ LIMITS = {
         dtypes=(torch.float32,),
         multiple=compiled.MULTIPLE,
         gradients=False,
+        placed_key_lengths=True,
     ),
 }
 
@@ -134,8 +139,7 @@ def obstacle(name: str, call: AttentionCall) -> str | None:
         "ALiBi": call.slopes and not limits.slopes,
         "windows": call.local and not limits.local,
         "tokens that only read": call.key_lengths and not limits.key_lengths,
-        # Flash attention aligns distances to the last key where there are fewer keys than queries.
-        "windows or ALiBi with tokens that only read": call.device_type == "cuda" and call.key_lengths and (call.local or call.slopes),
+        "windows or ALiBi with tokens that only read": call.key_lengths and (call.local or call.slopes) and not limits.placed_key_lengths,
         "unequal lengths": not call.equal_lengths and not limits.mixed_lengths,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)

@@ -31,9 +31,9 @@ GLOBAL_BLOCKS, LOCAL_BLOCKS = 8, 4
 EVERYTHING = 1 << 30
 
 # Places of what a call consists of.
-TAKEN, MET, SEQUENCES, HEADS, WIDTH, HALF, BLOCKS, SCRATCH, SCRATCH_BYTES = range(9)
-QUERIES, KEYS, VALUES, OUTPUT = range(9, 25, 4)  # each: address, stride of a token, stride of a head, unused
-TABLE = 25
+TAKEN, MET, SEQUENCES, HEADS, WIDTH, HALF, SCRATCH, SCRATCH_BYTES = range(8)
+QUERIES, KEYS, VALUES, OUTPUT = range(8, 20, 3)  # each: address, stride of a token, stride of a head
+TABLE = 20
 # What a sequence consists of in the table behind it.
 START, LENGTH, SEEN, TASKS_END = range(4)
 
@@ -163,4 +163,4 @@ def attend(heads: NDArray[np.int64], table: NDArray[np.int64], shape: tuple[int,
     for place, numbers in zip((QUERIES, KEYS, VALUES, OUTPUT), heads, strict=True):
         call[place : place + 3] = numbers
     call[TABLE:] = table.ravel()
-    team.run(_ENTRY.address, call.ctypes.data)
+    team.run(_ENTRY.address, call.ctypes.data, len(scratch))

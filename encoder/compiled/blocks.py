@@ -46,6 +46,7 @@ _ROW = LANES * _FLOAT
 
 @compiled
 def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
+    """A norm of a tile (D, LANES); the tile as it is where there is none."""
     width = call[WIDTH]
     if call[norm] == 0:
         if out != tile:
@@ -205,4 +206,4 @@ class Call:
     def run(self) -> None:
         """Heads from hidden states, or, where what attention mixed is named, hidden states from that."""
         self.numbers[[TAKEN, MET]] = 0
-        team.run(_ENTRY.address, self.numbers.ctypes.data)
+        team.run(_ENTRY.address, self.numbers.ctypes.data, len(self.scratch))

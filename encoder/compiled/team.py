@@ -38,12 +38,13 @@ def launcher() -> Launch | None:
     return found
 
 
-def run(function: int, argument: int) -> None:
-    """Call a compiled function once on each of torch's threads, all with the same argument.
+def run(function: int, argument: int, threads: int) -> None:
+    """Call a compiled function once on each of some of torch's threads, all with the same argument.
 
     Args:
         function: Its address.
         argument: An address, which it is given.
+        threads: How many; where the runtime gives fewer, those are all.
 
     Raises:
         RuntimeError: Torch's threads are not OpenMP's.
@@ -51,7 +52,7 @@ def run(function: int, argument: int) -> None:
     launch = launcher()
     if launch is None:
         raise RuntimeError("this build of torch does not run on OpenMP threads")
-    launch(function, argument, torch.get_num_threads(), 0)
+    launch(function, argument, threads, 0)
 
 
 def scratch(threads: int, size: int) -> Tensor:

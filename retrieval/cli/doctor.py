@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, cast
 
 import faiss
 import torch
 
-from encoder import EncoderConfig, pack_ids
+from encoder import EncoderConfig, fused, pack_ids
 from encoder.attention import AttentionCall, choose_backend, compiled
 from encoder.attention.dispatch import VARIABLE
 from encoder.attention.flash import installed
 from encoder.init import init_weights
+from encoder.layers import Block
 from encoder.model import Encoder
-from encoder.processor import has_many_registers
 from retrieval.cli.output import JsonOption, print_json, print_table, quiver_version, say
 from retrieval.versions import installed_version
 
@@ -77,7 +78,6 @@ def _devices() -> dict[str, Any]:
     loops = frozenset({"compiled"} if compiled.available() else ())
     # For batches of some hundred tokens; a lone query takes torch's kernels.
     devices["attention (cpu, fp32)"] = choose_backend(AttentionCall("cpu", torch.float32, installed=loops), os.environ.get(VARIABLE))
-    devices["blocks (cpu, fp32)"] = "compiled" if loops and has_many_registers() else "torch"
     if torch.cuda.is_available():
         for purpose, gradients in (("inference", False), ("training", True)):
             call = AttentionCall(
@@ -98,9 +98,11 @@ def _check() -> dict[str, Any]:
         vocab_size=64, hidden_size=64, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
     )
     encoder = init_weights(Encoder(config), seed=0).eval()
-    batch = pack_ids([[1, 2, 3], list(range(64)) * 5])  # enough for compiled loops
+    batch = replace(pack_ids([[1, 2, 3], list(range(64)) * 5]), steady=True)  # as documents are encoded
     states = []
     with torch.inference_mode():
+        fuses = fused.serves(cast("list[Block]", list(encoder.layers)), batch, encoder.embeddings(batch, torch.float32), None)
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             states.append(encoder.to(device)(batch).cpu())
-    return {"finite": all(bool(state.isfinite().all()) for state in states), "devices run": len(states)}
+    finite = all(bool(state.isfinite().all()) for state in states)
+    return {"finite": finite, "devices run": len(states), "blocks (cpu, fp32)": "compiled" if fuses else "torch"}

@@ -1,9 +1,8 @@
-"""Attention by compiled loops against its definition in double precision: lengths, windows, widths, layouts, threads, other registers."""
+"""Attention by compiled loops against its definition in double precision: lengths, windows, widths, layouts, threads."""
 
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -214,29 +213,6 @@ print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
     assert done.returncode == 0, done.stderr
     assert "slower than it could be: numba is told" in done.stdout
     assert done.stdout.splitlines()[-1] == "9600.0"
-
-
-NARROW = """
-import torch
-from encoder import pack_ids
-from encoder.attention import attend
-from encoder.compiled import vectors
-assert (vectors.LANES, vectors.ROWS) == (16, 4), (vectors.LANES, vectors.ROWS)
-torch.manual_seed(0)
-batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
-q, k, v = torch.randn(3, 382, 2, 48)
-for window in (None, 6, 128):
-    found = attend(q, k, v, batch, window, backend="compiled")
-    expected = attend(q.double(), k.double(), v.double(), batch, window, backend="reference").float()
-    torch.testing.assert_close(found, expected, atol=3e-6, rtol=0)
-"""
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
-def test_a_processor_with_half_the_registers() -> None:
-    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
-    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 OWN = (
