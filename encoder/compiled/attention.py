@@ -1,8 +1,8 @@
 """Softmax attention over packed float32 heads on a CPU: whole sequences or a window, no mask and no copy.
 
 A task is a few blocks of LANES queries of one head. Panels of keys go past them one after the other, and what the blocks have gathered
-is brought to the larger maximum when one appears. In a local layer a block meets the keys of its window only. Which thread does which
-task has no influence on what comes out.
+is brought to a larger maximum when a much larger one appears. In a local layer a block meets the keys of its window only. Which thread
+does which task has no influence on what comes out.
 
 Shapes: N tokens, H heads, K head width, B sequences.
 Source: FlashAttention, arXiv:2205.14135; ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention).
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from encoder.compiled import team
 from encoder.compiled.compiling import callback, compiled
-from encoder.compiled.tiles import HIDDEN, clear, exponents, maxima, mixture, pack, prefetch, rescale, scores, take, unpack, veil
+from encoder.compiled.tiles import HIDDEN, clear, exponents, mixture, pack, prefetch, raise_tops, rescale, scores, take, unpack, veil
 from encoder.compiled.vectors import LANES, ROWS
 
 # Keys of a panel: their scores, (64, LANES), fit the first cache beside the queries.
@@ -68,7 +68,7 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
     row = LANES * _FLOAT
     change = scratch
     weights = change + row
-    # Of each block: its queries, what it has gathered, maxima, sums.
+    # Of each block: its queries, what it has gathered, what its queries count from, sums.
     own = weights + (PANEL + ROWS) * row
     block_bytes = (2 * width + 2) * row
     blocks = (last - first + LANES - 1) // LANES
@@ -88,8 +88,8 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
             if low >= high:
                 continue
             tile = own + block * block_bytes
-            mixtures, highest = tile + width * row, tile + 2 * width * row
-            sums = highest + row
+            mixtures, tops = tile + width * row, tile + 2 * width * row
+            sums = tops + row
             # The next panel comes in while this one is worked on, a part of it with each block.
             ahead = min(end, beyond + PANEL * block // blocks)
             more = min(end, beyond + PANEL * (block + 1) // blocks) - ahead
@@ -97,9 +97,9 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
             scores(tile, keys + low * key_stride * _FLOAT, key_stride, high - low, width, weights)
             if low < begin + LANES - 1 - half or high - 1 > begin + half:
                 veil(weights, high - low, low - begin, half)
-            if maxima(weights, high - low, highest, change) != 0:
+            if raise_tops(weights, high - low, tops, change) != 0:
                 rescale(mixtures, width, sums, change)
-            exponents(weights, high - low, highest, sums)
+            exponents(weights, high - low, tops, sums)
             prefetch(values + ahead * value_stride * _FLOAT, value_stride, more, width)
             mixture(values + low * value_stride * _FLOAT, value_stride, high - low, width, weights, mixtures)
         panel = beyond
@@ -107,8 +107,8 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
     output = call[OUTPUT] + ((start + first) * stride + head * call[OUTPUT + 2]) * _FLOAT
     for block in range(blocks):
         mixtures = own + block * block_bytes + width * row
-        highest, begin = mixtures + width * row, block * LANES
-        unpack(mixtures, width, highest + row, highest, last - first - begin, stride, output + begin * stride * _FLOAT)
+        tops, begin = mixtures + width * row, block * LANES
+        unpack(mixtures, width, tops + row, tops, last - first - begin, stride, output + begin * stride * _FLOAT)
 
 
 @compiled

@@ -38,7 +38,8 @@ MIXED, ACTIVATION, GATED, POST = range(18, 22)
 ATTENTION_NORM, MLP_NORM = 22, 26
 # Queries, keys and values have one each.
 QKV, OUT, UP, DOWN = 30, 36, 38, 40
-SIZE = 42
+SINGLES = 42
+SIZE = 43
 
 _FLOAT = 4  # bytes
 _ROW = LANES * _FLOAT
@@ -151,14 +152,18 @@ def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int)
 
 @compiled
 def _work(call: NDArray[np.int64]) -> None:
-    """Tasks until none is left; what every thread runs."""
-    panels, tasks = (call[TOKENS] + LANES - 1) // LANES, call[TASKS]
+    """Tasks until none is left; what every thread runs. The last ones are single panels: no thread waits long for another."""
+    tasks = call[TASKS]
+    large, rest = tasks - call[SINGLES], (call[TOKENS] + LANES - 1) // LANES - call[SINGLES]
     scratch = call[SCRATCH] + take(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
     while True:
         task = take(call.ctypes.data + TAKEN * 8)
         if task >= tasks:
             return
-        first, last = task * panels // tasks, (task + 1) * panels // tasks
+        if task < large:
+            first, last = task * rest // large, (task + 1) * rest // large
+        else:
+            first, last = rest + task - large, rest + task - large + 1
         if call[MIXED] == 0:
             _project_panels(call, first, last, scratch)
         else:
@@ -189,9 +194,10 @@ class Call:
         self.numbers[[TOKENS, WIDTH, INNER, HEADS]] = tokens, width, inner, heads
         panels = -(-tokens // LANES)
         most = min(max(CACHE // ((width + max(width, inner)) * _ROW), 1), MOST_PANELS)
-        tasks = min(-(-panels // most // threads) * threads if panels > most else threads, panels)
-        self.numbers[TASKS] = tasks
-        rows = max(2 * TILE, width // heads) + -(-panels // tasks) * (width + max(inner, 2 * width))
+        singles = threads * most if panels > threads * most else 0
+        large = -(-(panels - singles) // most) if singles else min(threads, panels)
+        self.numbers[[TASKS, SINGLES]] = large + singles, singles
+        rows = max(2 * TILE, width // heads) + -(-(panels - singles) // large) * (width + max(inner, 2 * width))
         self.scratch = team.scratch(threads, rows * _ROW)
         self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
 

@@ -3,7 +3,8 @@
 A tile's lanes are queries: scores are (keys, LANES), queries and mixtures (K, LANES).
 
 Shapes: LANES queries, n keys, K head width (a multiple of 16).
-Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum); the layout is ours.
+Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum);
+the layout is ours, and that a maximum may lag behind.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from numba.core import types
 
 from encoder.compiled.vectors import FLOAT, INT, INTS, LANES, LONG, ROW_PLACES, ROWS, VECTORS, WIDTH, Code, emitted, every, long
 
-__all__ = ["HIDDEN", "clear", "exponents", "maxima", "mixture", "pack", "prefetch", "rescale", "scores", "take", "unpack", "veil"]
+__all__ = ["HIDDEN", "clear", "exponents", "mixture", "pack", "prefetch", "raise_tops", "rescale", "scores", "take", "unpack", "veil"]
 
 HIDDEN = -3e38
 """A score that nothing may come of, in units of a binary logarithm."""
+
+SLACK = 8.0
+"""A score may be this far above what its query counts from before that is raised: its power of two, 256 at most, loses no place of a sum,
+and most panels of keys find nothing to rescale."""
 
 
 def _scores(code: Code, queries: Any, keys: Any, stride: Any, count: Any, width: Any, out: Any) -> None:
@@ -42,33 +47,45 @@ def _mixture(code: Code, values: Any, stride: Any, count: Any, width: Any, weigh
         code.product(starts, count, stride, weights, [code.load(rows, place) for place in ROW_PLACES], rows)
 
 
-def _maxima(code: Code, scores: Any, count: Any, highest: Any, change: Any) -> Any:
-    """Raise the queries' maxima (LANES,) to those of n scores; what they were less what they are, and whether any was raised."""
+def _raise_tops(code: Code, scores: Any, count: Any, tops: Any, change: Any) -> Any:
+    """Raise what the queries count from (LANES,) to the maxima of n scores where those are more than SLACK above it.
+
+    What it was less what it is goes to ``change``; the result is 0 where nothing was raised.
+    """
     b = code.builder
-    scores, highest, change = (code.numbers(address) for address in (scores, highest, change))
-    before = [code.load(highest, place) for place in code.lanes(long(0))]
-    after = code.variables(before)
-    with code.loop(count) as key:
-        for place, best in zip(code.lanes(key.index), after, strict=True):
-            score, known = code.load(scores, place), b.load(best)
-            b.store(b.select(b.fcmp_ordered(">", score, known), score, known), best)
+    scores, tops, change = (code.numbers(address) for address in (scores, tops, change))
+    before = [code.load(tops, place) for place in code.lanes(long(0))]
+    # Two keys at a time: a chain of maxima waits four cycles for each.
+    maxima = code.variables([every(HIDDEN)] * (2 * VECTORS))
+    with code.loop(b.udiv(code.place(count, long(1)), long(2))) as pair:
+        first = code.place((pair.index, long(2)))
+        second = code.no_further(code.place(first, long(1)), count)
+        for place, best in zip(code.lanes(first) + code.lanes(second), maxima, strict=True):
+            b.store(_larger(code, code.load(scores, place), b.load(best)), best)
     raised = []
-    for place, old, best in zip(code.lanes(long(0)), before, after, strict=True):
-        new = b.load(best)
-        code.store(new, highest, place)
+    for place, old, even, odd in zip(code.lanes(long(0)), before, maxima[:VECTORS], maxima[VECTORS:], strict=True):
+        best = _larger(code, b.load(even), b.load(odd))
+        above = b.fcmp_ordered(">", best, b.fadd(old, every(SLACK)))
+        new = b.select(above, best, old)
+        code.store(new, tops, place)
         code.store(b.fsub(old, new), change, place)
-        raised.append(b.zext(b.bitcast(b.fcmp_ordered(">", new, old), ir.IntType(WIDTH)), LONG))
+        raised.append(b.zext(b.bitcast(above, ir.IntType(WIDTH)), LONG))
     total = raised[0]
     for each in raised[1:]:
         total = b.or_(total, each)
     return total
 
 
-def _exponents(code: Code, scores: Any, count: Any, highest: Any, sums: Any) -> None:
-    """Scores (n, LANES) to powers of two below the queries' maxima; the queries' sums (LANES,) grow by them."""
+def _larger(code: Code, score: Any, known: Any) -> Any:
+    """The larger number of two; the second where one is no number."""
+    return code.builder.select(code.builder.fcmp_ordered(">", score, known), score, known)
+
+
+def _exponents(code: Code, scores: Any, count: Any, tops: Any, sums: Any) -> None:
+    """Scores (n, LANES) to powers of two, counted from the queries' tops (LANES,); the queries' sums (LANES,) grow by them."""
     b = code.builder
-    scores, highest, sums = (code.numbers(address) for address in (scores, highest, sums))
-    tops = [code.load(highest, place) for place in code.lanes(long(0))]
+    scores, tops, sums = (code.numbers(address) for address in (scores, tops, sums))
+    tops = [code.load(tops, place) for place in code.lanes(long(0))]
     totals = code.variables([code.load(sums, place) for place in code.lanes(long(0))])
     with code.loop(count) as key:
         for place, top, total in zip(code.lanes(key.index), tops, totals, strict=True):
@@ -80,7 +97,7 @@ def _exponents(code: Code, scores: Any, count: Any, highest: Any, sums: Any) -> 
 
 
 def _rescale(code: Code, mixtures: Any, width: Any, sums: Any, change: Any) -> None:
-    """Mixtures (K, LANES) and sums (LANES,) of queries whose maxima have changed."""
+    """Mixtures (K, LANES) and sums (LANES,) of queries whose tops were raised."""
     b = code.builder
     mixtures, sums, change = (code.numbers(address) for address in (mixtures, sums, change))
     factors = [code.power_of_two(code.load(change, place)) for place in code.lanes(long(0))]
@@ -109,12 +126,12 @@ def _pack(code: Code, queries: Any, stride: Any, count: Any, width: Any, factor:
     code.to_lanes(queries, stride, count, width, lambda vector, place: code.store(code.builder.fmul(vector, factor), out, place))
 
 
-def _unpack(code: Code, mixtures: Any, width: Any, sums: Any, highest: Any, count: Any, stride: Any, out: Any) -> None:
+def _unpack(code: Code, mixtures: Any, width: Any, sums: Any, tops: Any, count: Any, stride: Any, out: Any) -> None:
     """A tile (K, LANES) over its sums (LANES,) to the first of LANES rows; zeros for queries that have seen nothing."""
     b = code.builder
-    mixtures, sums, highest, out = (code.numbers(address) for address in (mixtures, sums, highest, out))
+    mixtures, sums, tops, out = (code.numbers(address) for address in (mixtures, sums, tops, out))
     for place in code.lanes(long(0)):  # the sums become what they are divided by
-        blind = b.fcmp_ordered("<=", code.load(highest, place), every(HIDDEN))
+        blind = b.fcmp_ordered("<=", code.load(tops, place), every(HIDDEN))
         code.store(b.select(blind, every(0.0), b.fdiv(every(1.0), code.load(sums, place))), sums, place)
     lane = long(LANES)
 
@@ -149,4 +166,4 @@ def _take(code: Code, address: Any) -> Any:
 
 scores, mixture, exponents, rescale = (emitted(emit) for emit in (_scores, _mixture, _exponents, _rescale))
 veil, pack, unpack, clear, prefetch = (emitted(emit) for emit in (_veil, _pack, _unpack, _clear, _prefetch))
-maxima, take = (emitted(emit, types.int64) for emit in (_maxima, _take))
+raise_tops, take = (emitted(emit, types.int64) for emit in (_raise_tops, _take))

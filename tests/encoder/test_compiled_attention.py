@@ -50,6 +50,18 @@ def two_threads_and_no_gradients() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("window", [None, 400])
+@pytest.mark.parametrize("rise", [0.0625, -0.0625, 0.25, 4.0])  # a panel's 64 keys: 5.8 powers of two, below what is rescaled, and more
+def test_scores_that_rise_for_ever(rise: float, window: int | None) -> None:
+    """What a query counts from may lag behind its maximum, but never so far that a power of two has no room."""
+    batch = batch_of((3000,))
+    v = heads(3000)[2]
+    q, k = torch.zeros_like(v), torch.zeros_like(v)
+    q[..., 0], k[..., 0] = 8, torch.arange(3000)[:, None] * rise  # scores are the keys' places times the rise
+    found = attend(q, k, v, batch, window, backend="compiled")
+    torch.testing.assert_close(found, definition(q, k, v, batch, window), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_it_is_the_definition(lengths: tuple[int, ...], window: int | None) -> None:
