@@ -38,6 +38,7 @@ MIXED, ACTIVATION, GATED, POST = range(18, 22)
 ATTENTION_NORM, MLP_NORM = 22, 26
 # Queries, keys and values have one each.
 QKV, OUT, UP, DOWN = 30, 36, 38, 40
+# Tasks of one panel each, the last of all tasks.
 SINGLES = 42
 SIZE = 43
 

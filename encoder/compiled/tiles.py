@@ -3,8 +3,8 @@
 A tile's lanes are queries: scores are (keys, LANES), queries and mixtures (K, LANES).
 
 Shapes: LANES queries, n keys, K head width (a multiple of 16).
-Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum);
-the layout is ours, and that a maximum may lag behind.
+Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum); that a maximum may lag behind
+by a factor of 256 is FlashAttention-4's idea; the layout is ours.
 """
 
 from __future__ import annotations
