@@ -1,4 +1,4 @@
-"""Attention without gradients on a CPU by compiled loops (`encoder.compiled.attention`): no mask, no copy, no padding.
+"""Attention on a CPU by compiled loops (`encoder.compiled.attention`): no mask, no copy, no padding.
 
 Shapes: N packed tokens, H heads, K head width.
 """
@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
 from encoder.compiled import team
+from encoder.ops.heads import room_for_thirds
 from encoder.packing import PackedBatch
 from encoder.processor import has_fma
 
@@ -35,17 +37,17 @@ def available() -> bool:
 
 
 @cache
-def _loops() -> Any:
-    """The compiled loops; None where they turn out not to run, which is said once."""
+def _loops_run() -> bool:
+    """Whether the compiled loops turn out to run; where not, that is said once."""
     try:
-        from encoder.compiled import attention, vectors
+        from encoder.compiled import vectors
     except ImportError as error:
         logger.warning("encoding on this CPU is slower than it could be: numba cannot be loaded (%s)", error)
-        return None
+        return False
     if reason := vectors.obstacle():
         logger.warning("encoding on this CPU is slower than it could be: %s", reason)
-        return None
-    return attention
+        return False
+    return True
 
 
 def serves(batch: PackedBatch, q: Tensor) -> bool:
@@ -60,7 +62,7 @@ def serves(batch: PackedBatch, q: Tensor) -> bool:
     if torch.compiler.is_compiling() or _is_traced() or not is_plain(q):
         return False
     worth = batch.steady or batch.num_tokens >= WORTHWHILE * torch.get_num_threads()
-    return worth and available() and _loops() is not None
+    return worth and available() and _loops_run()
 
 
 def _is_traced() -> bool:
@@ -78,16 +80,71 @@ def is_plain(x: Tensor) -> bool:
 def attend_compiled(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention by compiled loops, float32 and without gradients; see `encoder.attention.attend` for the contract."""
-    loops = _loops()
+    """Attention by compiled loops in float32; see `encoder.attention.attend` for the contract."""
     del slopes, dropout  # the choice of the backend has seen to it that there are none
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    output = q.new_empty(q.shape)
-    memo = ("sequences", window is not None)
+    output: Tensor
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        output = _CompiledAttention.apply(q, k, v, batch, window)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    else:
+        output, _ = _attend(q, k, v, batch, window, summed=False)
+    return output
+
+
+class _CompiledAttention(torch.autograd.Function):
+    """The loops with their gradients, which are written where the product behind queries, keys and values wants them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None) -> Tensor:
+        output, tops = _attend(q, k, v, batch, window, summed=True)
+        ctx.batch, ctx.window = batch, window
+        ctx.save_for_backward(q, k, v, output, tops)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        from encoder.compiled import attention_gradients
+
+        q, k, v, output, tops = ctx.saved_tensors
+        batch, window = ctx.batch, ctx.window
+        found = room_for_thirds(q)
+        if batch.key_lengths is not None:  # nothing is written for keys that nobody may attend to
+            for each in found[1:]:
+                each.zero_()
+        read = [_with_heads(x) for x in (q, k, v, output, gradient)]
+        tables = _table(batch, window), _table(batch, window, keys=True)
+        attention_gradients.differentiate([*map(_heads, read)], [*map(_heads, found)], tables, q.shape[1:], window, tops)
+        return *found, None, None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
+    """The output, (N, H, K), and where it is asked for what gradients count weights from."""
+    from encoder.compiled import attention, attention_call
+
+    read = [_with_heads(x) for x in (q, k, v)]
+    output, table = q.new_empty(q.shape), _table(batch, window)
+    sums = q.new_empty(2, q.shape[1], attention_call.lane_tokens(table)) if summed else None
+    attention.attend([_heads(x) for x in (*read, output)], table, (q.shape[1], q.shape[2]), window, sums)
+    return output, None if sums is None else attention_call.counted_from(sums)
+
+
+def _with_heads(x: Tensor) -> Tensor:
+    """The tensor, the numbers of a head side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _heads(x: Tensor) -> tuple[int, int, int]:
+    return x.data_ptr(), x.stride(0), x.stride(1)
+
+
+def _table(batch: PackedBatch, window: int | None, *, keys: bool = False) -> Any:
+    """Where the sequences are, made once for all layers of a kind."""
+    from encoder.compiled import attention_call
+
+    memo = ("sequences", window is not None, keys)
     if memo not in batch.memo:
         lengths = np.asarray(batch.lengths, np.int64)
         seen = np.asarray(batch.key_lengths or batch.lengths, np.int64)
-        batch.memo[memo] = loops.sequences(np.cumsum(lengths) - lengths, lengths, seen, local=window is not None)
-    heads = np.array([(x.data_ptr(), x.stride(0), x.stride(1)) for x in (q, k, v, output)], np.int64)
-    loops.attend(heads, batch.memo[memo], (q.shape[1], q.shape[2]), window)
-    return output
+        starts = np.cumsum(lengths) - lengths
+        batch.memo[memo] = attention_call.sequences(starts, lengths, seen, local=window is not None, keys=keys)
+    return batch.memo[memo]

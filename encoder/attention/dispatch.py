@@ -45,7 +45,7 @@ BACKENDS: dict[str, Backend] = {
 # The first that can is taken, packed where none can. Torch's kernels need no package and are flash-attn 2 themselves;
 # 3 and 4 are faster on the processors they are made for, and 2 has ALiBi. Without gradients the operator is called
 # without varlen_attn's layer around it, which costs a kernel and some host time a call.
-TRAINING = ("flash_attn_4", "varlen", "aten_flash", "flash_attn_2")
+TRAINING = ("flash_attn_4", "varlen", "aten_flash", "flash_attn_2", "compiled")
 INFERENCE = ("flash_attn_4", "flash_attn_3", "aten_flash", "flash_attn_2", "compiled")
 
 
@@ -115,7 +115,7 @@ LIMITS = {
         capability=(0, 0),
         dtypes=(torch.float32,),
         multiple=compiled.MULTIPLE,
-        gradients=False,
+        widest_gradient=256,
         placed_key_lengths=True,
     ),
 }

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from encoder.compiled import team
 from encoder.compiled.compiling import callback, compiled
-from encoder.compiled.layer_tiles import ACTIVATIONS, activate, copy, gate, gather, join, normalise, product, spill, turn
-from encoder.compiled.tiles import take
+from encoder.compiled.layer_tiles import ACTIVATIONS, activate, gate, gather, join, normalise, product, turn
+from encoder.compiled.tiles import copy, spill, take
 from encoder.compiled.vectors import LANES
 
 __all__ = ["ACTIVATIONS", "ATTENTION_NORM", "COSINES", "DOWN", "HIDDEN", "MIXED", "MLP_NORM", "OUT", "QKV", "UP", "Call", "Q"]
@@ -86,7 +86,7 @@ def _project_panels(call: NDArray[np.int64], first: int, last: int, scratch: int
                     angles = rotary + panel * 2 * half * _ROW
                     turn(scratch, half, angles, angles + half * _ROW)
                 place = call[Q + part] + (begin * call[TOKEN_STRIDE] + head * call[HEAD_STRIDE]) * _FLOAT
-                spill(scratch, head_width, tokens - begin, call[TOKEN_STRIDE], place)
+                spill(scratch, head_width, tokens - begin, 1.0, call[TOKEN_STRIDE], place)
 
 
 @compiled
@@ -139,7 +139,7 @@ def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int)
             copy(sums, width, states + panel * width * _ROW)
         else:
             _norm(call, MLP_NORM, sums, states + panel * width * _ROW)
-        spill(sums, width, tokens - begin, width, hidden)
+        spill(sums, width, tokens - begin, 1.0, width, hidden)
     _activate_panels(call, panels, scratch, states, inner)
     _multiply(call[DOWN : DOWN + 2], (panels, width, call[INNER]), inner, states, step, width)
     for panel in range(panels):
@@ -148,7 +148,7 @@ def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int)
         join(hidden, width, tokens - begin, width, sums)
         if post:
             _norm(call, MLP_NORM, sums, sums)
-        spill(sums, width, tokens - begin, width, hidden)
+        spill(sums, width, tokens - begin, 1.0, width, hidden)
 
 
 @compiled

@@ -16,7 +16,7 @@ import numpy as np
 
 from encoder.compiled.vectors import FLOAT, LANES, ROWS, VECTORS, WIDTH, Code, emitted, every, long
 
-__all__ = ["ACTIVATIONS", "activate", "copy", "gate", "gather", "join", "normalise", "product", "spill", "turn"]
+__all__ = ["ACTIVATIONS", "activate", "gate", "gather", "join", "normalise", "product", "turn"]
 
 
 def _product(code: Code, tile: Any, weights: Any, stride: Any, count: Any, width: Any, biases: Any, out: Any) -> None:
@@ -42,20 +42,6 @@ def _join(code: Code, rows: Any, stride: Any, count: Any, width: Any, out: Any) 
     code.to_lanes(
         rows, stride, count, width, lambda vector, place: code.store(code.builder.fadd(code.load(out, place), vector), out, place)
     )
-
-
-def _spill(code: Code, tile: Any, width: Any, count: Any, stride: Any, out: Any) -> None:
-    """A tile (width, LANES) to the first of LANES rows of numbers."""
-    tile, out = code.numbers(tile), code.numbers(out)
-    code.to_rows(lambda place: code.load(tile, place), count, width, out, stride)
-
-
-def _copy(code: Code, tile: Any, width: Any, out: Any) -> None:
-    """A tile (width, LANES) as it is."""
-    tile, out = code.numbers(tile), code.numbers(out)
-    with code.loop(width) as row:
-        for place in code.lanes(row.index):
-            code.store(code.load(tile, place), out, place)
 
 
 def _normalise(code: Code, tile: Any, width: Any, weights: Any, biases: Any, centred: Any, eps: Any, out: Any) -> None:
@@ -171,5 +157,5 @@ def _gate(code: Code, kind: Any, tile: Any, gates: Any, count: Any, out: Any) ->
                 code.store(code.builder.fmul(activated, code.load(gates, place)), out, place)
 
 
-product, gather, join, spill, copy = (emitted(emit) for emit in (_product, _gather, _join, _spill, _copy))
+product, gather, join = (emitted(emit) for emit in (_product, _gather, _join))
 normalise, turn, activate, gate = (emitted(emit) for emit in (_normalise, _turn, _activate, _gate))

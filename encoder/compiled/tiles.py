@@ -16,7 +16,25 @@ from numba.core import types
 
 from encoder.compiled.vectors import FLOAT, INT, INTS, LANES, LONG, ROW_PLACES, ROWS, VECTORS, WIDTH, Code, emitted, every, long
 
-__all__ = ["HIDDEN", "clear", "exponents", "mixture", "pack", "prefetch", "raise_tops", "rescale", "scores", "take", "unpack", "veil"]
+__all__ = [
+    "HIDDEN",
+    "clear",
+    "copy",
+    "exponents",
+    "lane_gradients",
+    "mixture",
+    "pack",
+    "prefetch",
+    "raise_tops",
+    "rescale",
+    "row_gradients",
+    "scores",
+    "spill",
+    "take",
+    "totals",
+    "unpack",
+    "veil",
+]
 
 HIDDEN = -3e38
 """A score that nothing may come of, in units of a binary logarithm."""
@@ -141,6 +159,56 @@ def _unpack(code: Code, mixtures: Any, width: Any, sums: Any, tops: Any, count: 
     code.to_rows(share, count, width, out, stride)
 
 
+def _totals(code: Code, first: Any, second: Any, width: Any, out: Any) -> None:
+    """Sums (LANES,) over the products of two tiles (K, LANES)."""
+    first, second, out = (code.numbers(address) for address in (first, second, out))
+    sums = code.variables([every(0.0)] * VECTORS)
+    with code.loop(width) as row:
+        for place, total in zip(code.lanes(row.index), sums, strict=True):
+            code.builder.store(code.fma(code.load(first, place), code.load(second, place), code.builder.load(total)), total)
+    for place, total in zip(code.lanes(long(0)), sums, strict=True):
+        code.store(code.builder.load(total), out, place)
+
+
+def _lane_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: Any, sums: Any) -> None:
+    """Gradients of weights (n, LANES) to gradients of their scores; queries have the lanes, as have ``tops`` and ``sums`` (LANES,)."""
+    scores, gradients, tops, sums = (code.numbers(address) for address in (scores, gradients, tops, sums))
+    queries = [(code.load(tops, place), code.load(sums, place)) for place in code.lanes(long(0))]
+    with code.loop(count) as key:
+        for place, query in zip(code.lanes(key.index), queries, strict=True):
+            _weigh(code, scores, gradients, place, *query)
+
+
+def _row_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: Any, sums: Any) -> None:
+    """The same where queries have the rows, as have ``tops`` and ``sums`` (n,); scores become weights besides."""
+    scores, gradients, tops, sums = (code.numbers(address) for address in (scores, gradients, tops, sums))
+    with code.loop(count) as row:
+        query = [code.spread(code.builder.load(code.at(base, row.index))) for base in (tops, sums)]
+        for place in code.lanes(row.index):
+            code.store(_weigh(code, scores, gradients, place, *query), scores, place)
+
+
+def _weigh(code: Code, scores: Any, gradients: Any, place: Any, top: Any, total: Any) -> Any:
+    """A vector of weights, whose gradients become those of their scores: the weight times how far its gradient is above the mean."""
+    weight = code.power_of_two(code.builder.fsub(code.load(scores, place), top))
+    code.store(code.builder.fmul(weight, code.builder.fsub(code.load(gradients, place), total)), gradients, place)
+    return weight
+
+
+def _spill(code: Code, tile: Any, width: Any, count: Any, factor: Any, stride: Any, out: Any) -> None:
+    """A tile (K, LANES) times a factor to the first of LANES rows of numbers."""
+    tile, out, factor = code.numbers(tile), code.numbers(out), code.spread(code.builder.fptrunc(factor, FLOAT))
+    code.to_rows(lambda place: code.builder.fmul(code.load(tile, place), factor), count, width, out, stride)
+
+
+def _copy(code: Code, tile: Any, rows: Any, out: Any) -> None:
+    """A tile (rows, LANES) as it is."""
+    tile, out = code.numbers(tile), code.numbers(out)
+    with code.loop(rows) as row:
+        for place in code.lanes(row.index):
+            code.store(code.load(tile, place), out, place)
+
+
 def _clear(code: Code, out: Any, rows: Any, value: Any) -> None:
     """Fill a tile (rows, LANES) with a number."""
     out, filled = code.numbers(out), code.spread(code.builder.fptrunc(value, FLOAT))
@@ -166,4 +234,5 @@ def _take(code: Code, address: Any) -> Any:
 
 scores, mixture, exponents, rescale = (emitted(emit) for emit in (_scores, _mixture, _exponents, _rescale))
 veil, pack, unpack, clear, prefetch = (emitted(emit) for emit in (_veil, _pack, _unpack, _clear, _prefetch))
+totals, lane_gradients, row_gradients, spill, copy = (emitted(emit) for emit in (_totals, _lane_gradients, _row_gradients, _spill, _copy))
 raise_tops, take = (emitted(emit, types.int64) for emit in (_raise_tops, _take))

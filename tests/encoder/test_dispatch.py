@@ -43,7 +43,7 @@ def call(**changes: Any) -> AttentionCall:
         ({"device_type": "cpu"}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE}, "compiled"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "local": True, "key_lengths": True}, "compiled"),
-        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "gradients": True}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "gradients": True}, "compiled"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "dropout": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "slopes": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "head_width": 24}, "packed"),
