@@ -9,6 +9,7 @@ Shapes: N packed tokens, D model width, I MLP width, C tokens of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,24 +71,54 @@ class _ChunkedMLP(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, up, down, *inner = ctx.saved_tensors
-        wants_x, wants_up, wants_up_bias, wants_down, wants_down_bias = ctx.needs_input_grad[:5]
-        of_x = torch.empty_like(x) if wants_x else None
-        of_up, of_down = (torch.zeros_like(weight) if wanted else None for weight, wanted in ((up, wants_up), (down, wants_down)))
-        of_up_bias = up.new_zeros(len(up)) if wants_up_bias else None
-        from_output, from_inner = (packed_product(pack_weight(weight.t().contiguous(), CHUNK), None) for weight in (down, up))
-        places = range(0, len(x), CHUNK)
-        parts, upstreams = (torch.split(rows, CHUNK) for rows in (x, gradient.contiguous()))
-        for start, part, upstream, up_to in zip(places, parts, upstreams, inner, strict=True):
-            activated, of_inner = _through(up_to, from_output(upstream), ctx.activation, gate=ctx.gate)
-            if of_down is not None:
-                of_down.addmm_(upstream.t(), activated)
-            if of_up is not None:
-                of_up.addmm_(of_inner.t(), part)
-            if of_up_bias is not None:
-                of_up_bias += of_inner.sum(0)
-            if of_x is not None:
-                of_x[start : start + CHUNK] = from_inner(of_inner)
-        return of_x, of_up, of_up_bias, of_down, gradient.sum(0) if wants_down_bias else None, None, None
+        found = mlp_gradients(gradient.contiguous(), x, inner, up, down, ctx.activation, gate=ctx.gate, wanted=ctx.needs_input_grad[:5])
+        return *found, None, None
+
+
+def mlp_gradients(
+    gradient: Tensor,
+    x: Tensor,
+    inner: Sequence[Tensor],
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    *,
+    gate: bool,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of an MLP of plain matrices.
+
+    Args:
+        gradient: Of what it gave, (N, D).
+        x: What it was given, (N, D).
+        inner: What the first matrix gave, in chunks of CHUNK tokens, (C, I) or (C, 2 I).
+        up: The first matrix, (I, D) or (2 I, D).
+        down: The second, (D, I).
+        activation: A key of `encoder.ops.activations.ACTIVATION_FUNCTIONS`.
+        gate: There is a gate.
+        wanted: Which of the gradients are.
+
+    Returns:
+        Of ``x``, the first matrix, its bias, the second and its bias; None for those that are not wanted.
+    """
+    wants_x, wants_up, wants_up_bias, wants_down, wants_down_bias = wanted
+    of_x = torch.empty_like(x) if wants_x else None
+    of_up, of_down = (torch.zeros_like(weight) if wants else None for weight, wants in ((up, wants_up), (down, wants_down)))
+    of_up_bias = up.new_zeros(len(up)) if wants_up_bias else None
+    from_output, from_inner = (packed_product(pack_weight(weight.t(), CHUNK), None) for weight in (down, up))
+    places = range(0, len(x), CHUNK)
+    parts, upstreams = (torch.split(rows, CHUNK) for rows in (x, gradient))
+    for start, part, upstream, up_to in zip(places, parts, upstreams, inner, strict=True):
+        activated, of_inner = _through(up_to, from_output(upstream), activation, gate=gate)
+        if of_down is not None:
+            of_down.addmm_(upstream.t(), activated)
+        if of_up is not None:
+            of_up.addmm_(of_inner.t(), part)
+        if of_up_bias is not None:
+            of_up_bias += of_inner.sum(0)
+        if of_x is not None:
+            of_x[start : start + CHUNK] = from_inner(of_inner)
+    return of_x, of_up, of_up_bias, of_down, gradient.sum(0) if wants_down_bias else None
 
 
 def _through(inner: Tensor, gradient: Tensor, activation: str, *, gate: bool) -> tuple[Tensor, Tensor]:

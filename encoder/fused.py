@@ -43,12 +43,13 @@ def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: Ro
     """
     if not compiled.serves(batch, hidden):
         return False
-    reason = _obstacle(layers, hidden, rope)
+    reason = obstacle(layers, hidden, rope)
     _note(reason)
     return reason is None
 
 
-def _obstacle(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -> str | None:
+def obstacle(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -> str | None:
+    """Why the compiled passes cannot run these blocks, in a few words; None where they can."""
     width, heads = hidden.shape[1], layers[0].attention.heads
     widths = (width, width // heads, layers[0].mlp.width, 0 if rope is None else rope[0].shape[1])
     override = os.environ.get(VARIABLE)
@@ -77,49 +78,66 @@ def _matrices(block: Block) -> tuple[Linear, Linear, Linear, Linear]:
     return block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down
 
 
-class FusedBlocks:
-    """The blocks of one encoder over one batch, one after the other.
+class Passes:
+    """The two passes around attention, for one block of an encoder after the other over one batch.
 
     Args:
         block: Any of them.
-        batch: The packed batch.
-        hidden: The residual stream, (N, D); every `advance_` overwrites it.
+        hidden: Hidden states, (N, D).
     """
 
-    def __init__(self, block: Block, batch: PackedBatch, hidden: Tensor) -> None:
+    def __init__(self, block: Block, hidden: Tensor) -> None:
         from encoder.compiled import blocks  # `serves` has loaded numba
 
-        self.hidden, self.batch, self.names = hidden, batch, blocks
+        self.names = blocks
         tokens, width = hidden.shape
-        heads = block.attention.heads
         inner = block.mlp.width
-        self.call = blocks.Call(tokens, width, inner, heads, torch.get_num_threads())
-        # Heads first: attention reads the tokens of one head after the other.
-        self.heads = hidden.new_empty(3, heads, tokens, width // heads)
+        self.call = blocks.Call(tokens, width, inner, block.attention.heads, torch.get_num_threads())
         self.none = hidden.new_zeros(max(width, 2 * inner))
-        self.call.put(blocks.HIDDEN, hidden.data_ptr())
-        self.call.put(blocks.Q, *(part.data_ptr() for part in self.heads), self.heads.stride(2), self.heads.stride(1))
 
-    def advance_(self, block: Block, rope: RotaryRows | None) -> None:
-        """Run a block over the residual stream.
+    @staticmethod
+    def room_for_heads(block: Block, hidden: Tensor) -> Tensor:
+        """Room for queries, keys and values, (3, H, N, K): attention reads the tokens of one head after the other."""
+        heads = block.attention.heads
+        return hidden.new_empty(3, heads, len(hidden), hidden.shape[1] // heads)
+
+    def make_heads(self, block: Block, rope: RotaryRows | None, hidden: Tensor, heads: Tensor) -> None:
+        """Queries, keys and values of hidden states.
 
         Args:
-            block: In evaluation mode.
+            block: It is not asked for dropout.
             rope: Its rows of this layer's rotary table.
+            hidden: The residual stream, (N, D).
+            heads: Where they go, (3, H, N, K).
         """
         names, call, post = self.names, self.call, block.norm_position == "post"
-        kept: list[Tensor] = []
-        for place, matrix in zip((names.QKV, names.OUT, names.UP, names.DOWN), _matrices(block), strict=True):
-            kept += self._put_matrix(place, matrix)
+        kept = self._put_matrix(names.QKV, block.attention.qkv)
         kept += self._put_norm(names.ATTENTION_NORM, nn.Identity() if post else block.attention_norm)
         angles = [x.contiguous() for x in rope or ()]
         call.put(names.COSINES, *((angles[0].data_ptr(), angles[1].data_ptr(), angles[0].shape[1]) if angles else (0, 0, 0)))
-        call.put(names.MIXED, 0, names.ACTIVATIONS[block.mlp.activation], int(block.mlp.gated), int(post))
+        call.put(names.HIDDEN, hidden.data_ptr())
+        call.put(names.Q, *(part.data_ptr() for part in heads), heads.stride(2), heads.stride(1))
+        call.put(names.MIXED, 0)
         call.run()
-        q, k, v = self.heads.transpose(1, 2)  # (N, H, K) each
-        mixed = attend(q, k, v, self.batch, block.attention.window, slopes=block.attention.slopes).contiguous()
+
+    def make_states(self, block: Block, hidden: Tensor, mixed: Tensor, places: tuple[Tensor, Tensor], inner: Tensor | None = None) -> None:
+        """Hidden states of what attention mixed.
+
+        Args:
+            block: It is not asked for dropout.
+            hidden: The residual stream, (N, D).
+            mixed: What attention gave, (N, H, K).
+            places: Where the stream goes behind attention and behind the block, (N, D) each; both may be ``hidden``.
+            inner: Where what the first matrix of the MLP gives goes, if it is wanted, (N, I) or, gated, (N, 2 I).
+        """
+        names, call, post = self.names, self.call, block.norm_position == "post"
+        kept: list[Tensor] = []
+        for place, matrix in zip((names.OUT, names.UP, names.DOWN), _matrices(block)[1:], strict=True):
+            kept += self._put_matrix(place, matrix)
         kept += self._put_norm(names.ATTENTION_NORM, block.attention_norm) + self._put_norm(names.MLP_NORM, block.mlp_norm)
-        call.put(names.MIXED, mixed.data_ptr())
+        call.put(names.HIDDEN, hidden.data_ptr())
+        call.put(names.MIXED, mixed.data_ptr(), names.ACTIVATIONS[block.mlp.activation], int(block.mlp.gated), int(post))
+        call.put(names.MIDDLE, *(place.data_ptr() for place in places), 0 if inner is None else inner.data_ptr())
         call.run()
 
     def _put_matrix(self, place: int, matrix: Linear) -> list[Tensor]:
@@ -141,3 +159,30 @@ class FusedBlocks:
         self.call.put(place, weight.data_ptr(), bias.data_ptr(), int(isinstance(norm, nn.LayerNorm)))
         self.call.put_eps(place, torch.finfo(torch.float32).eps if norm.eps is None else norm.eps)
         return [weight, bias]
+
+
+class FusedBlocks:
+    """The blocks of one encoder over one batch, one after the other.
+
+    Args:
+        block: Any of them.
+        batch: The packed batch.
+        hidden: The residual stream, (N, D); every `advance_` overwrites it.
+    """
+
+    def __init__(self, block: Block, batch: PackedBatch, hidden: Tensor) -> None:
+        self.hidden, self.batch = hidden, batch
+        self.passes = Passes(block, hidden)
+        self.heads = self.passes.room_for_heads(block, hidden)
+
+    def advance_(self, block: Block, rope: RotaryRows | None) -> None:
+        """Run a block over the residual stream.
+
+        Args:
+            block: In evaluation mode.
+            rope: Its rows of this layer's rotary table.
+        """
+        self.passes.make_heads(block, rope, self.hidden, self.heads)
+        q, k, v = self.heads.transpose(1, 2)  # (N, H, K) each
+        mixed = attend(q, k, v, self.batch, block.attention.window, slopes=block.attention.slopes).contiguous()
+        self.passes.make_states(block, self.hidden, mixed, (self.hidden, self.hidden))

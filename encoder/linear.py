@@ -140,19 +140,33 @@ class _PackedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        of_input = None
-        if ctx.needs_input_grad[0]:
-            of_input = packed_product(pack_weight(weight.t().contiguous(), len(x)), None)(gradient)
-        of_weight = gradient.t() @ x if ctx.needs_input_grad[1] else None
-        return of_input, of_weight, gradient.sum(0) if ctx.needs_input_grad[2] else None
+        return product_gradients(x, weight, gradient.contiguous(), ctx.needs_input_grad)
+
+
+def product_gradients(
+    x: Tensor, weight: Tensor, gradient: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of a float32 product on a CPU.
+
+    Args:
+        x: (N, D), what was multiplied.
+        weight: (O, D).
+        gradient: Of the product, (N, O).
+        wanted: Which of them are.
+
+    Returns:
+        Of ``x``, the weight and the bias; None for those that are not wanted.
+    """
+    wants_x, wants_weight, wants_bias = wanted
+    of_x = packed_product(pack_weight(weight.t(), len(x)), None)(gradient) if wants_x else None
+    return of_x, gradient.t() @ x if wants_weight else None, gradient.sum(0) if wants_bias else None
 
 
 def pack_weight(weight: Tensor, tokens: int) -> Tensor:
     """A weight (O, D) in the layout that so many tokens are best multiplied with, oneDNN's or the plain one; without gradients."""
     if multiplies_best_plain():
         return weight.detach()
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), tokens)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), tokens)
     return packed
 
 

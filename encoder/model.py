@@ -6,14 +6,15 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from encoder import fused
+from encoder import fused, fused_training
 from encoder.config import EncoderConfig, Precision
 from encoder.errors import InputError
 from encoder.layers import Block, Embeddings, RotaryRows, make_norm
@@ -68,6 +69,10 @@ class Encoder(nn.Module):
         return self.embeddings.tokens.weight.device
 
     @property
+    def _blocks(self) -> list[Block]:
+        return cast("list[Block]", list(self.layers))
+
+    @property
     def num_parameters(self) -> int:
         """Number of weights."""
         return sum(weight.numel() for weight in self.state_dict().values())
@@ -110,25 +115,24 @@ class Encoder(nn.Module):
         update: Tensor | None = None
         if lean(hidden) and not self.training:
             self._advance_(hidden, batch, ropes)
-        elif self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            for layer, rope in zip(self.layers, ropes, strict=True):
-                hidden, update = checkpoint(layer, hidden, update, batch, rope, use_reentrant=False)
         else:
-            for layer, rope in zip(self.layers, ropes, strict=True):
-                hidden, update = layer(hidden, update, batch, rope)
+            step: Step = _fused_step if fused_training.serves(self._blocks, batch, hidden, ropes[0]) else _step
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                step = partial(checkpoint, step, use_reentrant=False)
+            for layer, rope in zip(self._blocks, ropes, strict=True):
+                hidden, update = step(layer, hidden, update, batch, rope)
         output = add_norm(hidden, update, self.final_norm)[1].to(dtype)
         return output if places is None else output[places]
 
     def _advance_(self, hidden: Tensor, batch: PackedBatch, ropes: Sequence[RotaryRows | None]) -> None:
         """All blocks over the residual stream, in place."""
-        layers = cast("list[Block]", list(self.layers))
-        if fused.serves(layers, batch, hidden, ropes[0]):
-            blocks = fused.FusedBlocks(layers[0], batch, hidden)
-            for layer, rope in zip(layers, ropes, strict=True):
+        if fused.serves(self._blocks, batch, hidden, ropes[0]):
+            blocks = fused.FusedBlocks(self._blocks[0], batch, hidden)
+            for layer, rope in zip(self._blocks, ropes, strict=True):
                 blocks.advance_(layer, rope)
             return
         buffer = heads_buffer(hidden, self.config.num_heads)
-        for layer, rope in zip(layers, ropes, strict=True):
+        for layer, rope in zip(self._blocks, ropes, strict=True):
             advance_(layer, hidden, batch, rope, buffer)
 
     def forward_padded(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -166,3 +170,18 @@ class Encoder(nn.Module):
             batch.memo["arranged"] = neighbours_of_equal_length(batch)
         arranged: tuple[PackedBatch, Tensor | None] = batch.memo["arranged"]
         return arranged
+
+
+Step = Callable[[Block, Tensor, "Tensor | None", PackedBatch, "RotaryRows | None"], tuple[Tensor, "Tensor | None"]]
+"""(block, residual stream, what is to be added to it, batch, rotary rows): the two behind the block."""
+
+
+def _step(block: Block, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
+    stream: tuple[Tensor, Tensor | None] = block(hidden, update, batch, rope)
+    return stream
+
+
+def _fused_step(
+    block: Block, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None
+) -> tuple[Tensor, Tensor | None]:
+    return fused_training.advance(block, hidden, batch, rope), update

@@ -74,10 +74,10 @@ def lane_tokens(table: NDArray[np.int64]) -> int:
 
 
 def counted_from(sums: Tensor) -> Tensor:
-    """The binary logarithm of the sum of a query's weights, which they are counted from, of `encoder.compiled.attention.attend`'s two numbers.
+    """What a query's weights are counted from so that they sum to 1, in units of a binary logarithm.
 
     Args:
-        sums: (2, H, L).
+        sums: The two numbers of each query that `encoder.compiled.attention.attend` gave, (2, H, L).
 
     Returns:
         (H, L); so large where a query has seen nothing that no weight comes of it.
@@ -97,8 +97,8 @@ def scratch_of_thread(call: NDArray[np.int64]) -> int:
 def next_task(call: NDArray[np.int64], table: NDArray[np.int64], seat: NDArray[np.int64]) -> bool:
     """Whether there is another task, and what it is.
 
-    ``seat`` is the thread's own and begins with zeros: place of the sequence, head, first token and the one behind the last, tasks of a head
-    before the sequence.
+    ``seat`` is the thread's own and begins with zeros: place of the sequence, head, first token, the one behind the last, and how many
+    tasks of a head there are before the sequence.
     """
     task = take(call.ctypes.data + TAKEN * 8)
     if task >= table[-1, TASKS_END] * call[HEADS]:

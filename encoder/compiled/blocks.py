@@ -28,7 +28,7 @@ __all__ = ["ACTIVATIONS", "ATTENTION_NORM", "COSINES", "DOWN", "HIDDEN", "MIXED"
 CACHE = 1_200_000
 MOST_PANELS = 8
 # Rows of a matrix that all panels meet before the next rows come.
-TILE = 24
+TILE = 48
 
 # Places of what a call consists of.
 TAKEN, MET, TOKENS, TASKS, SCRATCH, SCRATCH_BYTES, HIDDEN, WIDTH, INNER, HEADS = range(10)
@@ -40,7 +40,9 @@ ATTENTION_NORM, MLP_NORM = 22, 26
 QKV, OUT, UP, DOWN = 30, 36, 38, 40
 # Tasks of one panel each, the last of all tasks.
 SINGLES = 42
-SIZE = 43
+# Where hidden states between attention and MLP and behind both go, and what the first matrix of the MLP gave; 0 where nobody wants that.
+MIDDLE, NEXT, KEPT = 43, 44, 45
+SIZE = 46
 
 _FLOAT = 4  # bytes
 _ROW = LANES * _FLOAT
@@ -101,18 +103,24 @@ def _multiply(matrix: NDArray[np.int64], shape: tuple[int, int, int], source: in
 
 
 @compiled
-def _activate_panels(call: NDArray[np.int64], panels: int, block: int, states: int, inner: int) -> None:
+def _activate_panels(call: NDArray[np.int64], first: int, panels: int, block: int, states: int, inner: int) -> None:
     """The first matrix of the MLP and its activation."""
     width, size, step = call[WIDTH], call[INNER], max(call[WIDTH], call[INNER])
+    outputs = size * (1 + call[GATED])
     for row in range(0, size, TILE):
         count = min(TILE, size - row)
         for panel in range(panels):
             state, out = states + panel * width * _ROW, inner + (panel * step + row) * _ROW
+            kept = call[KEPT] + ((first + panel) * LANES * outputs + row) * _FLOAT
             product(state, call[UP] + row * width * _FLOAT, width, count, width, call[UP + 1] + row * _FLOAT, block)
+            if call[KEPT] != 0:
+                spill(block, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept)
             if call[GATED]:
                 other = size + row
                 gates = block + TILE * _ROW
                 product(state, call[UP] + other * width * _FLOAT, width, count, width, call[UP + 1] + other * _FLOAT, gates)
+                if call[KEPT] != 0:
+                    spill(gates, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept + size * _FLOAT)
                 gate(call[ACTIVATION], block, gates, count, out)
             else:
                 activate(call[ACTIVATION], block, count, out)
@@ -132,23 +140,23 @@ def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int)
     _multiply(call[OUT : OUT + 2], (panels, width, width), states, inner, width, step)
     for panel in range(panels):
         begin = (first + panel) * LANES
-        hidden, sums = call[HIDDEN] + begin * width * _FLOAT, inner + panel * step * _ROW
-        join(hidden, width, tokens - begin, width, sums)
+        sums = inner + panel * step * _ROW
+        join(call[HIDDEN] + begin * width * _FLOAT, width, tokens - begin, width, sums)
         if post:
             _norm(call, ATTENTION_NORM, sums, sums)
             copy(sums, width, states + panel * width * _ROW)
         else:
             _norm(call, MLP_NORM, sums, states + panel * width * _ROW)
-        spill(sums, width, tokens - begin, 1.0, width, hidden)
-    _activate_panels(call, panels, scratch, states, inner)
+        spill(sums, width, tokens - begin, 1.0, width, call[MIDDLE] + begin * width * _FLOAT)
+    _activate_panels(call, first, panels, scratch, states, inner)
     _multiply(call[DOWN : DOWN + 2], (panels, width, call[INNER]), inner, states, step, width)
     for panel in range(panels):
         begin = (first + panel) * LANES
-        hidden, sums = call[HIDDEN] + begin * width * _FLOAT, states + panel * width * _ROW
-        join(hidden, width, tokens - begin, width, sums)
+        sums = states + panel * width * _ROW
+        join(call[MIDDLE] + begin * width * _FLOAT, width, tokens - begin, width, sums)
         if post:
             _norm(call, MLP_NORM, sums, sums)
-        spill(sums, width, tokens - begin, 1.0, width, hidden)
+        spill(sums, width, tokens - begin, 1.0, width, call[NEXT] + begin * width * _FLOAT)
 
 
 @compiled

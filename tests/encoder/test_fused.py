@@ -266,18 +266,29 @@ torch.manual_seed(0)
 config = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=96, num_heads=3, intermediate_size=144, layer_types=["global", "local"], window=16)
 encoder, batch = Encoder(config).eval(), pack_ids([list(range(50)) * 7, [1, 2, 3]])
-with torch.no_grad():
-    found = encoder(batch)
-    expected = encoder.double()(batch).float()
-torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+results = []
+for widen in (Encoder.float, Encoder.double):
+    widen(encoder)
+    with torch.no_grad():
+        states = encoder(batch)
+    encoder(batch)[:, :9].square().sum().backward()
+    results.append([states.float(), *(weight.grad.float() for weight in encoder.parameters() if weight.grad is not None)])
+    encoder.zero_grad()
+for found, expected in zip(*results, strict=True):
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
 q, k, v = torch.randn(3, 382, 2, 48)
 for window in (None, 6, 128):
-    with torch.no_grad():
-        found = attend(q, k, v, batch, window, backend="compiled")
-        expected = attend(q.double(), k.double(), v.double(), batch, window, backend="reference").float()
-    torch.testing.assert_close(found, expected, atol=3e-6, rtol=0)
+    results = []
+    for dtype, backend in ((torch.float32, "compiled"), (torch.float64, "reference")):
+        heads = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        mixed = attend(*heads, batch, window, backend=backend)
+        results.append([mixed, *torch.autograd.grad(mixed[:, :, :9].square().sum(), heads)])
+        with torch.no_grad():
+            results[-1].append(attend(*heads, batch, window, backend=backend))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected.float(), atol=5e-6, rtol=1e-5)
 """
 
 

@@ -1,0 +1,200 @@
+"""Blocks trained by compiled loops against the same blocks by torch's operators: states and every gradient; what is left to torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder import Encoder, EncoderConfig, PackedBatch, compile_encoder, fused_training, init_weights, pack_ids
+from encoder.attention import compiled
+from encoder.lora import add_lora
+
+pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba, OpenMP threads or fused multiplications here")
+
+BASE = EncoderConfig.modernbert(
+    vocab_size=300,
+    hidden_size=96,
+    num_heads=3,
+    intermediate_size=144,
+    layer_types=["global", "local", "local", "global"],
+    max_positions=1500,
+    window=32,
+)
+LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
+BIASES = ("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias")
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "modernbert": {},
+    "plain mlp": {"mlp": "plain"},
+    "gelu_tanh": {"activation": "gelu_tanh"},
+    "silu": {"activation": "silu"},
+    "relu": {"activation": "relu", "mlp": "plain"},
+    "gated relu": {"activation": "relu"},
+    "biases": {**dict.fromkeys(BIASES, True), "first_attention_norm": True},
+    "biases of a plain mlp": {**dict.fromkeys(BIASES, True), "mlp": "plain"},
+    "half of the head turned": {"hidden_size": 192, "rotary_fraction": 0.5},
+    "alibi": {"positions": "alibi", "layer_types": ("global",) * 2},
+    "absolute": {"positions": "absolute", "layer_types": ("global",) * 2},
+    "attention dropout of nothing": {"attention_dropout": 0.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """What `fused_training.serves` said, which is asked on every processor here."""
+    answers: list[bool] = []
+    serves = fused_training.serves
+
+    def asked(*arguments: Any) -> bool:
+        answers.append(serves(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr("encoder.fused.has_many_registers", lambda: True)
+    monkeypatch.setattr(fused_training, "serves", asked)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield answers
+    torch.set_num_threads(threads)
+
+
+def encoder_of(**changes: Any) -> Encoder:
+    torch.manual_seed(3)
+    encoder = Encoder(replace(BASE, **changes))
+    init_weights(encoder, seed=3)
+    for name, weight in encoder.named_parameters():  # biases and norms that do something
+        if weight.ndim == 1:
+            weight.data.normal_(1.0 if name.endswith("weight") else 0.0, 0.2)
+        else:
+            weight.data.mul_(4)
+    return encoder.train()
+
+
+def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in lengths], key_lengths=key_lengths)
+
+
+def trained(encoder: Encoder, batch: PackedBatch) -> dict[str, Tensor]:
+    """States, and the gradient of every weight that has one, in float32."""
+    states = encoder(batch)
+    direction = torch.linspace(-1, 1, states.shape[-1], dtype=states.dtype)
+    (states @ direction).square().mean().backward()
+    found = {"states": states.detach().float()}
+    found |= {name: weight.grad.float() for name, weight in encoder.named_parameters() if weight.grad is not None}
+    encoder.zero_grad()
+    return found
+
+
+def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_training, "serves", lambda *_: False)
+        return run()
+
+
+def check(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch) -> None:
+    """As exact as torch's operators, measured in double precision, and with gradients of the same weights."""
+    found = trained(encoder, batch)
+    expected = by_operators(monkeypatch, lambda: trained(encoder, batch))
+    exact = by_operators(monkeypatch, lambda: trained(copy.deepcopy(encoder).double(), batch))
+    assert found.keys() == expected.keys()
+    for name, wanted in exact.items():
+        scale = wanted.abs().max()
+        error, of_torch = ((each[name] - wanted).abs().max() for each in (found, expected))
+        assert error <= 3 * of_torch + 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_states_and_gradients_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, used: list[bool], name: str, lengths: tuple[int, ...]
+) -> None:
+    check(monkeypatch, encoder_of(**CONFIGS[name]), batch_of(lengths))
+    assert used == [True]
+
+
+def test_batches_beyond_one_chunk_of_the_mlp(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+    check(monkeypatch, encoder_of(), batch_of((1200, 1100, 37)))
+    assert used == [True]
+
+
+def test_tokens_that_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(monkeypatch, encoder_of(), batch_of((300, 64, 20), [200, 5, 20]))
+
+
+@pytest.mark.parametrize("kept", ["layers.0.", "layers.3.", "qkv", "mlp.up", "down", "norm", "tokens"])
+def test_gradients_of_some_weights_only(monkeypatch: pytest.MonkeyPatch, used: list[bool], kept: str) -> None:
+    encoder = encoder_of(**dict.fromkeys(BIASES, True))
+    for name, weight in encoder.named_parameters():
+        weight.requires_grad_(kept in name)
+    check(monkeypatch, encoder, batch_of((300, 40)))
+    assert used == [True]
+
+
+def test_checkpointing_computes_the_same(used: list[bool]) -> None:
+    encoder, batch = encoder_of(), batch_of((300, 40, 5))
+    whole = trained(encoder, batch)
+    encoder.gradient_checkpointing = True
+    again = trained(encoder, batch)
+    assert used == [True, True]
+    assert all(torch.equal(again[name], gradient) for name, gradient in whole.items())
+
+
+def test_gradients_add_up_over_two_passes(used: list[bool]) -> None:
+    encoder, batch = encoder_of(), batch_of((300,))
+    once = trained(encoder, batch)
+    for _ in range(2):
+        states = encoder(batch)
+        (states @ torch.linspace(-1, 1, 96)).square().mean().backward()
+    for name, weight in encoder.named_parameters():
+        torch.testing.assert_close(weight.grad, 2 * once[name], rtol=1e-5, atol=1e-7)
+    assert used == [True] * 3
+
+
+def test_weights_changed_in_between_are_an_error_as_ever() -> None:
+    encoder, batch = encoder_of(), batch_of((300,))
+    states = encoder(batch)
+    with torch.no_grad():
+        encoder.layers[1].mlp.down.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        states.sum().backward()
+
+
+def test_what_these_loops_would_pass_over_is_left_to_torch(used: list[bool]) -> None:
+    batch, heard = batch_of((300,)), []
+
+    def answer(encoder: Encoder, *, backward: bool = True) -> bool:
+        used.clear()
+        states = encoder(batch)
+        if backward:
+            states.float().sum().backward()
+        return used == [True]
+
+    assert answer(encoder_of())
+    assert answer(encoder_of().eval())  # gradients are wanted, whatever the mode
+    assert answer(encoder_of(mlp_output_dropout=0.1).eval())
+    for dropout in ("mlp_output_dropout", "mlp_inner_dropout", "attention_output_dropout"):
+        assert not answer(encoder_of(**{dropout: 0.1}))
+    assert answer(encoder_of(attention_dropout=0.1))  # attention's own, which torch computes between the loops
+    assert not answer(encoder_of(norm_position="post", final_norm=False, first_attention_norm=True))
+    assert not answer(encoder_of(norm="rmsnorm"))
+    assert not answer(encoder_of().bfloat16())
+    assert not answer(encoder_of().requires_grad_(False), backward=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not answer(encoder_of())
+    listened = encoder_of()
+    listened.layers[1].mlp.up.register_forward_hook(lambda *_: heard.append(True))
+    assert not answer(listened)
+    assert heard
+    adapted = encoder_of()
+    add_lora(adapted, rank=2, alpha=4, dropout=0.0, seed=0)
+    assert not answer(adapted)
+    assert fused_training._obstacle(compile_encoder(encoder_of()).layers[0]) == "modules of other kinds"  # type: ignore[arg-type]
+    used.clear()
+    encoder_of()(batch_of((20,))).sum().backward()  # few tokens
+    assert used == [False]
