@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder.compiled.availability import serves_rows
 from encoder.linear import Linear, multiplies_packed, pack_weight, packed_product
 from encoder.ops import ACTIVATION_FUNCTIONS, gated
 from encoder.ops.activations import ACTIVATION_GRADIENTS
@@ -122,7 +123,13 @@ def mlp_gradients(
 
 
 def _through(inner: Tensor, gradient: Tensor, activation: str, *, gate: bool) -> tuple[Tensor, Tensor]:
-    """The activation of a chunk again, and the gradient of what was activated from that of what came out, (C, I)."""
+    """The activation of a chunk again, and the gradient of what was activated; that of what came out, (C, I), may be overwritten."""
+    if inner.is_contiguous() and gradient.is_contiguous() and serves_rows(inner, gradient.shape[1]):
+        from encoder.compiled import token_rows
+
+        of_inner = torch.empty_like(inner)
+        token_rows.undo_activation_(inner, gradient, of_inner, activation)
+        return gradient, of_inner
     if gate:
         return gated_backward(inner, gradient, activation)
     return ACTIVATION_FUNCTIONS[activation](inner), ACTIVATION_GRADIENTS[activation](gradient, inner)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from encoder.attention.compiled import available
+from encoder.compiled.availability import available
 from encoder.config import Precision
 from encoder.errors import InputError
 from encoder.linear import Linear, Product, Rows, packable, packed_product

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from encoder.attention import attend, compiled
 from encoder.attention.dispatch import VARIABLE
+from encoder.compiled.availability import MULTIPLE, is_plain
 from encoder.layers import Block, RotaryRows
 from encoder.linear import Linear
 from encoder.packing import PackedBatch
@@ -59,12 +60,12 @@ def obstacle(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -
         f"dtype {str(hidden.dtype).removeprefix('torch.')}": hidden.dtype != torch.float32,
         "hidden states with gaps": not hidden.is_contiguous(),
         f"norms before attention and MLP side by side ({layers[0].norm_position})": layers[0].norm_position not in ("pre", "post"),
-        f"widths {widths}, not all multiples of {compiled.MULTIPLE}": any(each % compiled.MULTIPLE for each in widths),
+        f"widths {widths}, not all multiples of {MULTIPLE}": any(each % MULTIPLE for each in widths),
     }
     reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason is None and not all(matrix.readable for layer in layers for matrix in _matrices(layer)):
         return "packed matrices"
-    if reason is None and not all(map(compiled.is_plain, (weight for layer in layers for weight in layer.parameters()))):
+    if reason is None and not all(map(is_plain, (weight for layer in layers for weight in layer.parameters()))):
         return "weights elsewhere"
     return reason
 

@@ -5,49 +5,16 @@ Shapes: N packed tokens, H heads, K head width.
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder.compiled import team
+from encoder.compiled.availability import has_numbers, loops_run, worthwhile
 from encoder.ops.heads import room_for_thirds
 from encoder.packing import PackedBatch
-from encoder.processor import has_fma
-
-logger = logging.getLogger(__name__)
-
-# Tokens for each of torch's threads from which a batch is worth it: panels of some dozens have to keep them busy, and a process loads the
-# loops for half a second, the first one for eight. A lone query of 8 to 20 tokens takes 1.3 to 2.3 times as long with them.
-WORTHWHILE = 128
-# Widths are multiples of what a vector holds.
-MULTIPLE = 16
-
-
-@cache
-def available() -> bool:
-    """Whether the loops should run here, as far as that can be told without loading them."""
-    return has_fma() and importlib.util.find_spec("numba") is not None and team.launcher() is not None
-
-
-@cache
-def _loops_run() -> bool:
-    """Whether the compiled loops turn out to run; where not, that is said once."""
-    try:
-        from encoder.compiled import vectors
-    except ImportError as error:
-        logger.warning("encoding on this CPU is slower than it could be: numba cannot be loaded (%s)", error)
-        return False
-    if reason := vectors.obstacle():
-        logger.warning("encoding on this CPU is slower than it could be: %s", reason)
-        return False
-    return True
 
 
 def serves(batch: PackedBatch, q: Tensor) -> bool:
@@ -57,24 +24,9 @@ def serves(batch: PackedBatch, q: Tensor) -> bool:
         batch: The packed batch.
         q: Its queries or hidden states.
     """
-    # What is traced, transformed or differentiated forward has no numbers, or has more than numbers. Asked first: a graph of any number
-    # of tokens must not ask for it.
-    if torch.compiler.is_compiling() or _is_traced() or not is_plain(q):
+    if not has_numbers(q):  # asked first: a graph of any number of tokens must not ask for it
         return False
-    worth = batch.steady or batch.num_tokens >= WORTHWHILE * torch.get_num_threads()
-    return worth and available() and _loops_run()
-
-
-def _is_traced() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether a tensor is nothing but numbers in this machine's memory."""
-    wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", bool)
-    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or x.layout != torch.strided or wrapped(x):
-        return False
-    return forward_ad.unpack_dual(x).tangent is None  # type: ignore[no-untyped-call]
+    return (batch.steady or worthwhile(batch.num_tokens)) and loops_run()
 
 
 def attend_compiled(

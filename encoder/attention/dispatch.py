@@ -19,6 +19,7 @@ from encoder.attention import compiled, flash
 from encoder.attention.packed import attend_packed
 from encoder.attention.padded import attend_padded
 from encoder.attention.reference import attend_reference
+from encoder.compiled.availability import MULTIPLE
 from encoder.errors import InputError
 from encoder.packing import PackedBatch
 from encoder.padding import PaddedBatch
@@ -114,7 +115,7 @@ LIMITS = {
         absent="few tokens, or no numba, OpenMP threads or fused multiplications here",
         capability=(0, 0),
         dtypes=(torch.float32,),
-        multiple=compiled.MULTIPLE,
+        multiple=MULTIPLE,
         widest_gradient=256,
         placed_key_lengths=True,
     ),

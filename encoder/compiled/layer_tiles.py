@@ -16,7 +16,7 @@ import numpy as np
 
 from encoder.compiled.vectors import FLOAT, LANES, ROWS, VECTORS, WIDTH, Code, emitted, every, long
 
-__all__ = ["ACTIVATIONS", "activate", "gate", "gather", "join", "normalise", "product", "turn"]
+__all__ = ["ACTIVATIONS", "activate", "activation_gradients", "gate", "gather", "join", "normalise", "product", "turn", "turn_row"]
 
 
 def _product(code: Code, tile: Any, weights: Any, stride: Any, count: Any, width: Any, biases: Any, out: Any) -> None:
@@ -103,7 +103,11 @@ def _scaled_erfc() -> list[float]:
 _ERFC = _scaled_erfc()
 
 
-def _gelu(code: Code, x: Any) -> Any:
+Activated = tuple[Any, Any]
+"""What an activation gives, and its derivative."""
+
+
+def _gelu(code: Code, x: Any) -> Activated:
     """X times the normal distribution's share below it, to 2e-7: ``x / 2 * erfc(-x / sqrt(2))``."""
     b = code.builder
     below = b.fcmp_ordered("<", x, every(0.0))
@@ -114,26 +118,37 @@ def _gelu(code: Code, x: Any) -> Any:
     polynomial = every(_ERFC[-1])
     for coefficient in _ERFC[-2::-1]:
         polynomial = code.fma(polynomial, t, every(coefficient))
-    tail = b.fmul(polynomial, code.power_of_two(b.fmul(b.fmul(x, x), every(-0.5 / math.log(2)))))  # erfc(|x| / sqrt(2))
+    bell = code.power_of_two(b.fmul(b.fmul(x, x), every(-0.5 / math.log(2))))
+    tail = b.fmul(polynomial, bell)  # erfc(|x| / sqrt(2))
     share = b.select(below, tail, b.fsub(every(2.0), tail))
-    return b.fmul(b.fmul(x, every(0.5)), share)
+    slope = code.fma(b.fmul(x, every(1 / math.sqrt(2 * math.pi))), bell, b.fmul(share, every(0.5)))
+    return b.fmul(b.fmul(x, every(0.5)), share), slope
 
 
-def _gelu_tanh(code: Code, x: Any) -> Any:
+def _gelu_tanh(code: Code, x: Any) -> Activated:
     b = code.builder
-    inner = b.fmul(x, code.fma(b.fmul(x, x), every(0.044715), every(1.0)))
-    return b.fmul(x, _logistic(code, b.fmul(inner, every(2 * math.sqrt(2 / math.pi)))))
+    scale, square = every(2 * math.sqrt(2 / math.pi)), b.fmul(x, x)
+    inner = b.fmul(x, code.fma(square, every(0.044715), every(1.0)))
+    share = _logistic(code, b.fmul(inner, scale))
+    value = b.fmul(x, share)
+    steepness = b.fmul(scale, code.fma(square, every(3 * 0.044715), every(1.0)))
+    return value, code.fma(b.fmul(value, b.fsub(every(1.0), share)), steepness, share)
 
 
-def _silu(code: Code, x: Any) -> Any:
-    return code.builder.fmul(x, _logistic(code, x))
+def _silu(code: Code, x: Any) -> Activated:
+    b = code.builder
+    share = _logistic(code, x)
+    value = b.fmul(x, share)
+    return value, code.fma(value, b.fsub(every(1.0), share), share)
 
 
-def _relu(code: Code, x: Any) -> Any:
-    return code.builder.select(code.builder.fcmp_ordered("<", x, every(0.0)), every(0.0), x)
+def _relu(code: Code, x: Any) -> Activated:
+    b = code.builder
+    slope = b.select(b.fcmp_ordered("<=", x, every(0.0)), every(0.0), every(1.0))
+    return b.select(b.fcmp_ordered("<", x, every(0.0)), every(0.0), x), slope
 
 
-_FUNCTIONS: dict[str, Callable[[Code, Any], Any]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
+_FUNCTIONS: dict[str, Callable[[Code, Any], Activated]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
 ACTIVATIONS = {name: number for number, name in enumerate(_FUNCTIONS)}
 """What the functions of `encoder.ops.activations` are called here."""
 
@@ -144,7 +159,7 @@ def _activate(code: Code, kind: Any, tile: Any, count: Any, out: Any) -> None:
     for name, number in ACTIVATIONS.items():
         with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
             for place in code.lanes(row.index):
-                code.store(_FUNCTIONS[name](code, code.load(tile, place)), out, place)
+                code.store(_FUNCTIONS[name](code, code.load(tile, place))[0], out, place)
 
 
 def _gate(code: Code, kind: Any, tile: Any, gates: Any, count: Any, out: Any) -> None:
@@ -153,9 +168,46 @@ def _gate(code: Code, kind: Any, tile: Any, gates: Any, count: Any, out: Any) ->
     for name, number in ACTIVATIONS.items():
         with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
             for place in code.lanes(row.index):
-                activated = _FUNCTIONS[name](code, code.load(tile, place))
+                activated, _ = _FUNCTIONS[name](code, code.load(tile, place))
                 code.store(code.builder.fmul(activated, code.load(gates, place)), out, place)
+
+
+def _activation_gradients(code: Code, kind: Any, gated: Any, inner: Any, width: Any, gradient: Any, of_inner: Any) -> None:
+    """One token's way back through an activation or a gate.
+
+    What that was given is (I,) or, gated, (2 I,), and its gradient goes to ``of_inner``; the gradient of what it gave, (I,), becomes what
+    it gave.
+    """
+    b = code.builder
+    inner, gradient, of_inner = (code.numbers(address) for address in (inner, gradient, of_inner))
+    for name, number in ACTIVATIONS.items():
+        for other in (0, 1):
+            chosen = b.and_(b.icmp_signed("==", kind, long(number)), b.icmp_signed("==", gated, long(other)))
+            with b.if_then(chosen), code.loop(b.udiv(width, long(WIDTH))) as vector:
+                first = code.place((vector.index, long(WIDTH)))
+                activated, slope = _FUNCTIONS[name](code, code.load(inner, first))
+                given = code.load(gradient, first)
+                if other:
+                    second = code.place(first, width)
+                    gate = code.load(inner, second)
+                    code.store(b.fmul(given, activated), of_inner, second)
+                    given, activated = b.fmul(given, gate), b.fmul(activated, gate)
+                code.store(b.fmul(given, slope), of_inner, first)
+                code.store(activated, gradient, first)
+
+
+def _turn_row(code: Code, head: Any, half: Any, cosines: Any, sines: Any) -> None:
+    """RoPE on one token's head (K,) in place; cosines and sines are (R/2,)."""
+    b = code.builder
+    head, cosines, sines = (code.numbers(address) for address in (head, cosines, sines))
+    with code.loop(b.udiv(half, long(WIDTH))) as vector:
+        place = code.place((vector.index, long(WIDTH)))
+        other = code.place(place, half)
+        first, second, cosine, sine = code.load(head, place), code.load(head, other), code.load(cosines, place), code.load(sines, place)
+        code.store(b.fsub(b.fmul(first, cosine), b.fmul(second, sine)), head, place)
+        code.store(b.fadd(b.fmul(second, cosine), b.fmul(first, sine)), head, other)
 
 
 product, gather, join = (emitted(emit) for emit in (_product, _gather, _join))
 normalise, turn, activate, gate = (emitted(emit) for emit in (_normalise, _turn, _activate, _gate))
+activation_gradients, turn_row = (emitted(emit) for emit in (_activation_gradients, _turn_row))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder.compiled.availability import serves_rows
 from encoder.ops.choice import fused
 from encoder.ops.heads import joined
 
@@ -89,6 +90,11 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ``heads``.
     """
     half = cos.shape[-1]
+    if cos.dtype == torch.float32 and serves_rows(heads, half):
+        from encoder.compiled import token_rows
+
+        token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())
+        return heads
     for start in range(0, len(heads), CHUNK):
         chunk = heads[start : start + CHUNK]
         first, second = chunk[..., :half], chunk[..., half : 2 * half]

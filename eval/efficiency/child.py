@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import torch
 
 from encoder import Encoder
-from encoder.attention.compiled import WORTHWHILE
+from encoder.compiled.availability import WORTHWHILE
 from encoder.errors import InputError
 from eval.efficiency.libraries import LIBRARIES, open_encoder
 from eval.efficiency.passes import Prepared

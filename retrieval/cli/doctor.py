@@ -11,9 +11,10 @@ import faiss
 import torch
 
 from encoder import EncoderConfig, fused, pack_ids
-from encoder.attention import AttentionCall, choose_backend, compiled
+from encoder.attention import AttentionCall, choose_backend
 from encoder.attention.dispatch import VARIABLE
 from encoder.attention.flash import installed
+from encoder.compiled.availability import available
 from encoder.init import init_weights
 from encoder.layers import Block
 from encoder.model import Encoder
@@ -75,7 +76,7 @@ def _devices() -> dict[str, Any]:
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    loops = frozenset({"compiled"} if compiled.available() else ())
+    loops = frozenset({"compiled"} if available() else ())
     # For batches of some hundred tokens; a lone query takes torch's kernels.
     devices["attention (cpu, fp32)"] = choose_backend(AttentionCall("cpu", torch.float32, installed=loops), os.environ.get(VARIABLE))
     if torch.cuda.is_available():

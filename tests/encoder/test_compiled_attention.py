@@ -18,8 +18,9 @@ from torch.autograd import forward_ad
 from encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from encoder.attention import attend, choose_backend, compiled
 from encoder.attention.dispatch import describe
+from encoder.compiled.availability import available
 
-pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 # Around a tile's 48 or 16 lanes and 8 or 4 rows, a panel's 64 keys, a window's halo, and a task's 8 blocks.
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]

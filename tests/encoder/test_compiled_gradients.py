@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
-from encoder.attention import attend, choose_backend, compiled
+from encoder.attention import attend, choose_backend
 from encoder.attention.dispatch import describe
+from encoder.compiled.availability import available
 
-pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
 WINDOWS = [None, 2, 62, 64, 128, 500]

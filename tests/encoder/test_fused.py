@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from encoder import Encoder, EncoderConfig, PackedBatch, freeze, fused, init_weights, pack_ids
-from encoder.attention import compiled
+from encoder.compiled.availability import available
 from encoder.lora import add_lora
 
-pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 BASE = EncoderConfig.modernbert(
     vocab_size=300,

@@ -1,0 +1,78 @@
+"""Passes over tokens by compiled loops against torch's operators in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder.chunked_mlp import _through
+from encoder.compiled.availability import available, serves_rows
+from encoder.ops import ACTIVATION_FUNCTIONS, rotate_
+
+pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(*shape: int, spread: float = 3.0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * spread
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATION_FUNCTIONS)
+def test_the_way_back_through_an_activation(activation: str, gate: bool) -> None:
+    tokens, width = 331, 80
+    inner, gradient = numbers(tokens, width * (2 if gate else 1)), numbers(tokens, width)
+    inner[:3] = torch.tensor([0.0, 40.0, -40.0])[:, None]  # where nothing, all, or nothing of it is left
+    exact = inner.double().requires_grad_()
+    first, second = exact.chunk(2, dim=-1) if gate else (exact, torch.ones(()))
+    gave = ACTIVATION_FUNCTIONS[activation](first) * second
+    gave.backward(gradient.double())
+    assert serves_rows(inner, width)
+    activated, of_inner = _through(inner, gradient.clone(), activation, gate=gate)
+    torch.testing.assert_close(activated, gave.detach().float(), atol=3e-6, rtol=3e-6)
+    torch.testing.assert_close(of_inner, exact.grad.float(), atol=3e-6, rtol=3e-6)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("activation", ACTIVATION_FUNCTIONS)
+def test_what_is_no_number_stays_so(activation: str) -> None:
+    inner = numbers(300, 32)
+    inner[7] = torch.nan
+    activated, of_inner = _through(inner, torch.ones(300, 16), activation, gate=True)
+    assert activated[7].isnan().all()
+    assert of_inner[7].isnan().all()
+    assert activated[8].isfinite().all()
+
+
+@pytest.mark.parametrize("half", [16, 32])
+@pytest.mark.parametrize("layout", ["packed", "heads first"])
+def test_rope(half: int, layout: str) -> None:
+    tokens, heads, width = 333, 5, 64
+    x = numbers(tokens, 3, heads, width)[:, 1] if layout == "packed" else numbers(heads, tokens, width).transpose(0, 1)
+    angle = numbers(tokens, half, spread=100.0)
+    cos, sin = angle.cos(), angle.sin()
+    first, second, rest = x.double().split([half, half, width - 2 * half], dim=-1)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    expected = torch.cat((first * c - second * s, second * c + first * s, rest), dim=-1).float()
+    assert serves_rows(x, half)
+    torch.testing.assert_close(rotate_(x, cos, sin), expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(rotate_(x, cos, -sin), torch.cat((first, second, rest), -1).float(), atol=4e-6, rtol=0)
+
+
+def test_where_torch_is_asked() -> None:
+    x = numbers(400, 2, 48)
+    assert serves_rows(x, 16)
+    assert not serves_rows(x[:200], 16)
+    assert not serves_rows(x, 24)
+    assert not serves_rows(x.double(), 16)
+    assert not serves_rows(x.transpose(1, 2), 16)
+    assert not serves_rows(x.to("meta"), 16)
