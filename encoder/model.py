@@ -91,7 +91,8 @@ class Encoder(nn.Module):
         """Encode a batch.
 
         In evaluation without gradients on a CPU the blocks run by `encoder.fused` or `encoder.lean`: hooks on modules inside of them
-        do not fire there, and dropout that was switched on in single modules has no effect.
+        do not fire there, and dropout that was switched on in single modules has no effect. With gradients `encoder.fused_training` runs
+        them where it can, which leaves blocks with hooks or dropout alone.
 
         Args:
             batch: B sequences, N tokens in all; it is moved to the weights' device if it lies elsewhere.
