@@ -185,4 +185,4 @@ def _step(block: Block, hidden: Tensor, update: Tensor | None, batch: PackedBatc
 def _fused_step(
     block: Block, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None
 ) -> tuple[Tensor, Tensor | None]:
-    return fused_training.advance(block, hidden, batch, rope), update
+    return fused_training.advance(block, hidden, batch, rope), update  # there never is one: this block adds its own

@@ -35,6 +35,9 @@ from encoder.compiled.attention_call import (
     TOPS,
     VALUES,
     WIDTH,
+    call_in,
+    hide,
+    meeting,
     next_task,
     place,
     scratch_of_thread,
@@ -42,7 +45,7 @@ from encoder.compiled.attention_call import (
     whole,
 )
 from encoder.compiled.compiling import callback, compiled
-from encoder.compiled.tiles import HIDDEN, clear, copy, exponents, mixture, pack, prefetch, raise_tops, rescale, scores, unpack, veil
+from encoder.compiled.tiles import HIDDEN, clear, copy, exponents, mixture, pack, raise_tops, rescale, scores, unpack
 from encoder.compiled.vectors import LANES
 
 
@@ -68,28 +71,23 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
         clear(tile + (2 * width + 1) * ROW, 1, 0.0)
     panel, end = max(0, first - half), min(sequence[SEEN], last + half)
     while panel < end:
-        beyond = min(panel + PANEL, end)
         for block in range(blocks):
             begin = first + block * LANES
-            low, high = max(panel, begin - half), min(beyond, begin + LANES + half)
+            low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
             tile = own + block * block_bytes
             mixtures, tops = tile + width * ROW, tile + 2 * width * ROW
             sums = tops + ROW
-            # The next panel comes in while this one is worked on, a part of it with each block.
-            ahead = min(end, beyond + PANEL * block // blocks)
-            more = min(end, beyond + PANEL * (block + 1) // blocks) - ahead
-            prefetch(keys + ahead * key_stride * FLOAT_BYTES, key_stride, more, width)
+            call_in(keys, key_stride, width, panel, end, block, blocks)
             scores(tile, keys + low * key_stride * FLOAT_BYTES, key_stride, high - low, width, weights)
-            if low < begin + LANES - 1 - half or high - 1 > begin + half:
-                veil(weights, high - low, low - begin, half)
+            hide(weights, low, high, begin, half)
             if raise_tops(weights, high - low, tops, change) != 0:
                 rescale(mixtures, width, sums, change)
             exponents(weights, high - low, tops, sums)
-            prefetch(values + ahead * value_stride * FLOAT_BYTES, value_stride, more, width)
+            call_in(values, value_stride, width, panel, end, block, blocks)
             mixture(values + low * value_stride * FLOAT_BYTES, value_stride, high - low, width, weights, mixtures)
-        panel = beyond
+        panel += PANEL
     stride, output = call[OUTPUT + 1], place(call, OUTPUT, start + first, head)
     lane = (head * call[LANE_TOKENS] + sequence[FIRST_LANE] + first) * FLOAT_BYTES
     for block in range(blocks):

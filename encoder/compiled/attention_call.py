@@ -15,7 +15,7 @@ from torch import Tensor
 
 from encoder.compiled import team
 from encoder.compiled.compiling import compiled
-from encoder.compiled.tiles import HIDDEN, take
+from encoder.compiled.tiles import HIDDEN, prefetch, take, veil
 from encoder.compiled.vectors import LANES
 
 # Tokens of a panel: their scores, (64, LANES), fit the first cache beside a block.
@@ -82,8 +82,8 @@ def counted_from(sums: Tensor) -> Tensor:
     Returns:
         (H, L); so large where a query has seen nothing that no weight comes of it.
     """
-    tops, totals_of_tops = sums
-    return torch.where(tops <= HIDDEN, -HIDDEN, tops + totals_of_tops.log2())
+    tops, weights = sums
+    return torch.where(tops <= HIDDEN, -HIDDEN, tops + weights.log2())
 
 
 @compiled
@@ -126,6 +126,28 @@ def place(call: NDArray[np.int64], heads: int, token: int, head: int) -> int:
     """Where a head of a token lies."""
     address: int = call[heads] + (token * call[heads + 1] + head * call[heads + 2]) * FLOAT_BYTES
     return address
+
+
+@compiled
+def meeting(panel: int, end: int, begin: int, half: int) -> tuple[int, int]:
+    """Which tokens of a panel that ends before ``end`` a block meets, itself beginning at ``begin``: the first, and one behind the last."""
+    return max(panel, begin - half), min(panel + PANEL, end, begin + LANES + half)
+
+
+@compiled
+def call_in(rows: int, stride: int, width: int, panel: int, end: int, block: int, blocks: int) -> None:
+    """Have the next panel come in while this one is worked on, a part of it with each block; ``rows`` is where the sequence begins."""
+    beyond = min(panel + PANEL, end)
+    first = min(end, beyond + PANEL * block // blocks)
+    last = min(end, beyond + PANEL * (block + 1) // blocks)
+    prefetch(rows + first * stride * FLOAT_BYTES, stride, last - first, width)
+
+
+@compiled
+def hide(weights: int, low: int, high: int, begin: int, half: int) -> None:
+    """Hide the scores that tokens low..high have with those of the block that begins at ``begin`` where they are beyond the window."""
+    if low < begin + LANES - 1 - half or high - 1 > begin + half:
+        veil(weights, high - low, low - begin, half)
 
 
 @compiled

@@ -42,6 +42,9 @@ from encoder.compiled.attention_call import (
     UPSTREAM,
     VALUES,
     WIDTH,
+    call_in,
+    hide,
+    meeting,
     next_task,
     place,
     scratch_of_thread,
@@ -54,12 +57,10 @@ from encoder.compiled.tiles import (
     lane_gradients,
     mixture,
     pack,
-    prefetch,
     row_gradients,
     scores,
     spill,
     totals,
-    veil,
 )
 from encoder.compiled.vectors import LANES
 
@@ -90,25 +91,21 @@ def _give_queries(call: NDArray[np.int64], sequence: NDArray[np.int64], head: in
         clear(gathered, width, 0.0)
     panel, end = max(0, first - half), min(sequence[SEEN], last + half)
     while panel < end:
-        beyond = min(panel + PANEL, end)
         for block in range(blocks):
             begin = first + block * LANES
-            low, high = max(panel, begin - half), min(beyond, begin + LANES + half)
+            low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
             tile = own + block * block_bytes
             key, value = keys + low * key_stride * FLOAT_BYTES, values + low * value_stride * FLOAT_BYTES
-            ahead = min(end, beyond + PANEL * block // blocks)
-            more = min(end, beyond + PANEL * (block + 1) // blocks) - ahead
-            prefetch(keys + ahead * key_stride * FLOAT_BYTES, key_stride, more, width)
+            call_in(keys, key_stride, width, panel, end, block, blocks)
             scores(tile, key, key_stride, high - low, width, weights)
-            if low < begin + LANES - 1 - half or high - 1 > begin + half:
-                veil(weights, high - low, low - begin, half)
-            prefetch(values + ahead * value_stride * FLOAT_BYTES, value_stride, more, width)
+            hide(weights, low, high, begin, half)
+            call_in(values, value_stride, width, panel, end, block, blocks)
             scores(tile + tile_bytes, value, value_stride, high - low, width, gradients)
             lane_gradients(weights, gradients, high - low, tops + block * ROW, sums + block * ROW)
             mixture(key, key_stride, high - low, width, gradients, tile + 2 * tile_bytes)
-        panel = beyond
+        panel += PANEL
     stride, of_queries = call[OF_QUERIES + 1], place(call, OF_QUERIES, start + first, head)
     for block in range(blocks):
         gathered, begin = own + block * block_bytes + 2 * tile_bytes, block * LANES
@@ -137,26 +134,22 @@ def _give_keys(call: NDArray[np.int64], sequence: NDArray[np.int64], head: int, 
         clear(tile + 2 * tile_bytes, 2 * width, 0.0)
     panel, end = max(0, first - half), min(sequence[SEEN], last + half)
     while panel < end:
-        beyond = min(panel + PANEL, end)
         for block in range(blocks):
             begin = first + block * LANES
-            low, high = max(panel, begin - half), min(beyond, begin + LANES + half)
+            low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
             tile = own + block * block_bytes
             query, given = queries + low * query_stride * FLOAT_BYTES, upstream + low * upstream_stride * FLOAT_BYTES
-            ahead = min(end, beyond + PANEL * block // blocks)
-            more = min(end, beyond + PANEL * (block + 1) // blocks) - ahead
-            prefetch(queries + ahead * query_stride * FLOAT_BYTES, query_stride, more, width)
+            call_in(queries, query_stride, width, panel, end, block, blocks)
             scores(tile, query, query_stride, high - low, width, weights)
-            if low < begin + LANES - 1 - half or high - 1 > begin + half:
-                veil(weights, high - low, low - begin, half)
-            prefetch(upstream + ahead * upstream_stride * FLOAT_BYTES, upstream_stride, more, width)
+            hide(weights, low, high, begin, half)
+            call_in(upstream, upstream_stride, width, panel, end, block, blocks)
             scores(tile + tile_bytes, given, upstream_stride, high - low, width, gradients)
             row_gradients(weights, gradients, high - low, tops + low * FLOAT_BYTES, sums + low * FLOAT_BYTES)
             mixture(query, query_stride, high - low, width, gradients, tile + 2 * tile_bytes)
             mixture(given, upstream_stride, high - low, width, weights, tile + 3 * tile_bytes)
-        panel = beyond
+        panel += PANEL
     key_stride, of_keys = call[OF_KEYS + 1], place(call, OF_KEYS, start + first, head)
     value_stride, of_values = call[OF_VALUES + 1], place(call, OF_VALUES, start + first, head)
     for block in range(blocks):

@@ -16,7 +16,8 @@ from encoder.processor import has_fma
 logger = logging.getLogger(__name__)
 
 # Tokens for each of torch's threads from which a batch is worth it: panels of some dozens have to keep them busy, and a process loads the
-# loops for half a second, the first one for eight. A lone query of 8 to 20 tokens takes 1.3 to 2.3 times as long with them.
+# loops for half a second, the first one for ten, five more to train. A lone query of 8 to 20 tokens takes 1.3 to 2.3 times as long with
+# them.
 WORTHWHILE = 128
 # Widths are multiples of what a vector holds.
 MULTIPLE = 16

@@ -27,7 +27,7 @@ __all__ = ["ACTIVATIONS", "ATTENTION_NORM", "COSINES", "DOWN", "HIDDEN", "MIXED"
 # Bytes that the panels of a task may take of the second cache; the rest is for rows of weights.
 CACHE = 1_200_000
 MOST_PANELS = 8
-# Rows of a matrix that all panels meet before the next rows come.
+# Rows of a matrix that all panels meet before the next rows come; whole vectors, so that they can be laid out token by token.
 TILE = 48
 
 # Places of what a call consists of.

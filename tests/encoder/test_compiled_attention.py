@@ -43,12 +43,10 @@ def definition(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int 
 
 
 @pytest.fixture(autouse=True)
-def two_threads_and_no_gradients() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+def no_gradients(two_threads: None) -> Iterator[None]:
+    del two_threads
     with torch.no_grad():
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("window", [None, 400])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,18 +11,13 @@ from encoder.attention import attend, choose_backend
 from encoder.attention.dispatch import describe
 from encoder.compiled.availability import available
 
-pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
 WINDOWS = [None, 2, 62, 64, 128, 500]
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:

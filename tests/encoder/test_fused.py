@@ -16,21 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder import Encoder, EncoderConfig, PackedBatch, freeze, fused, init_weights, pack_ids
+from encoder import Encoder, PackedBatch, freeze, fused, pack_ids
 from encoder.compiled.availability import available
 from encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
-BASE = EncoderConfig.modernbert(
-    vocab_size=300,
-    hidden_size=96,
-    num_heads=3,
-    intermediate_size=144,
-    layer_types=["global", "local", "local", "global"],
-    max_positions=1500,
-    window=32,
-)
 # Around the 48 or 16 lanes of a panel, and panels that two threads cannot share evenly.
 LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
 
@@ -55,8 +46,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def used(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
     """What `fused.serves` said, which is asked on every processor here."""
+    del two_threads
     answers: list[bool] = []
     serves = fused.serves
 
@@ -66,28 +58,8 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     monkeypatch.setattr(fused, "has_many_registers", lambda: True)
     monkeypatch.setattr(fused, "serves", asked)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
     with torch.no_grad():
         yield answers
-    torch.set_num_threads(threads)
-
-
-def encoder_of(**changes: Any) -> Encoder:
-    torch.manual_seed(3)
-    encoder = Encoder(replace(BASE, **changes))
-    init_weights(encoder, seed=3)
-    for name, weight in encoder.named_parameters():  # biases and norms that do something
-        if weight.ndim == 1:
-            weight.data.normal_(1.0 if name.endswith("weight") else 0.0, 0.2)
-        else:
-            weight.data.mul_(4)
-    return encoder.eval()
-
-
-def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
-    generator = torch.Generator().manual_seed(sum(lengths))
-    return pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in lengths], key_lengths=key_lengths)
 
 
 def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> Tensor:
@@ -98,7 +70,14 @@ def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_the_states_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, used: list[bool], name: str, lengths: tuple[int, ...]) -> None:
+def test_the_states_are_those_of_torch(
+    encoder_of: Callable[..., Encoder],
+    batch_of: Callable[..., PackedBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    used: list[bool],
+    name: str,
+    lengths: tuple[int, ...],
+) -> None:
     encoder, batch = encoder_of(**CONFIGS[name]), batch_of(lengths)
     found = encoder(batch)
     assert used == [True]
@@ -109,7 +88,14 @@ def test_the_states_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, used: li
 
 
 @pytest.mark.parametrize(("width", "heads"), [(64, 4), (96, 2), (160, 2), (256, 1)])
-def test_every_width_of_a_head(monkeypatch: pytest.MonkeyPatch, used: list[bool], width: int, heads: int) -> None:
+def test_every_width_of_a_head(
+    encoder_of: Callable[..., Encoder],
+    batch_of: Callable[..., PackedBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    used: list[bool],
+    width: int,
+    heads: int,
+) -> None:
     fraction = {16: 1.0, 48: 2 / 3, 80: 0.4, 256: 1.0}[width // heads]  # halves of what turns are multiples of 16, or nothing turns
     positions = {"positions": "absolute"} if width // heads == 16 else {"rotary_fraction": fraction}
     encoder, batch = encoder_of(hidden_size=width, num_heads=heads, **positions), batch_of((400, 31))
@@ -118,14 +104,16 @@ def test_every_width_of_a_head(monkeypatch: pytest.MonkeyPatch, used: list[bool]
     torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
-def test_tokens_that_only_read(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+def test_tokens_that_only_read(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+) -> None:
     encoder, batch = encoder_of(), batch_of((300, 64, 20), [200, 5, 20])
     found = encoder(batch)
     assert used == [True]
     torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
-def test_neither_threads_nor_neighbours_change_a_bit() -> None:
+def test_neither_threads_nor_neighbours_change_a_bit(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, before, states = encoder_of(), torch.get_num_threads(), []
     batch = batch_of((500, 300, 64))
     try:
@@ -140,7 +128,9 @@ def test_neither_threads_nor_neighbours_change_a_bit() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 20, 64, 100])
-def test_a_steady_text_has_the_same_bits_alone_and_in_company(used: list[bool], length: int) -> None:
+def test_a_steady_text_has_the_same_bits_alone_and_in_company(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], length: int
+) -> None:
     encoder, company = encoder_of(), batch_of((400, 20, 300, 77))
     ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
     alone = encoder(replace(pack_ids([ids]), steady=True))
@@ -150,7 +140,9 @@ def test_a_steady_text_has_the_same_bits_alone_and_in_company(used: list[bool], 
     assert torch.equal(together[-length:], alone)
 
 
-def test_half_precision_weights_are_widened(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+def test_half_precision_weights_are_widened(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+) -> None:
     encoder, batch = encoder_of().bfloat16(), batch_of((300,))
     monkeypatch.setattr("encoder.linear.native_on_cpu", lambda dtype: dtype != torch.bfloat16)
     found = encoder(batch)
@@ -160,7 +152,9 @@ def test_half_precision_weights_are_widened(monkeypatch: pytest.MonkeyPatch, use
     )  # one rounding, after the last norm
 
 
-def test_frozen_and_plain_matrices_give_one_result(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+def test_frozen_and_plain_matrices_give_one_result(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+) -> None:
     monkeypatch.setattr("encoder.frozen.has_many_registers", lambda: True)
     encoder, batch = encoder_of(), batch_of((300, 20))
     frozen = freeze(copy.deepcopy(encoder))
@@ -169,7 +163,7 @@ def test_frozen_and_plain_matrices_give_one_result(monkeypatch: pytest.MonkeyPat
     assert used == [True, True]
 
 
-def test_copies_of_a_frozen_encoder_have_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_a_frozen_encoder_have_weights_of_their_own(encoder_of: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("encoder.frozen.has_many_registers", lambda: True)
     frozen = freeze(encoder_of())
     one, two = (each.layers[0].mlp.up.rows()[0][0] for each in (frozen, copy.deepcopy(frozen)))
@@ -177,7 +171,9 @@ def test_copies_of_a_frozen_encoder_have_weights_of_their_own(monkeypatch: pytes
     assert one.data_ptr() != two.data_ptr()
 
 
-def test_low_rank_updates_count(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+def test_low_rank_updates_count(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+) -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))
     plain = encoder(batch)
     add_lora(encoder, rank=2, alpha=4, dropout=0.0, seed=0)
@@ -190,7 +186,7 @@ def test_low_rank_updates_count(monkeypatch: pytest.MonkeyPatch, used: list[bool
     torch.testing.assert_close(found, by_operators(monkeypatch, lambda: encoder(batch)), atol=1e-5, rtol=0)
 
 
-def test_threads_of_python_share_an_encoder() -> None:
+def test_threads_of_python_share_an_encoder(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batches = encoder_of(), [batch_of((300 + 31 * i, 5)) for i in range(6)]
     expected = [encoder(batch) for batch in batches]
 
@@ -203,7 +199,9 @@ def test_threads_of_python_share_an_encoder() -> None:
             assert all(map(torch.equal, pool.map(encode, batches), expected))
 
 
-def test_states_with_gaps_and_other_defaults(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+def test_states_with_gaps_and_other_defaults(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+) -> None:
     encoder, batch = encoder_of(), batch_of((300,))
     expected = encoder(batch)
     hook = encoder.embeddings.register_forward_hook(lambda *call: call[2].t().contiguous().t())
@@ -236,13 +234,17 @@ def test_states_with_gaps_and_other_defaults(monkeypatch: pytest.MonkeyPatch, us
     ],
     ids=str,
 )
-def test_what_it_cannot_do_torch_does(used: list[bool], changes: dict[str, Any]) -> None:
+def test_what_it_cannot_do_torch_does(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], changes: dict[str, Any]
+) -> None:
     encoder = encoder_of(**changes)
     assert encoder(batch_of((300,))).isfinite().all()
     assert used == [False]
 
 
-def test_small_batches_doubles_and_int8_are_torchs(used: list[bool]) -> None:
+def test_small_batches_doubles_and_int8_are_torchs(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+) -> None:
     encoder = encoder_of()
     encoder(batch_of((200, 55)))
     copy.deepcopy(encoder).double()(batch_of((300,)))

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from encoder import Encoder, EncoderConfig, PackedBatch, compile_encoder, fused_training, init_weights, pack_ids
+from encoder import Encoder, PackedBatch, compile_encoder, fused_training
 from encoder.compiled.availability import available
 from encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
-BASE = EncoderConfig.modernbert(
-    vocab_size=300,
-    hidden_size=96,
-    num_heads=3,
-    intermediate_size=144,
-    layer_types=["global", "local", "local", "global"],
-    max_positions=1500,
-    window=32,
-)
+# Around the 48 or 16 lanes of a panel, and panels that two threads cannot share evenly.
 LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
 BIASES = ("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias")
 
@@ -46,8 +37,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def used(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> list[bool]:
     """What `fused_training.serves` said, which is asked on every processor here."""
+    del two_threads
     answers: list[bool] = []
     serves = fused_training.serves
 
@@ -57,27 +49,13 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     monkeypatch.setattr("encoder.fused.has_many_registers", lambda: True)
     monkeypatch.setattr(fused_training, "serves", asked)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield answers
-    torch.set_num_threads(threads)
+    return answers
 
 
-def encoder_of(**changes: Any) -> Encoder:
-    torch.manual_seed(3)
-    encoder = Encoder(replace(BASE, **changes))
-    init_weights(encoder, seed=3)
-    for name, weight in encoder.named_parameters():  # biases and norms that do something
-        if weight.ndim == 1:
-            weight.data.normal_(1.0 if name.endswith("weight") else 0.0, 0.2)
-        else:
-            weight.data.mul_(4)
-    return encoder.train()
-
-
-def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
-    generator = torch.Generator().manual_seed(sum(lengths))
-    return pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in lengths], key_lengths=key_lengths)
+@pytest.fixture
+def encoder_of(encoder_of: Callable[..., Encoder]) -> Callable[..., Encoder]:
+    """Makes the same encoders in training mode."""
+    return lambda **changes: encoder_of(**changes).train()
 
 
 def trained(encoder: Encoder, batch: PackedBatch) -> dict[str, Tensor]:
@@ -112,23 +90,34 @@ def check(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_states_and_gradients_are_those_of_torch(
-    monkeypatch: pytest.MonkeyPatch, used: list[bool], name: str, lengths: tuple[int, ...]
+    encoder_of: Callable[..., Encoder],
+    batch_of: Callable[..., PackedBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    used: list[bool],
+    name: str,
+    lengths: tuple[int, ...],
 ) -> None:
     check(monkeypatch, encoder_of(**CONFIGS[name]), batch_of(lengths))
     assert used == [True]
 
 
-def test_batches_beyond_one_chunk_of_the_mlp(monkeypatch: pytest.MonkeyPatch, used: list[bool]) -> None:
+def test_batches_beyond_one_chunk_of_the_mlp(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+) -> None:
     check(monkeypatch, encoder_of(), batch_of((1200, 1100, 37)))
     assert used == [True]
 
 
-def test_tokens_that_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_only_read(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(monkeypatch, encoder_of(), batch_of((300, 64, 20), [200, 5, 20]))
 
 
 @pytest.mark.parametrize("kept", ["layers.0.", "layers.3.", "qkv", "mlp.up", "down", "norm", "tokens"])
-def test_gradients_of_some_weights_only(monkeypatch: pytest.MonkeyPatch, used: list[bool], kept: str) -> None:
+def test_gradients_of_some_weights_only(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool], kept: str
+) -> None:
     encoder = encoder_of(**dict.fromkeys(BIASES, True))
     for name, weight in encoder.named_parameters():
         weight.requires_grad_(kept in name)
@@ -136,7 +125,9 @@ def test_gradients_of_some_weights_only(monkeypatch: pytest.MonkeyPatch, used: l
     assert used == [True]
 
 
-def test_checkpointing_computes_the_same(used: list[bool]) -> None:
+def test_checkpointing_computes_the_same(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+) -> None:
     encoder, batch = encoder_of(), batch_of((300, 40, 5))
     whole = trained(encoder, batch)
     encoder.gradient_checkpointing = True
@@ -145,7 +136,9 @@ def test_checkpointing_computes_the_same(used: list[bool]) -> None:
     assert all(torch.equal(again[name], gradient) for name, gradient in whole.items())
 
 
-def test_gradients_add_up_over_two_passes(used: list[bool]) -> None:
+def test_gradients_add_up_over_two_passes(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+) -> None:
     encoder, batch = encoder_of(), batch_of((300,))
     once = trained(encoder, batch)
     for _ in range(2):
@@ -156,7 +149,7 @@ def test_gradients_add_up_over_two_passes(used: list[bool]) -> None:
     assert used == [True] * 3
 
 
-def test_weights_changed_in_between_are_an_error_as_ever() -> None:
+def test_weights_changed_in_between_are_an_error_as_ever(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = encoder_of(), batch_of((300,))
     states = encoder(batch)
     with torch.no_grad():
@@ -165,7 +158,9 @@ def test_weights_changed_in_between_are_an_error_as_ever() -> None:
         states.sum().backward()
 
 
-def test_what_these_loops_would_pass_over_is_left_to_torch(used: list[bool]) -> None:
+def test_what_these_loops_would_pass_over_is_left_to_torch(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
+) -> None:
     batch, heard = batch_of((300,)), []
 
     def answer(encoder: Encoder, *, backward: bool = True) -> bool:

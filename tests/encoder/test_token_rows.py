@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,15 +10,10 @@ from encoder.chunked_mlp import _through
 from encoder.compiled.availability import available, serves_rows
 from encoder.ops import ACTIVATION_FUNCTIONS, rotate_
 
-pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 
 def numbers(*shape: int, spread: float = 3.0) -> Tensor:
