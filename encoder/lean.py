@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
-from encoder.attention import attend
+from encoder.attention import attend, best_dtype
 from encoder.layers import Block, RotaryRows
 from encoder.linear import Product
 from encoder.ops import normalize, rotate_
@@ -23,13 +22,16 @@ from encoder.packing import PackedBatch
 CHUNK = 1024
 
 
-def heads_buffer(hidden: Tensor, heads: int) -> Tensor:
+def heads_buffer(block: Block, hidden: Tensor, batch: PackedBatch) -> Tensor:
     """Room for the queries, keys and values of one layer after the other, (3, N, H, K).
 
-    Attention is at least float32 here: processors without matrix instructions for half precision gain nothing from it.
+    Args:
+        block: Any of them.
+        hidden: The residual stream, (N, D).
+        batch: The packed batch.
     """
-    tokens, width = hidden.shape
-    return torch.empty(3, tokens, heads, width // heads, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    shaped = hidden.view(len(hidden), block.attention.heads, -1)
+    return hidden.new_empty(3, *shaped.shape, dtype=best_dtype(shaped, batch, block.attention.slopes))
 
 
 def advance_(block: Block, hidden: Tensor, batch: PackedBatch, rope: RotaryRows | None, buffer: Tensor) -> None:

@@ -132,7 +132,7 @@ class Encoder(nn.Module):
             for layer, rope in zip(self._blocks, ropes, strict=True):
                 blocks.advance_(layer, rope)
             return
-        buffer = heads_buffer(hidden, self.config.num_heads)
+        buffer = heads_buffer(self._blocks[0], hidden, batch)
         for layer, rope in zip(self._blocks, ropes, strict=True):
             advance_(layer, hidden, batch, rope, buffer)
 

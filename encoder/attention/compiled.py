@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder.compiled.availability import has_numbers, loops_run, worthwhile
+from encoder.compiled.availability import has_numbers, loops_run, pairs_run, worthwhile
 from encoder.ops.heads import room_for_thirds
 from encoder.packing import PackedBatch
 
@@ -26,13 +26,19 @@ def serves(batch: PackedBatch, q: Tensor) -> bool:
     """
     if not has_numbers(q):  # asked first: a graph of any number of tokens must not ask for it
         return False
+    if q.dtype == torch.bfloat16 and not pairs_run():
+        return False
     return (batch.steady or worthwhile(batch.num_tokens)) and loops_run()
 
 
 def attend_compiled(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention by compiled loops in float32; see `encoder.attention.attend` for the contract."""
+    """Attention by compiled loops, with gradients in float32; see `encoder.attention.attend` for the contract.
+
+    bfloat16 is multiplied in pairs. Weights are rounded to it before they meet the values, as in flash attention; scores, sums and what is
+    gathered are float32.
+    """
     del slopes, dropout  # the choice of the backend has seen to it that there are none
     output: Tensor
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
@@ -76,17 +82,25 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | N
     read = [_with_heads(x) for x in (q, k, v)]
     output, table = q.new_empty(q.shape), _table(batch, window)
     sums = q.new_empty(2, q.shape[1], attention_call.lane_tokens(table)) if summed else None
-    attention.attend([_heads(x) for x in (*read, output)], table, (q.shape[1], q.shape[2]), window, sums)
+    paired = q.dtype == torch.bfloat16
+    attention.attend([_heads(x) for x in (*read, output)], table, (q.shape[1], q.shape[2]), window, paired=paired, sums=sums)
     return output, None if sums is None else attention_call.counted_from(sums)
 
 
+UNIT = 4
+"""Bytes that the loops read as one number: a float32 one, or a pair of bfloat16."""
+
+
 def _with_heads(x: Tensor) -> Tensor:
-    """The tensor, the numbers of a head side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """The tensor, the numbers of a head side by side, and every head where a unit begins."""
+    numbers = UNIT // x.itemsize
+    places = (x.storage_offset(), *x.stride()[:2])
+    return x if x.stride(-1) == 1 and not any(place % numbers for place in places) else x.contiguous()
 
 
 def _heads(x: Tensor) -> tuple[int, int, int]:
-    return x.data_ptr(), x.stride(0), x.stride(1)
+    numbers = UNIT // x.itemsize
+    return x.data_ptr(), x.stride(0) // numbers, x.stride(1) // numbers
 
 
 def _table(batch: PackedBatch, window: int | None, *, keys: bool = False) -> Any:

@@ -87,8 +87,10 @@ class Limits:
     beyond: tuple[int, int] = (99, 0)
     """The first that is no longer served."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
-    multiple: int = 8
-    """Head widths are multiples of this."""
+    inference_dtypes: tuple[torch.dtype, ...] = ()
+    """More of them, without gradients."""
+    multiple: int = 16
+    """Heads are multiples of so many bytes wide."""
     widest: int = 256
     widest_gradient: int = 192
     """Widest head in training: above it some processors lack the memory for the backward pass."""
@@ -112,10 +114,11 @@ LIMITS = {
     "dense": Limits(dropout=True, local=False, key_lengths=False, mixed_lengths=False),
     "compiled": Limits(
         device="cpu",
-        absent="few tokens, or no numba, OpenMP threads or fused multiplications here",
+        absent="few tokens, or no numba, OpenMP threads, fused multiplications or, for bfloat16, fast products of pairs here",
         capability=(0, 0),
         dtypes=(torch.float32,),
-        multiple=MULTIPLE,
+        inference_dtypes=(torch.bfloat16,),
+        multiple=MULTIPLE * torch.float32.itemsize,
         widest_gradient=256,
         placed_key_lengths=True,
     ),
@@ -128,13 +131,14 @@ def obstacle(name: str, call: AttentionCall) -> str | None:
     if limits is None:  # packed and reference run everywhere
         return None
     widest = limits.widest_gradient if call.gradients else limits.widest
-    width = call.head_width
+    width, multiple = call.head_width, limits.multiple // call.dtype.itemsize
+    dtypes = limits.dtypes if call.gradients else limits.dtypes + limits.inference_dtypes
     reasons = {
         f"it needs a {limits.device.upper()} device": call.device_type != limits.device,
         limits.absent: name not in call.installed,
         f"compute capability {'.'.join(map(str, call.capability))}": not limits.capability <= call.capability < limits.beyond,
-        f"dtype {str(call.dtype).removeprefix('torch.')}": call.dtype not in limits.dtypes,
-        f"head width {width} (multiples of {limits.multiple} to {widest})": width % limits.multiple != 0 or width > widest,
+        f"dtype {str(call.dtype).removeprefix('torch.')}": call.dtype not in dtypes,
+        f"head width {width} (multiples of {multiple} to {widest})": width % multiple != 0 or width > widest,
         "gradients": call.gradients and not limits.gradients,
         "dropout": call.dropout and not limits.dropout,
         "ALiBi": call.slopes and not limits.slopes,
@@ -209,6 +213,20 @@ def describe(
         equal_lengths=batch.max_seqlen * len(batch) == batch.num_tokens,
         installed=flash.installed() if cuda else frozenset({"compiled"} if compiled.serves(batch, q) else ()),
     )
+
+
+def best_dtype(q: Tensor, batch: PackedBatch, slopes: Tensor | None) -> torch.dtype:
+    """In which dtype heads are attended to best on a CPU without gradients: at least float32, or their own if compiled loops have it.
+
+    Processors that do not multiply half precision faster gain nothing from it.
+
+    Args:
+        q: Numbers in their place, (N, H, K).
+        batch: The packed batch.
+        slopes: ALiBi's, if there are any.
+    """
+    narrow = os.environ.get(VARIABLE) in (None, "compiled") and obstacle("compiled", describe(q, batch, slopes=slopes)) is None
+    return q.dtype if narrow else torch.promote_types(q.dtype, torch.float32)
 
 
 def attend(

@@ -44,7 +44,8 @@ PANEL_BYTES = (PANEL + 1) * ROW
 """Scores of a panel, and a row beside them."""
 
 Heads = tuple[int, int, int]
-"""Address of a tensor (N, H, K) of float32, the numbers of a head side by side; stride of a token and of a head, in numbers."""
+"""Address of a tensor (N, H, K) of float32 or bfloat16, the numbers of a head side by side; stride of a token and of a head, in units of 32
+bits."""
 
 
 def sequences(
@@ -135,12 +136,12 @@ def meeting(panel: int, end: int, begin: int, half: int) -> tuple[int, int]:
 
 
 @compiled
-def call_in(rows: int, stride: int, width: int, panel: int, end: int, block: int, blocks: int) -> None:
+def call_in(rows: int, stride: int, columns: int, panel: int, end: int, block: int, blocks: int) -> None:
     """Have the next panel come in while this one is worked on, a part of it with each block; ``rows`` is where the sequence begins."""
     beyond = min(panel + PANEL, end)
     first = min(end, beyond + PANEL * block // blocks)
     last = min(end, beyond + PANEL * (block + 1) // blocks)
-    prefetch(rows + first * stride * FLOAT_BYTES, stride, last - first, width)
+    prefetch(rows + first * stride * FLOAT_BYTES, stride, last - first, columns)
 
 
 @compiled
@@ -166,14 +167,17 @@ class Call:
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
         rows: Rows (LANES,) that a block keeps.
         panels: Panels of scores that a thread keeps.
+        spare: Bytes that it keeps besides.
     """
 
-    def __init__(self, table: NDArray[np.int64], shape: tuple[int, int], window: int | None, *, rows: int, panels: int) -> None:
+    def __init__(
+        self, table: NDArray[np.int64], shape: tuple[int, int], window: int | None, *, rows: int, panels: int, spare: int = 0
+    ) -> None:
         self.numbers = np.zeros(TABLE + table.size, np.int64)
         self.numbers[[SEQUENCES, HEADS, WIDTH]] = len(table), *shape
         self.numbers[HALF] = EVERYTHING if window is None else window // 2
         self.numbers[TABLE:] = table.ravel()
-        size_of_thread = panels * PANEL_BYTES + max(GLOBAL_BLOCKS, LOCAL_BLOCKS) * rows * ROW
+        size_of_thread = spare + panels * PANEL_BYTES + max(GLOBAL_BLOCKS, LOCAL_BLOCKS) * rows * ROW
         self.scratch = team.scratch(torch.get_num_threads(), size_of_thread)
         self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
 

@@ -62,7 +62,7 @@ from encoder.compiled.tiles import (
     spill,
     totals,
 )
-from encoder.compiled.vectors import LANES
+from encoder.compiled.vectors import FLOATS, LANES
 
 
 @compiled
@@ -84,9 +84,9 @@ def _give_queries(call: NDArray[np.int64], sequence: NDArray[np.int64], head: in
     for block in range(blocks):
         tile, begin = own + block * block_bytes, block * LANES
         given, gathered, count = tile + tile_bytes, tile + 2 * tile_bytes, last - first - begin
-        pack(queries + begin * query_stride * FLOAT_BYTES, query_stride, count, width, np.log2(np.e) / np.sqrt(width), tile)
-        pack(upstream + begin * upstream_stride * FLOAT_BYTES, upstream_stride, count, width, 1.0, given)
-        pack(output + begin * output_stride * FLOAT_BYTES, output_stride, count, width, 1.0, gathered)
+        pack(FLOATS, queries + begin * query_stride * FLOAT_BYTES, query_stride, count, width, np.log2(np.e) / np.sqrt(width), tile)
+        pack(FLOATS, upstream + begin * upstream_stride * FLOAT_BYTES, upstream_stride, count, width, 1.0, given)
+        pack(FLOATS, output + begin * output_stride * FLOAT_BYTES, output_stride, count, width, 1.0, gathered)
         totals(given, gathered, width, sums + block * ROW)
         clear(gathered, width, 0.0)
     panel, end = max(0, first - half), min(sequence[SEEN], last + half)
@@ -99,12 +99,12 @@ def _give_queries(call: NDArray[np.int64], sequence: NDArray[np.int64], head: in
             tile = own + block * block_bytes
             key, value = keys + low * key_stride * FLOAT_BYTES, values + low * value_stride * FLOAT_BYTES
             call_in(keys, key_stride, width, panel, end, block, blocks)
-            scores(tile, key, key_stride, high - low, width, weights)
+            scores(FLOATS, tile, key, key_stride, high - low, width, weights)
             hide(weights, low, high, begin, half)
             call_in(values, value_stride, width, panel, end, block, blocks)
-            scores(tile + tile_bytes, value, value_stride, high - low, width, gradients)
+            scores(FLOATS, tile + tile_bytes, value, value_stride, high - low, width, gradients)
             lane_gradients(weights, gradients, high - low, tops + block * ROW, sums + block * ROW)
-            mixture(key, key_stride, high - low, width, gradients, tile + 2 * tile_bytes)
+            mixture(FLOATS, key, key_stride, high - low, width, gradients, tile + 2 * tile_bytes)
         panel += PANEL
     stride, of_queries = call[OF_QUERIES + 1], place(call, OF_QUERIES, start + first, head)
     for block in range(blocks):
@@ -129,8 +129,8 @@ def _give_keys(call: NDArray[np.int64], sequence: NDArray[np.int64], head: int, 
     for block in range(blocks):
         tile, begin = own + block * block_bytes, block * LANES
         count = last - first - begin
-        pack(keys + begin * key_stride * FLOAT_BYTES, key_stride, count, width, np.log2(np.e) / np.sqrt(width), tile)
-        pack(values + begin * value_stride * FLOAT_BYTES, value_stride, count, width, 1.0, tile + tile_bytes)
+        pack(FLOATS, keys + begin * key_stride * FLOAT_BYTES, key_stride, count, width, np.log2(np.e) / np.sqrt(width), tile)
+        pack(FLOATS, values + begin * value_stride * FLOAT_BYTES, value_stride, count, width, 1.0, tile + tile_bytes)
         clear(tile + 2 * tile_bytes, 2 * width, 0.0)
     panel, end = max(0, first - half), min(sequence[SEEN], last + half)
     while panel < end:
@@ -142,13 +142,13 @@ def _give_keys(call: NDArray[np.int64], sequence: NDArray[np.int64], head: int, 
             tile = own + block * block_bytes
             query, given = queries + low * query_stride * FLOAT_BYTES, upstream + low * upstream_stride * FLOAT_BYTES
             call_in(queries, query_stride, width, panel, end, block, blocks)
-            scores(tile, query, query_stride, high - low, width, weights)
+            scores(FLOATS, tile, query, query_stride, high - low, width, weights)
             hide(weights, low, high, begin, half)
             call_in(upstream, upstream_stride, width, panel, end, block, blocks)
-            scores(tile + tile_bytes, given, upstream_stride, high - low, width, gradients)
+            scores(FLOATS, tile + tile_bytes, given, upstream_stride, high - low, width, gradients)
             row_gradients(weights, gradients, high - low, tops + low * FLOAT_BYTES, sums + low * FLOAT_BYTES)
-            mixture(query, query_stride, high - low, width, gradients, tile + 2 * tile_bytes)
-            mixture(given, upstream_stride, high - low, width, weights, tile + 3 * tile_bytes)
+            mixture(FLOATS, query, query_stride, high - low, width, gradients, tile + 2 * tile_bytes)
+            mixture(FLOATS, given, upstream_stride, high - low, width, weights, tile + 3 * tile_bytes)
         panel += PANEL
     key_stride, of_keys = call[OF_KEYS + 1], place(call, OF_KEYS, start + first, head)
     value_stride, of_values = call[OF_VALUES + 1], place(call, OF_VALUES, start + first, head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Container
 from functools import cache
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from encoder.compiled import team
-from encoder.processor import has_fma
+from encoder.processor import has_fast_pairs, has_fma
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,16 @@ def loops_run() -> bool:
     return True
 
 
+@cache
+def pairs_run() -> bool:
+    """Whether the loops multiply bfloat16 faster here than float32."""
+    if not has_fast_pairs() or not loops_run():
+        return False
+    from encoder.compiled import vectors
+
+    return vectors.pairs_are_native()
+
+
 def worthwhile(tokens: int) -> bool:
     """Whether so many tokens are worth it."""
     return tokens >= WORTHWHILE * torch.get_num_threads()
@@ -55,14 +66,15 @@ def has_numbers(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not _is_traced() and is_plain(x)
 
 
-def serves_rows(rows: Tensor, width: int) -> bool:
+def serves_rows(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,)) -> bool:
     """Whether a pass over tokens (`encoder.compiled.token_rows`) can run on them, and is worth it.
 
     Args:
         rows: One row a token; the numbers of the last dimension have to lie side by side.
         width: What is taken vector by vector.
+        dtypes: Which ones the pass reads.
     """
-    if not has_numbers(rows) or rows.dtype != torch.float32 or rows.stride(-1) != 1 or width % MULTIPLE:
+    if not has_numbers(rows) or rows.dtype not in dtypes or rows.stride(-1) != 1 or width % MULTIPLE:
         return False
     return worthwhile(len(rows)) and loops_run()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from encoder.compiled.vectors import FLOAT, LANES, ROWS, VECTORS, WIDTH, Code, emitted, every, long
+from encoder.compiled.vectors import FLOAT, LANES, ROWS, VECTORS, WIDTH, Code, emitted, every, is_paired, long
 
 __all__ = ["ACTIVATIONS", "activate", "activation_gradients", "gate", "gather", "join", "normalise", "product", "turn", "turn_row"]
 
@@ -196,16 +196,17 @@ def _activation_gradients(code: Code, kind: Any, gated: Any, inner: Any, width: 
                 code.store(activated, gradient, first)
 
 
-def _turn_row(code: Code, head: Any, half: Any, cosines: Any, sines: Any) -> None:
-    """RoPE on one token's head (K,) in place; cosines and sines are (R/2,)."""
+def _turn_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: Any) -> None:
+    """RoPE on one token's head (K,) in place, bfloat16 where ``kind`` says pairs; cosines and sines are (R/2,) float32."""
     b = code.builder
-    head, cosines, sines = (code.numbers(address) for address in (head, cosines, sines))
+    numbers, load, store = (code.halves, code.load_halves, code.store_halves) if is_paired(kind) else (code.numbers, code.load, code.store)
+    head, cosines, sines = numbers(head), code.numbers(cosines), code.numbers(sines)
     with code.loop(b.udiv(half, long(WIDTH))) as vector:
         place = code.place((vector.index, long(WIDTH)))
         other = code.place(place, half)
-        first, second, cosine, sine = code.load(head, place), code.load(head, other), code.load(cosines, place), code.load(sines, place)
-        code.store(b.fsub(b.fmul(first, cosine), b.fmul(second, sine)), head, place)
-        code.store(b.fadd(b.fmul(second, cosine), b.fmul(first, sine)), head, other)
+        first, second, cosine, sine = load(head, place), load(head, other), code.load(cosines, place), code.load(sines, place)
+        store(b.fsub(b.fmul(first, cosine), b.fmul(second, sine)), head, place)
+        store(b.fadd(b.fmul(second, cosine), b.fmul(first, sine)), head, other)
 
 
 product, gather, join = (emitted(emit) for emit in (_product, _gather, _join))

@@ -1,20 +1,39 @@
 """Pieces of attention that fit a core's registers and first cache.
 
-A tile's lanes are queries: scores are (keys, LANES), queries and mixtures (K, LANES).
+A tile's lanes are queries: scores are (keys, LANES), queries and mixtures (K, LANES). Where heads are bfloat16, what is multiplied is
+pairs of them: of neighbouring numbers of a query and a key, of neighbouring keys of a weight and a value. Tiles of pairs have half the
+rows; scores, what is gathered and sums are float32 all the same. What is either way is told by ``kind``, `FLOATS` or `PAIRS`.
 
-Shapes: LANES queries, n keys, K head width (a multiple of 16).
+Shapes: LANES queries, n keys, K head width (a multiple of 16, of pairs 32), C rows of a tile of queries (K, of pairs K / 2).
 Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum); that a maximum may lag behind
 by a factor of 256 is FlashAttention-4's idea; the layout is ours.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 
-from encoder.compiled.vectors import FLOAT, INT, INTS, LANES, LONG, ROW_PLACES, ROWS, VECTORS, WIDTH, Code, emitted, every, long
+from encoder.compiled.vectors import (
+    COARSE_POWER,
+    FLOAT,
+    INT,
+    INTS,
+    LANES,
+    LONG,
+    ROW_PLACES,
+    ROWS,
+    VECTORS,
+    WIDTH,
+    Code,
+    emitted,
+    every,
+    is_paired,
+    long,
+)
 
 __all__ = [
     "HIDDEN",
@@ -23,7 +42,9 @@ __all__ = [
     "exponents",
     "lane_gradients",
     "mixture",
+    "numbers_of",
     "pack",
+    "pair_values",
     "prefetch",
     "raise_tops",
     "rescale",
@@ -44,25 +65,55 @@ SLACK = 8.0
 and most panels of keys find nothing to rescale."""
 
 
-def _scores(code: Code, queries: Any, keys: Any, stride: Any, count: Any, width: Any, out: Any) -> None:
-    """(n, LANES) products of n keys with the queries of a tile (K, LANES); up to the next multiple of ROWS the last is repeated."""
+def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
+    """(n, LANES) products of n keys with the queries of a tile (C, LANES); up to the next multiple of ROWS the last is repeated.
+
+    Those of pairs are brought to units of a binary logarithm here: their queries cannot be, as they are rounded already.
+    """
     queries, keys, out = (code.numbers(address) for address in (queries, keys, out))
+    multiply, factor = (code.add_pairs, _logarithm(code, code.place(columns, columns))) if is_paired(kind) else (code.fma, None)
     tiles = code.builder.udiv(code.place(count, long(ROWS - 1)), long(ROWS))
     with code.loop(tiles) as tile:
         first = code.place((tile.index, long(ROWS)))
         rows = [code.no_further(code.place(first, long(row)), count) for row in range(ROWS)]
         starts = [code.at(keys, code.place((row, stride))) for row in rows]
-        code.product(starts, width, long(1), queries, [every(0.0)] * len(ROW_PLACES), code.at(out, code.place((first, long(LANES)))))
+        target = code.at(out, code.place((first, long(LANES))))
+        code.product(starts, columns, long(1), queries, [every(0.0)] * len(ROW_PLACES), target, multiply=multiply, factor=factor)
 
 
-def _mixture(code: Code, values: Any, stride: Any, count: Any, width: Any, weights: Any, out: Any) -> None:
-    """Add n values with weights (n, LANES) to a tile (K, LANES)."""
+def _logarithm(code: Code, width: Any) -> Any:
+    """What makes a score of a product of K numbers: 1 / sqrt(K), in units of a binary logarithm."""
+    b = code.builder
+    root = code.call(f"llvm.sqrt.v{WIDTH}f32", every(0.0).type, code.spread(b.uitofp(width, FLOAT)))
+    return b.fdiv(every(math.log2(math.e)), root)
+
+
+def _mixture(code: Code, kind: Any, values: Any, stride: Any, count: Any, width: Any, weights: Any, out: Any) -> None:
+    """Add n values with weights (n, LANES) to a tile (K, LANES); pairs are of neighbouring values, and count as one."""
     values, weights, out = (code.numbers(address) for address in (values, weights, out))
+    multiply = code.add_pairs if is_paired(kind) else code.fma
     with code.loop(code.builder.udiv(width, long(ROWS))) as tile:
         first = code.place((tile.index, long(ROWS)))
         starts = [code.at(values, code.place(first, long(row))) for row in range(ROWS)]
         rows = code.at(out, code.place((first, long(LANES))))
-        code.product(starts, count, stride, weights, [code.load(rows, place) for place in ROW_PLACES], rows)
+        code.product(starts, count, stride, weights, [code.load(rows, place) for place in ROW_PLACES], rows, multiply=multiply)
+
+
+def _pair_values(code: Code, values: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
+    """Pairs of neighbouring values of n, (n / 2, K); beside the last of an odd number stand zeros."""
+    b = code.builder
+    values, out = code.numbers(values), code.numbers(out)
+    with code.loop(b.udiv(code.place(count, long(1)), long(2))) as pair:
+        first = code.place((pair.index, long(2)))
+        second = code.place(first, long(1))
+        is_there = b.icmp_signed("<", second, count)
+        start, other, target = (code.place(each) for each in ((first, stride), (code.no_further(second, count), stride), (first, columns)))
+        with code.loop(b.udiv(columns, long(WIDTH))) as part:
+            column = code.place((part.index, long(WIDTH)))
+            neighbour = b.select(is_there, code.load(values, code.place(other, column)), every(0.0))
+            woven = code.woven(code.load(values, code.place(start, column)), neighbour)
+            for i, vector in enumerate(woven):
+                code.store(vector, out, code.place(target, (column, long(2)), long(i * WIDTH)))
 
 
 def _raise_tops(code: Code, scores: Any, count: Any, tops: Any, change: Any) -> Any:
@@ -99,17 +150,37 @@ def _larger(code: Code, score: Any, known: Any) -> Any:
     return code.builder.select(code.builder.fcmp_ordered(">", score, known), score, known)
 
 
-def _exponents(code: Code, scores: Any, count: Any, tops: Any, sums: Any) -> None:
-    """Scores (n, LANES) to powers of two, counted from the queries' tops (LANES,); the queries' sums (LANES,) grow by them."""
+def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: Any) -> None:
+    """Scores (n, LANES) to powers of two, counted from the queries' tops (LANES,); the queries' sums (LANES,) grow by them.
+
+    Pairs are of neighbouring keys, (n / 2, LANES); beside the last of an odd number stand zeros.
+    """
     b = code.builder
     scores, tops, sums = (code.numbers(address) for address in (scores, tops, sums))
     tops = [code.load(tops, place) for place in code.lanes(long(0))]
     totals = code.variables([code.load(sums, place) for place in code.lanes(long(0))])
-    with code.loop(count) as key:
-        for place, top, total in zip(code.lanes(key.index), tops, totals, strict=True):
-            power = code.power_of_two(b.fsub(code.load(scores, place), top))
-            code.store(power, scores, place)
-            b.store(b.fadd(b.load(total), power), total)
+    coefficients = COARSE_POWER if is_paired(kind) else None
+
+    def power(place: Any, top: Any) -> Any:
+        return code.power_of_two(b.fsub(code.load(scores, place), top), coefficients)
+
+    if is_paired(kind):
+        ones = code.paired(every(1.0), every(1.0))
+        with code.loop(b.udiv(code.place(count, long(1)), long(2))) as pair:
+            first = code.place((pair.index, long(2)))
+            second = code.place(first, long(1))
+            is_there = b.icmp_signed("<", second, count)
+            rows = code.lanes(first), code.lanes(code.no_further(second, count)), code.lanes(pair.index)
+            for place, other, target, top, total in zip(*rows, tops, totals, strict=True):
+                powers = code.paired(power(place, top), b.select(is_there, power(other, top), every(0.0)))
+                code.store(powers, scores, target)
+                b.store(code.add_pairs(powers, ones, b.load(total)), total)  # rounded, as the values will meet them
+    else:
+        with code.loop(count) as key:
+            for place, top, total in zip(code.lanes(key.index), tops, totals, strict=True):
+                found = power(place, top)
+                code.store(found, scores, place)
+                b.store(b.fadd(b.load(total), found), total)
     for place, total in zip(code.lanes(long(0)), totals, strict=True):
         code.store(b.load(total), sums, place)
 
@@ -138,25 +209,34 @@ def _veil(code: Code, scores: Any, count: Any, start: Any, half: Any) -> None:
             code.store(b.select(seen, code.load(scores, place), every(HIDDEN)), scores, place)
 
 
-def _pack(code: Code, queries: Any, stride: Any, count: Any, width: Any, factor: Any, out: Any) -> None:
-    """Up to LANES queries to a tile (K, LANES), times a factor; the last stands in the lanes that are left."""
+def _pack(code: Code, kind: Any, queries: Any, stride: Any, count: Any, columns: Any, factor: Any, out: Any) -> None:
+    """Up to LANES queries to a tile (C, LANES), if they are no pairs times a factor; the last stands in the lanes that are left."""
     queries, out, factor = code.numbers(queries), code.numbers(out), code.spread(code.builder.fptrunc(factor, FLOAT))
-    code.to_lanes(queries, stride, count, width, lambda vector, place: code.store(code.builder.fmul(vector, factor), out, place))
+
+    def put(vector: Any, place: Any) -> None:
+        code.store(vector if is_paired(kind) else code.builder.fmul(vector, factor), out, place)
+
+    code.to_lanes(queries, stride, count, columns, put)
 
 
-def _unpack(code: Code, mixtures: Any, width: Any, sums: Any, tops: Any, count: Any, stride: Any, out: Any) -> None:
-    """A tile (K, LANES) over its sums (LANES,) to the first of LANES rows; zeros for queries that have seen nothing."""
+def _unpack(code: Code, kind: Any, mixtures: Any, columns: Any, tops: Any, count: Any, stride: Any, out: Any) -> None:
+    """A tile (K, LANES) over its sums (LANES,), behind its tops, to the first of LANES rows; zeros for queries that have seen nothing."""
     b = code.builder
-    mixtures, sums, tops, out = (code.numbers(address) for address in (mixtures, sums, tops, out))
+    lane = long(LANES)
+    mixtures, tops, out = (code.numbers(address) for address in (mixtures, tops, out))
+    sums = code.at(tops, lane)
     for place in code.lanes(long(0)):  # the sums become what they are divided by
         blind = b.fcmp_ordered("<=", code.load(tops, place), every(HIDDEN))
         code.store(b.select(blind, every(0.0), b.fdiv(every(1.0), code.load(sums, place))), sums, place)
-    lane = long(LANES)
 
     def share(place: Any) -> Any:
         return b.fmul(code.load(mixtures, place), code.load(sums, b.urem(place, lane)))
 
-    code.to_rows(share, count, width, out, stride)
+    def pair(place: Any) -> Any:
+        first = code.place(place, (b.udiv(place, lane), lane))  # of two rows for each
+        return code.paired(share(first), share(code.place(first, lane)))
+
+    code.to_rows(pair if is_paired(kind) else share, count, columns, out, stride)
 
 
 def _totals(code: Code, first: Any, second: Any, width: Any, out: Any) -> None:
@@ -218,7 +298,7 @@ def _clear(code: Code, out: Any, rows: Any, value: Any) -> None:
 
 
 def _prefetch(code: Code, base: Any, stride: Any, rows: Any, width: Any) -> None:
-    """Ask for rows of K numbers that will be read next."""
+    """Ask for rows of so many 32 bits that will be read next."""
     b, byte = code.builder, ir.IntType(8).as_pointer()
     base = code.numbers(base)
     reads, nearest, data = (ir.Constant(INT, value) for value in (0, 3, 1))
@@ -227,12 +307,17 @@ def _prefetch(code: Code, base: Any, stride: Any, rows: Any, width: Any) -> None
         code.call("llvm.prefetch.p0", ir.VoidType(), b.bitcast(code.at(base, place), byte), reads, nearest, data)
 
 
+def _numbers_of(_code: Code, kind: Any) -> Any:
+    """Numbers in 32 bits."""
+    return long(2 if is_paired(kind) else 1)
+
+
 def _take(code: Code, address: Any) -> Any:
     """The integer at an address, which no other thread is given: it is one more afterwards."""
     return code.builder.atomic_rmw("add", code.builder.inttoptr(address, LONG.as_pointer()), long(1), "monotonic")
 
 
 scores, mixture, exponents, rescale = (emitted(emit) for emit in (_scores, _mixture, _exponents, _rescale))
-veil, pack, unpack, clear, prefetch = (emitted(emit) for emit in (_veil, _pack, _unpack, _clear, _prefetch))
+veil, pack, unpack, clear, prefetch, pair_values = (emitted(emit) for emit in (_veil, _pack, _unpack, _clear, _prefetch, _pair_values))
 totals, lane_gradients, row_gradients, spill, copy = (emitted(emit) for emit in (_totals, _lane_gradients, _row_gradients, _spill, _copy))
-raise_tops, take = (emitted(emit, types.int64) for emit in (_raise_tops, _take))
+raise_tops, take, numbers_of = (emitted(emit, types.int64) for emit in (_raise_tops, _take, _numbers_of))

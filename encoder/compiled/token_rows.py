@@ -19,15 +19,17 @@ from encoder.compiled import team
 from encoder.compiled.compiling import callback, compiled
 from encoder.compiled.layer_tiles import ACTIVATIONS, activation_gradients, turn_row
 from encoder.compiled.tiles import take
+from encoder.compiled.vectors import FLOATS, PAIRS
 
 # Tokens of a task.
 SHARE = 32
 
 # Places of what a call consists of.
 TAKEN, TOKENS, TURNS = range(3)
+# What TURNS says: bytes of a number of the heads that are turned; 0 for the way back.
 # The way back: addresses of what was activated, of the gradient of what came out, of that of what was activated; I, which function, gated.
 INNER, GRADIENT, OF_INNER, WIDTH, ACTIVATION, GATED = range(3, 9)
-# RoPE: address of the heads, strides of a token and of a head, H; addresses of cosines and sines, R / 2.
+# RoPE: address of the heads, bytes from one token and from one head to the next, H; addresses of cosines and sines, R / 2.
 HEADS, TOKEN_STRIDE, HEAD_STRIDE, COUNT, COSINES, SINES, HALF = range(3, 10)
 SIZE = 10
 
@@ -38,9 +40,13 @@ _FLOAT = 4  # bytes
 def _turn(call: NDArray[np.int64], token: int) -> None:
     """All heads of a token to its position."""
     row, half = token * call[HALF] * _FLOAT, call[HALF]
-    heads = call[HEADS] + token * call[TOKEN_STRIDE] * _FLOAT
+    heads = call[HEADS] + token * call[TOKEN_STRIDE]
     for head in range(call[COUNT]):
-        turn_row(heads + head * call[HEAD_STRIDE] * _FLOAT, half, call[COSINES] + row, call[SINES] + row)
+        address = heads + head * call[HEAD_STRIDE]
+        if call[TURNS] == _FLOAT:
+            turn_row(FLOATS, address, half, call[COSINES] + row, call[SINES] + row)
+        else:
+            turn_row(PAIRS, address, half, call[COSINES] + row, call[SINES] + row)
 
 
 @compiled
@@ -74,7 +80,7 @@ def _entry(pointer: Any) -> None:
 _ENTRY = callback(_entry)
 
 
-def _run(tokens: int, *, turns: bool, numbers: tuple[int, ...]) -> None:
+def _run(tokens: int, *, turns: int, numbers: tuple[int, ...]) -> None:
     call = np.zeros(SIZE, np.int64)
     call[[TOKENS, TURNS]] = tokens, turns
     call[3 : 3 + len(numbers)] = numbers
@@ -85,12 +91,14 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     """RoPE in place, on torch's threads.
 
     Args:
-        heads: (N, H, K) float32, the numbers of a head side by side.
+        heads: (N, H, K) float32 or bfloat16, the numbers of a head side by side.
         cos: Cosines of the tokens' positions, (N, R/2) float32 and contiguous; R/2 is a multiple of 16.
         sin: Sines, likewise.
     """
-    numbers = heads.data_ptr(), heads.stride(0), heads.stride(1), heads.shape[1], cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-    _run(len(heads), turns=True, numbers=numbers)
+    size = heads.itemsize
+    strides = heads.stride(0) * size, heads.stride(1) * size
+    numbers = heads.data_ptr(), *strides, heads.shape[1], cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+    _run(len(heads), turns=size, numbers=numbers)
 
 
 def undo_activation_(inner: Tensor, gradient: Tensor, of_inner: Tensor, activation: str) -> None:
@@ -104,4 +112,4 @@ def undo_activation_(inner: Tensor, gradient: Tensor, of_inner: Tensor, activati
     """
     gated = inner.shape[1] != gradient.shape[1]
     numbers = inner.data_ptr(), gradient.data_ptr(), of_inner.data_ptr(), gradient.shape[1], ACTIVATIONS[activation], int(gated)
-    _run(len(inner), turns=False, numbers=numbers)
+    _run(len(inner), turns=0, numbers=numbers)

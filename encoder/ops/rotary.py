@@ -79,10 +79,10 @@ class _RotateInPlace(torch.autograd.Function):
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries or keys in place, without gradients.
+    """Turn queries or keys in place, without gradients; the arithmetic is float32 or wider.
 
     Args:
-        heads: Queries or keys, (N, H, K), float32 or wider; overwritten.
+        heads: Queries or keys, (N, H, K); overwritten.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
 
@@ -90,16 +90,19 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ``heads``.
     """
     half = cos.shape[-1]
-    if cos.dtype == torch.float32 and serves_rows(heads, half):
+    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16)):
         from encoder.compiled import token_rows
 
         token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())
         return heads
     for start in range(0, len(heads), CHUNK):
         chunk = heads[start : start + CHUNK]
-        first, second = chunk[..., :half], chunk[..., half : 2 * half]
+        wide = chunk.to(torch.promote_types(heads.dtype, torch.float32))
+        first, second = wide[..., :half], wide[..., half : 2 * half]
         c, s = cos[start : start + CHUNK, None], sin[start : start + CHUNK, None]
         moved = first * s
         first.mul_(c).addcmul_(second, s, value=-1)
         second.mul_(c).add_(moved)
+        if wide is not chunk:
+            chunk.copy_(wide)
     return heads

@@ -47,7 +47,11 @@ def call(**changes: Any) -> AttentionCall:
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "dropout": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "slopes": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "head_width": 24}, "packed"),
-        ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE}, "compiled"),
+        ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE, "gradients": True}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE, "head_width": 48}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "head_width": 48}, "compiled"),
+        ({"device_type": "cpu", "dtype": torch.float16, "installed": HERE}, "packed"),
         ({"dtype": torch.float32, "installed": HERE}, "packed"),  # on CUDA
         ({"device_type": "mps", "dtype": torch.float16}, "packed"),
         ({"installed": frozenset()}, "packed"),

@@ -16,7 +16,7 @@ CHECKS = ("_is_amx_tile_supported", "_is_amx_fp16_supported", "_is_avx512_bf16_s
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Answers are remembered, and those about other processors must not be."""
-    asked = (processor.is_intel, processor.native_on_cpu, processor.multiplies_best_plain)
+    asked = (processor.is_intel, processor.native_on_cpu, processor.has_fast_pairs, processor.multiplies_best_plain)
     for question in asked:
         question.cache_clear()
     yield
@@ -49,6 +49,7 @@ def test_half_precision_is_native_where_it_is_faster(
     become(monkeypatch, tmp_path, vendor, *features)
     assert [processor.native_on_cpu(dtype) for dtype in (torch.bfloat16, torch.float16)] == [bfloat16, float16]
     assert all(processor.native_on_cpu(dtype) for dtype in (torch.float32, torch.float64))
+    assert processor.has_fast_pairs() == (vendor == "AuthenticAMD" and bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,4 @@ def test_a_torch_without_the_checks_answers_safely(monkeypatch: pytest.MonkeyPat
     assert not processor.native_on_cpu(torch.bfloat16)
     assert not processor.native_on_cpu(torch.float16)
     assert not processor.multiplies_best_plain()
+    assert not processor.has_fast_pairs()

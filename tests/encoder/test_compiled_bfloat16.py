@@ -1,0 +1,235 @@
+"""Attention over pairs of bfloat16 by compiled loops, in one instruction or in the several that stand for it elsewhere."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder import Encoder, PackedBatch, pack_ids
+from encoder.attention import attend, best_dtype, choose_backend
+from encoder.attention.dispatch import describe
+from encoder.compiled import availability
+from encoder.compiled.availability import available
+from encoder.ops.rotary import rotate_, rotate_reference
+from encoder.processor import has_fast_pairs
+
+pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+
+
+@pytest.fixture(autouse=True)
+def everywhere(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whether pairs are fast or not, and no gradients."""
+    del two_threads
+    monkeypatch.setattr("encoder.attention.compiled.pairs_run", lambda: True)
+    with torch.no_grad():
+        yield
+
+
+def batch_of(lengths: tuple[int, ...], key_lengths: list[int] | None = None) -> PackedBatch:
+    return pack_ids([[1] * length for length in lengths], key_lengths=key_lengths)
+
+
+def heads(tokens: int, width: int = 64, count: int = 3, *, spread: float = 1.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    q, k, v = (torch.randn(tokens, count, width, generator=generator) for _ in range(3))
+    return [x.bfloat16() for x in (q * spread, k, v + 0.5)]
+
+
+def definition(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None) -> Tensor:
+    return attend(q.double(), k.double(), v.double(), batch, window, backend="reference")
+
+
+def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None) -> None:
+    """No further from the definition than rounding takes it: 2 ** -8 of each weight and so of their sum, and of the result."""
+    assert found.dtype == torch.bfloat16
+    expected = definition(q, k, v, batch, window)
+    distance = found.double() - expected
+    scale = definition(q, k, v.abs(), batch, window)
+    assert (distance.abs() <= 2**-8 * (scale + 2 * expected.abs()) + 1e-6).all()
+    # And about as far as torch's own kernel.
+    other = attend(q, k, v, batch, window, backend="packed").double() - expected
+    assert distance.square().mean() <= 1.1**2 * other.square().mean() + 1e-12
+
+
+@pytest.mark.parametrize("window", [None, 2, 62, 64, 128, 500])
+@pytest.mark.parametrize("lengths", [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60], ids=str)
+def test_it_is_the_definition(lengths: tuple[int, ...], window: int | None) -> None:
+    batch = batch_of(lengths)
+    q, k, v = heads(batch.num_tokens)
+    check(attend(q, k, v, batch, window, backend="compiled"), q, k, v, batch, window)
+
+
+@pytest.mark.parametrize("width", [32, 96, 128, 256])
+@pytest.mark.parametrize("window", [None, 62])
+def test_every_width_of_a_head(width: int, window: int | None) -> None:
+    batch = batch_of((200, 77))
+    q, k, v = heads(batch.num_tokens, width)
+    check(attend(q, k, v, batch, window, backend="compiled"), q, k, v, batch, window)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 30.0, 300.0])
+@pytest.mark.parametrize("window", [None, 128])
+def test_flat_and_steep_scores(spread: float, window: int | None) -> None:
+    batch = batch_of((700,))
+    q, k, v = heads(batch.num_tokens, spread=spread)
+    k = k * torch.linspace(0.1, 3, len(k))[:, None, None].bfloat16()  # maxima rise on the way
+    check(attend(q, k, v, batch, window, backend="compiled"), q, k, v, batch, window)
+
+
+@pytest.mark.parametrize("window", [None, 8, 126])
+def test_tokens_beyond_the_key_length_only_read(window: int | None) -> None:
+    batch = batch_of((240, 7, 12, 120), [5, 7, 1, 64])
+    q, k, v = heads(batch.num_tokens)
+    found = attend(q, k, v, batch, window, backend="compiled")
+    expected = definition(q, k, v, batch, window)
+    torch.testing.assert_close(found.double(), expected, atol=2e-2, rtol=0)
+    if window == 8:
+        assert found[5 + 4 : 240].abs().max() == 0  # those that see nothing give zeros, not NaN
+
+
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7F81, -1])
+def test_values_of_another_sequence_do_not_leak_even_as_nan(bits: int) -> None:
+    batch = batch_of((129, 131, 133))  # a value's neighbour in a pair would be another sequence's
+    q, k, v = heads(batch.num_tokens)
+    for x in (q, k, v):
+        x.view(torch.int16)[129:260] = bits
+    for window in (None, 32):
+        found = attend(q, k, v, batch, window, backend="compiled")
+        assert found[:129].isfinite().all()
+        assert found[260:].isfinite().all()
+        assert found[129:260].isnan().all()  # and what is not a number is not hidden
+
+
+def test_layouts() -> None:
+    """Heads of one packed product, heads first, numbers that do not lie side by side, and heads that begin within a pair."""
+    batch = batch_of((100, 200))
+    packed = torch.randn(300, 3, 2, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
+    q, k, v = packed.unbind(1)
+    expected = attend(*(x.contiguous() for x in (q, k, v)), batch, 32, backend="compiled")
+    first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    within = []
+    for x in (q, k, v):
+        wide = torch.empty(300, 2, 33, dtype=torch.bfloat16)
+        wide[..., 1:] = x
+        within.append(wide[..., 1:])
+    for layout in ((q, k, v), first, apart, within):
+        assert torch.equal(attend(*layout, batch, 32, backend="compiled"), expected)
+
+
+@pytest.mark.parametrize("window", [None, 62])
+def test_neither_threads_nor_neighbours_change_a_bit(window: int | None) -> None:
+    batch = batch_of((501, 30, 411, 64))
+    q, k, v = heads(batch.num_tokens)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results += [attend(q, k, v, batch, window, backend="compiled") for _ in range(2)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+    alone = attend(q[531:942], k[531:942], v[531:942], batch_of((411,)), window, backend="compiled")
+    assert torch.equal(alone, results[0][531:942])
+
+
+@pytest.mark.parametrize("tokens", [400, 70])
+@pytest.mark.parametrize("half", [16, 32, 24])
+def test_rope_is_computed_in_float32(tokens: int, half: int) -> None:
+    packed = torch.randn(tokens, 3, 2, 64, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+    angles = torch.rand(tokens, half, generator=torch.Generator().manual_seed(half)) * 6
+    expected = rotate_reference(packed, angles.cos(), angles.sin())[0]
+    turned = rotate_(packed[:, 0], angles.cos(), angles.sin())
+    assert turned.data_ptr() == packed.data_ptr()
+    torch.testing.assert_close(turned, expected, atol=0, rtol=2**-7)  # the last place may round the other way
+    assert (turned != expected).float().mean() < 0.01
+
+
+def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batch_of((300,))
+    q = heads(300)[0]
+    assert choose_backend(describe(q, batch, window=128)) == "compiled"
+    assert choose_backend(describe(q, batch, gradients=True)) == "packed"
+    assert choose_backend(describe(q[..., :48], batch)) == "packed"
+    assert best_dtype(q, batch, None) == torch.bfloat16
+    assert best_dtype(q[..., :48], batch, None) == torch.float32
+    assert best_dtype(q, batch, torch.ones(3)) == torch.float32
+    assert best_dtype(q[:200], batch_of((200,)), None) == torch.float32
+    assert best_dtype(q.double(), batch, None) == torch.float64
+    monkeypatch.setenv("QUIVER_ATTENTION", "packed")
+    assert best_dtype(q, batch, None) == torch.float32
+    monkeypatch.delenv("QUIVER_ATTENTION")
+    monkeypatch.setattr("encoder.attention.compiled.pairs_run", lambda: False)
+    assert best_dtype(q, batch, None) == torch.float32
+
+
+def test_pairs_run_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for fast in (True, False):
+        monkeypatch.setattr(availability, "has_fast_pairs", lambda fast=fast: fast)
+        availability.pairs_run.cache_clear()
+        found.append(availability.pairs_run())
+    availability.pairs_run.cache_clear()
+    assert found[1] is False
+    if has_fast_pairs():
+        assert found[0] is True
+
+
+def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its states are about as far from float32's as where attention is float32."""
+    monkeypatch.setattr("encoder.linear.native_on_cpu", lambda _dtype: True)
+    lengths = (300, 40, 171)
+    generator = torch.Generator().manual_seed(1)
+    batch = pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in lengths])
+    encoder = encoder_of()
+    expected = encoder(batch)
+    taken = []
+
+    def noted(q: Tensor, *arguments: object, **options: object) -> Tensor:
+        taken.append(q.dtype)
+        return attend(q, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("encoder.lean.attend", noted)
+    distances = []
+    encoder.bfloat16()
+    for run in (True, False):
+        monkeypatch.setattr("encoder.attention.compiled.pairs_run", lambda run=run: run)
+        distances.append((encoder(batch).float() - expected).square().mean().sqrt().item())
+    layers = len(encoder.layers)
+    assert taken == [torch.bfloat16] * layers + [torch.float32] * layers
+    assert distances[0] <= 1.25 * distances[1]
+
+
+NARROW = """
+import torch
+from encoder import pack_ids
+from encoder.attention import attend, compiled
+from encoder.compiled import vectors
+assert not vectors.pairs_are_native()
+compiled.pairs_run = lambda: True
+batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
+q, k, v = torch.randn(3, 382, 2, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+for window in (None, 6, 128):
+    with torch.no_grad():
+        found = attend(q, k, v, batch, window, backend="compiled")
+        expected = attend(q.double(), k.double(), v.double(), batch, window, backend="reference")
+    torch.testing.assert_close(found.double(), expected, atol=2e-2, rtol=1e-2)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
+@pytest.mark.parametrize("processor", [("haswell", "+avx2,+fma"), ("skylake-avx512", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma")])
+def test_processors_without_the_instruction(processor: tuple[str, str]) -> None:
+    name, features = processor
+    if "+avx512f" in features and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        pytest.skip("this processor has no AVX-512")
+    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
