@@ -52,8 +52,8 @@ def advance_(block: Block, hidden: Tensor, batch: PackedBatch, rope: RotaryRows 
             heads[part] = product(normed).view(len(normed), *heads.shape[1:])
     q, k, v = buffer
     if rope is not None:
-        rotate_(q, *rope)
-        rotate_(k, *rope)
+        for turned in (q, k):
+            rotate_(turned, *rope, steady=batch.steady)
     mixed = attend(q, k, v, batch, attention.window, slopes=attention.slopes).flatten(1)  # (N, D)
     (out,) = attention.out.products(hidden)
     mlp = _mlp(block, hidden)

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder.compiled.availability import has_numbers, loops_run, pairs_run, worthwhile
+from encoder.compiled.availability import has_numbers, loops_run, worthwhile
 from encoder.ops.heads import room_for_thirds
 from encoder.packing import PackedBatch
+
+UNIT = 4
+"""Bytes that the loops read as one number: a float32 one, or a pair of bfloat16."""
 
 
 def serves(batch: PackedBatch, q: Tensor) -> bool:
@@ -25,8 +28,6 @@ def serves(batch: PackedBatch, q: Tensor) -> bool:
         q: Its queries or hidden states.
     """
     if not has_numbers(q):  # asked first: a graph of any number of tokens must not ask for it
-        return False
-    if q.dtype == torch.bfloat16 and not pairs_run():
         return False
     return (batch.steady or worthwhile(batch.num_tokens)) and loops_run()
 
@@ -87,15 +88,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | N
     return output, None if sums is None else attention_call.counted_from(sums)
 
 
-UNIT = 4
-"""Bytes that the loops read as one number: a float32 one, or a pair of bfloat16."""
-
-
 def _with_heads(x: Tensor) -> Tensor:
     """The tensor, the numbers of a head side by side, and every head where a unit begins."""
-    numbers = UNIT // x.itemsize
-    places = (x.storage_offset(), *x.stride()[:2])
-    return x if x.stride(-1) == 1 and not any(place % numbers for place in places) else x.contiguous()
+    places = (x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:2]))
+    in_place = x.stride(-1) == 1 and not any(place % UNIT for place in places)
+    return x if in_place else x.clone(memory_format=torch.contiguous_format)
 
 
 def _heads(x: Tensor) -> tuple[int, int, int]:

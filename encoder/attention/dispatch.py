@@ -19,7 +19,7 @@ from encoder.attention import compiled, flash
 from encoder.attention.packed import attend_packed
 from encoder.attention.padded import attend_padded
 from encoder.attention.reference import attend_reference
-from encoder.compiled.availability import MULTIPLE
+from encoder.compiled.availability import MULTIPLE, pairs_run
 from encoder.errors import InputError
 from encoder.packing import PackedBatch
 from encoder.padding import PaddedBatch
@@ -211,8 +211,14 @@ def describe(
         key_lengths=batch.key_lengths is not None,
         local=window is not None,
         equal_lengths=batch.max_seqlen * len(batch) == batch.num_tokens,
-        installed=flash.installed() if cuda else frozenset({"compiled"} if compiled.serves(batch, q) else ()),
+        installed=flash.installed() if cuda else _installed(q, batch, gradients=gradients),
     )
+
+
+def _installed(q: Tensor, batch: PackedBatch, *, gradients: bool) -> frozenset[str]:
+    """What can be used on a CPU, and is worth it."""
+    paired = q.dtype == torch.bfloat16 and not gradients  # with them the loops are not asked for bfloat16 at all
+    return frozenset({"compiled"} if compiled.serves(batch, q) and (not paired or pairs_run()) else ())
 
 
 def best_dtype(q: Tensor, batch: PackedBatch, slopes: Tensor | None) -> torch.dtype:
@@ -225,8 +231,18 @@ def best_dtype(q: Tensor, batch: PackedBatch, slopes: Tensor | None) -> torch.dt
         batch: The packed batch.
         slopes: ALiBi's, if there are any.
     """
-    narrow = os.environ.get(VARIABLE) in (None, "compiled") and obstacle("compiled", describe(q, batch, slopes=slopes)) is None
-    return q.dtype if narrow else torch.promote_types(q.dtype, torch.float32)
+    override = os.environ.get(VARIABLE)
+    narrow = override in (None, "compiled")
+    reason = obstacle("compiled", describe(q, batch, slopes=slopes)) if narrow else f"{VARIABLE}={override}"
+    dtype = q.dtype if reason is None else torch.promote_types(q.dtype, torch.float32)
+    if dtype != q.dtype:
+        _note_dtype(dtype, q.dtype, reason)
+    return dtype
+
+
+@cache
+def _note_dtype(dtype: torch.dtype, given: torch.dtype, reason: str) -> None:
+    logger.info("attention on cpu in %s for states in %s (%s)", *(str(each).removeprefix("torch.") for each in (dtype, given)), reason)
 
 
 def attend(

@@ -10,7 +10,7 @@ Source: FlashAttention, arXiv:2205.14135; ModernBERT, arXiv:2412.13663, section 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import numba
@@ -103,7 +103,8 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
             low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
-            low -= (low - panel) % numbers  # a pair is met whole
+            # A pair is met whole: of a value beyond the window it adds nothing, but of one that is no number that is none.
+            low -= (low - panel) % numbers
             tile = own + block * block_bytes
             mixtures = tile + columns * ROW
             tops = mixtures + width * ROW
@@ -149,10 +150,16 @@ def _pairs(pointer: Any) -> None:
     _work(numba.carray(pointer, size(numba.carray(pointer, names.TABLE, np.int64)), np.int64), PAIRS)
 
 
-@cache
+_entries: dict[bool, Any] = {}
+_compiling = Lock()
+
+
 def _entry(paired: bool) -> Any:
     """What threads run, compiled when it is first wanted."""
-    return callback(_pairs if paired else _floats)
+    with _compiling:
+        if paired not in _entries:
+            _entries[paired] = callback(_pairs if paired else _floats)
+        return _entries[paired]
 
 
 def attend(
@@ -172,8 +179,8 @@ def attend(
         shape: H and K, a multiple of 16, of pairs 32.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
         paired: Whether heads are pairs of bfloat16.
-        sums: Room for two numbers of each query, (2, H, L): its largest score, in units of a binary logarithm and to a few places of it,
-            and the sum of its weights counted from that. `encoder.compiled.attention_gradients` makes gradients of them.
+        sums: Room for two float32 numbers of each query, (2, H, L): its largest score, in units of a binary logarithm and to a few places
+            of it, and the sum of its weights counted from that. `encoder.compiled.attention_gradients` makes gradients of them.
     """
     spare = PANEL // 2 * shape[1] * FLOAT_BYTES if paired else 0
     call = names.Call(table, shape, window, rows=2 * shape[1] + 2, panels=1, spare=spare)

@@ -163,7 +163,7 @@ class Call:
 
     Args:
         table: What `sequences` gave.
-        shape: H and K, a multiple of 16.
+        shape: H and K, a multiple of 16, of pairs 32.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
         rows: Rows (LANES,) that a block keeps.
         panels: Panels of scores that a thread keeps.

@@ -66,17 +66,18 @@ def has_numbers(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not _is_traced() and is_plain(x)
 
 
-def serves_rows(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,)) -> bool:
+def serves_rows(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,), *, steady: bool = False) -> bool:
     """Whether a pass over tokens (`encoder.compiled.token_rows`) can run on them, and is worth it.
 
     Args:
         rows: One row a token; the numbers of the last dimension have to lie side by side.
         width: What is taken vector by vector.
         dtypes: Which ones the pass reads.
+        steady: It is worth it for a few of them, too: a number must not depend on how many there are.
     """
     if not has_numbers(rows) or rows.dtype not in dtypes or rows.stride(-1) != 1 or width % MULTIPLE:
         return False
-    return worthwhile(len(rows)) and loops_run()
+    return (steady or worthwhile(len(rows))) and loops_run()
 
 
 def _is_traced() -> bool:

@@ -26,6 +26,7 @@ from encoder.compiled.vectors import (
     LONG,
     ROW_PLACES,
     ROWS,
+    VECTOR,
     VECTORS,
     WIDTH,
     Code,
@@ -84,7 +85,7 @@ def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: 
 def _logarithm(code: Code, width: Any) -> Any:
     """What makes a score of a product of K numbers: 1 / sqrt(K), in units of a binary logarithm."""
     b = code.builder
-    root = code.call(f"llvm.sqrt.v{WIDTH}f32", every(0.0).type, code.spread(b.uitofp(width, FLOAT)))
+    root = code.call(f"llvm.sqrt.v{WIDTH}f32", VECTOR, code.spread(b.uitofp(width, FLOAT)))
     return b.fdiv(every(math.log2(math.e)), root)
 
 
@@ -297,12 +298,12 @@ def _clear(code: Code, out: Any, rows: Any, value: Any) -> None:
             code.store(filled, out, place)
 
 
-def _prefetch(code: Code, base: Any, stride: Any, rows: Any, width: Any) -> None:
+def _prefetch(code: Code, base: Any, stride: Any, rows: Any, columns: Any) -> None:
     """Ask for rows of so many 32 bits that will be read next."""
     b, byte = code.builder, ir.IntType(8).as_pointer()
     base = code.numbers(base)
     reads, nearest, data = (ir.Constant(INT, value) for value in (0, 3, 1))
-    with code.loop(rows) as row, code.loop(b.udiv(width, long(16))) as line:
+    with code.loop(rows) as row, code.loop(b.udiv(columns, long(16))) as line:
         place = code.place((row.index, stride), (line.index, long(16)))
         code.call("llvm.prefetch.p0", ir.VoidType(), b.bitcast(code.at(base, place), byte), reads, nearest, data)
 

@@ -24,6 +24,9 @@ from numba.core import cgutils, config, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+# Numba starts what makes code without what reads assembly, which it needs for its own kept code too.
+initialize_native_asmparser()
+
 # numba's own types know nothing of its helpers for code.
 _cgutils: Any = cgutils
 
@@ -44,7 +47,7 @@ def obstacle() -> str | None:
 
 
 def pairs_are_native() -> bool:
-    """Whether code multiplies pairs of bfloat16 in one instruction; it makes the same of several elsewhere."""
+    """Whether code multiplies pairs of bfloat16 in one instruction; elsewhere it does with several, whose last places may differ."""
     return "+avx512bf16" in _features()
 
 
@@ -200,7 +203,6 @@ class Code:
 
     def _instruction(self, text: str, constraints: str, returns: Any, *arguments: Any) -> Any:
         """One of the processor's own instructions, in AT&T's notation."""
-        initialize_native_asmparser()
         kind = ir.FunctionType(returns, [argument.type for argument in arguments])
         return self.builder.asm(kind, text, constraints, arguments, side_effect=False)
 

@@ -78,19 +78,20 @@ class _RotateInPlace(torch.autograd.Function):
         return gradient, None, None
 
 
-def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, steady: bool = False) -> Tensor:
     """Turn queries or keys in place, without gradients; the arithmetic is float32 or wider.
 
     Args:
         heads: Queries or keys, (N, H, K); overwritten.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
+        steady: See `encoder.PackedBatch`.
 
     Returns:
         ``heads``.
     """
     half = cos.shape[-1]
-    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16)):
+    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16), steady=steady):
         from encoder.compiled import token_rows
 
         token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +16,9 @@ from torch import Tensor
 from encoder import Encoder, PackedBatch, pack_ids
 from encoder.attention import attend, best_dtype, choose_backend
 from encoder.attention.dispatch import describe
-from encoder.compiled import availability
+from encoder.compiled import availability, vectors
 from encoder.compiled.availability import available
 from encoder.ops.rotary import rotate_, rotate_reference
-from encoder.processor import has_fast_pairs
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP thread
 def everywhere(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whether pairs are fast or not, and no gradients."""
     del two_threads
-    monkeypatch.setattr("encoder.attention.compiled.pairs_run", lambda: True)
+    monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda: True)
     with torch.no_grad():
         yield
 
@@ -116,11 +116,14 @@ def test_layouts() -> None:
     first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
     apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     within = []
+    behind = []
     for x in (q, k, v):
         wide = torch.empty(300, 2, 33, dtype=torch.bfloat16)
         wide[..., 1:] = x
         within.append(wide[..., 1:])
-    for layout in ((q, k, v), first, apart, within):
+        behind.append(torch.cat((x.new_zeros(1), x.flatten()))[1:].view_as(x))
+    assert behind[0].data_ptr() % 4 == 2
+    for layout in ((q, k, v), first, apart, within, behind):
         assert torch.equal(attend(*layout, batch, 32, backend="compiled"), expected)
 
 
@@ -166,7 +169,7 @@ def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIVER_ATTENTION", "packed")
     assert best_dtype(q, batch, None) == torch.float32
     monkeypatch.delenv("QUIVER_ATTENTION")
-    monkeypatch.setattr("encoder.attention.compiled.pairs_run", lambda: False)
+    monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda: False)
     assert best_dtype(q, batch, None) == torch.float32
 
 
@@ -178,8 +181,7 @@ def test_pairs_run_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(availability.pairs_run())
     availability.pairs_run.cache_clear()
     assert found[1] is False
-    if has_fast_pairs():
-        assert found[0] is True
+    assert found == [vectors.pairs_are_native(), False]
 
 
 def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +202,7 @@ def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], mon
     distances = []
     encoder.bfloat16()
     for run in (True, False):
-        monkeypatch.setattr("encoder.attention.compiled.pairs_run", lambda run=run: run)
+        monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda run=run: run)
         distances.append((encoder(batch).float() - expected).square().mean().sqrt().item())
     layers = len(encoder.layers)
     assert taken == [torch.bfloat16] * layers + [torch.float32] * layers
@@ -210,10 +212,12 @@ def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], mon
 NARROW = """
 import torch
 from encoder import pack_ids
-from encoder.attention import attend, compiled
+from encoder.attention import attend, dispatch
 from encoder.compiled import vectors
+from encoder.ops.rotary import rotate_, rotate_reference
+torch.set_num_threads(2)
 assert not vectors.pairs_are_native()
-compiled.pairs_run = lambda: True
+dispatch.pairs_run = lambda: True
 batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
 q, k, v = torch.randn(3, 382, 2, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
 for window in (None, 6, 128):
@@ -221,7 +225,45 @@ for window in (None, 6, 128):
         found = attend(q, k, v, batch, window, backend="compiled")
         expected = attend(q.double(), k.double(), v.double(), batch, window, backend="reference")
     torch.testing.assert_close(found.double(), expected, atol=2e-2, rtol=1e-2)
+
+packed, angles = torch.randn(400, 3, 2, 64).bfloat16(), torch.rand(400, 16)
+packed[7, 0, 1, 3], packed[8, 0, 0, 60] = float("nan"), float("inf")
+turned = rotate_reference(packed, angles.cos(), angles.sin())[0]
+torch.testing.assert_close(rotate_(packed[:, 0], angles.cos(), angles.sin()), turned, atol=0, rtol=2**-7, equal_nan=True)
 """
+
+
+KEPT = """
+import torch
+from encoder import pack_ids
+from encoder.attention import attend, dispatch
+from encoder.ops.rotary import rotate_
+torch.set_num_threads(2)
+dispatch.pairs_run = lambda: True
+with torch.no_grad():
+    attend(*torch.ones(3, 300, 1, 32).bfloat16(), pack_ids([[1] * 300]), None, backend="compiled")
+rotate_(torch.ones(300, 1, 32), torch.ones(300, 16), torch.ones(300, 16))
+"""
+
+
+def test_code_that_was_kept_in_part(tmp_path: Path) -> None:
+    """As where the first process was stopped while it compiled: what is kept goes into what is compiled now."""
+    for removed in ("attention._pairs*", "token_rows._entry*"):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        files = list(tmp_path.rglob(removed))
+        assert files
+        for file in files:
+            file.unlink()
+    done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_steady_text_is_turned_alike_in_every_batch() -> None:
+    heads, angles = torch.randn(400, 2, 64, generator=torch.Generator().manual_seed(2)).bfloat16(), torch.rand(400, 16) * 6
+    alone = rotate_(heads[:70].clone(), angles[:70].cos(), angles[:70].sin(), steady=True)
+    assert torch.equal(rotate_(heads, angles.cos(), angles.sin(), steady=True)[:70], alone)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
