@@ -59,7 +59,9 @@ def _registers() -> tuple[int, int, int]:
 WIDTH, VECTORS, ROWS = _registers()
 LANES = WIDTH * VECTORS
 
-# Steps of a product between two questions whether it is done: what counts them takes turns from multiplications.
+# Steps of a product between two questions whether it is done, which take turns from multiplications. A pass of ModernBERT-base over 8,192
+# tokens takes 2.4 % less time with eight on two cores of a Xeon of 2023, but compiling half as long again; with four that is a quarter.
+# An EPYC of 2022 has turns to spare.
 STEPS = 4
 
 _LEAST = -125.0  # powers of two below 2 to this are 0
