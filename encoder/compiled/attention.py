@@ -103,7 +103,7 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
             low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
-            # A pair is met whole: of a value beyond the window it adds nothing, but of one that is no number that is none.
+            # A pair is met whole. The key that is one too many is hidden, so its value is added 0 times; an infinite one makes that NaN.
             low -= (low - panel) % numbers
             tile = own + block * block_bytes
             mixtures = tile + columns * ROW

@@ -156,8 +156,7 @@ class Code:
             both = self._instruction("vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", INTS, first, second)
             return self._woven(both, both, [each for i in range(WIDTH) for each in (i, WIDTH + i)])
         low, high = (self._rounded(each) for each in (first, second))
-        sixteen = self.ints(16)
-        return self.builder.bitcast(self.builder.or_(self.builder.lshr(low, sixteen), high), VECTOR)
+        return self.builder.bitcast(self.builder.or_(self.builder.lshr(low, self.ints(16)), high), VECTOR)
 
     def woven(self, first: Any, second: Any) -> list[Any]:
         """Pairs of one bfloat16 of each of two vectors of pairs, in two vectors."""
@@ -247,7 +246,7 @@ class Code:
         power = every(coefficients[-1])
         for coefficient in coefficients[-2::-1]:
             power = self.fma(power, rest, every(coefficient))
-        scale = b.bitcast(b.shl(b.bitcast(rounded, INTS), ir.Constant(INTS, [23] * WIDTH)), VECTOR)
+        scale = b.bitcast(b.shl(b.bitcast(rounded, INTS), self.ints(23)), VECTOR)
         # Unordered: what is not a number stays so.
         return b.select(b.fcmp_unordered(">", x, every(_LEAST)), b.fmul(power, scale), every(0.0))
 
