@@ -45,8 +45,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    del session
-    if os.environ.get("QUIVER_REQUIRE_DATA") == "1":
+    hands_out = getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput")
+    if os.environ.get("QUIVER_REQUIRE_DATA") == "1" and not hands_out:  # its workers import them
         for name in PEERS:
             importlib.import_module(name)
         if missing := [name for name in OPTIONAL if importlib.util.find_spec(name) is None]:

@@ -14,7 +14,6 @@ import torch
 
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from encoder.compiled.availability import available
-from encoder.processor import has_many_registers
 from retrieval.biencoder import BiEncoder
 from retrieval.cli.output import print_table
 from retrieval.model_folder import ModelFolder
@@ -117,7 +116,7 @@ def test_train_and_validate(quiver: Callable[..., Any], tmp_path: Path) -> None:
 def test_doctor(quiver: Callable[..., Any]) -> None:
     facts = json.loads(quiver("doctor", "--json").out)
     assert facts["check"]["finite"]
-    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if available() and has_many_registers() else "torch")
+    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if available() else "torch")
     assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if available() else "packed")
     assert facts["core"]["torch"] != "not installed"
 
