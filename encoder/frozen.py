@@ -1,11 +1,13 @@
 """An encoder made ready for inference on a CPU: its matrices packed once, in float or in 8 bits.
 
-A frozen matrix replaces the plain one instead of standing beside it, so nothing is held twice. Small batches gain most: a
-lone query no longer waits for weights to be laid out, or to be widened from half precision. Where blocks run by compiled loops
-(`encoder.fused`), which read weights as they lie, a frozen matrix keeps the plain layout.
+Small batches gain most: a lone query no longer waits for weights to be laid out, or to be widened from half precision. A frozen
+matrix replaces the plain one instead of standing beside it. Where large batches run by compiled loops (`encoder.fused`), which read
+weights as they lie, it keeps the plain layout; processors that multiply few tokens faster in oneDNN's hold that, too, from the first
+small batch on.
 
 int8: weights have one scale an output row, activations a shift and a scale a token. One for a whole batch, as dynamic
-quantisation usually has it, would make a text's vector depend on its neighbours.
+quantisation usually has it, would make a text's vector depend on its neighbours. Blocks run by compiled loops whatever the number of
+tokens; what those cannot run takes FBGEMM's products of the same integers, in a layout of their own.
 
 Shapes: N packed tokens, D and O widths of the input and the output.
 Source: vector-wise quantisation of LLM.int8(), arXiv:2208.07339, section 3.1; FBGEMM's 8-bit kernels, arXiv:2101.05615.
@@ -14,25 +16,28 @@ Source: vector-wise quantisation of LLM.int8(), arXiv:2208.07339, section 3.1; F
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from encoder.compiled.availability import available
+from encoder.compiled.availability import SMALLEST_SPAN, available
 from encoder.config import Precision
 from encoder.errors import InputError
-from encoder.linear import Linear, Product, Rows, packable, packed_product
+from encoder.fused import obstacle
+from encoder.linear import Linear, Product, Rows, compute_dtype, packable, packed_product
 from encoder.lora import lora_matrices
 from encoder.model import Encoder
-from encoder.processor import has_many_registers, native_on_cpu
+from encoder.processor import has_vnni, multiplies_best_plain, native_on_cpu
+
+if TYPE_CHECKING:
+    from encoder.layers import Block
 
 # Tokens the packed layout is chosen for; it serves every number of them.
 TYPICAL_TOKENS = 1024
-# FBGEMM adds pairs of 8-bit products in 16 bits; without VNNI two of 8 bits each overflow, so activations have 7.
+# Pairs of 8-bit products are added up in 16 bits; without VNNI two of 8 bits each overflow, so activations have 7.
 LEVELS, LEVELS_VNNI = 127, 255
-# torch's checks for it; where one is gone the answer is the safe one.
-VNNI = ("_is_avx512_supported", "_is_vnni_supported")
 
 
 def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
@@ -43,7 +48,8 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
 
     Args:
         encoder: On the CPU.
-        precision: ``float`` for the weights' own values, ``int8`` for a quarter of their memory and products at about twice the speed.
+        precision: ``float`` for the weights' own values, ``int8`` for a quarter of their memory and products at twice the speed, or
+            four times where the processor has an instruction for them.
 
     Returns:
         The same encoder, in evaluation mode.
@@ -63,16 +69,33 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
     if precision == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
         raise InputError(f"int8 needs torch's x86 kernels, this machine has {torch.backends.quantized.engine!r}; use float")
     encoder.eval().requires_grad_(False)
+    read = read_by_loops(encoder, precision)
     for module in list(encoder.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear):
-                setattr(module, name, FrozenLinear(child, precision))
+                setattr(module, name, FrozenLinear(child, precision, read=read))
     encoder.frozen = precision
     return encoder
 
 
+def read_by_loops(encoder: Encoder, precision: Precision) -> bool:
+    """Whether compiled loops will read an encoder's matrices, as far as that can be told before there are batches."""
+    layers, config = cast("list[Block]", list(encoder.layers)), encoder.config
+    dtype = torch.float32 if precision == "int8" else compute_dtype(encoder.device, encoder.embeddings.tokens.weight.dtype)
+    hidden = torch.empty(0, config.hidden_size, dtype=dtype)
+    angles = torch.empty(0, config.rotary_width // 2 if config.positions == "rope" else 0)
+    return available() and bool(layers) and obstacle(layers, hidden, (angles, angles)) is None
+
+
 class FrozenMatrix(Protocol):
     """One matrix, ready to be multiplied with; copies with ``copy.deepcopy``."""
+
+    levels: int
+    """The largest integer that a token's numbers are brought to; 0 where they are not."""
+
+    @property
+    def rows(self) -> Rows | None:
+        """It as it is, unless its numbers lie in another library's order."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O) in the dtype of ``x``."""
@@ -82,26 +105,33 @@ class FrozenMatrix(Protocol):
 
 
 class PackedMatrix:
-    """A weight in a dtype the processor multiplies in, half precision widened once; in oneDNN's layout where no compiled loops read it.
+    """A weight in a dtype the processor multiplies in, half precision widened once; as it lies where compiled loops read it.
 
     Args:
         weight: (O, D).
         bias: (O,), or None.
+        read: Loops will read it in large batches, and operators multiply with it in small ones.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    levels = 0
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, read: bool) -> None:
         self.dtype = weight.dtype
         compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
         wide = weight.to(compute)
-        fuses = compute == torch.float32 and has_many_registers() and available()
-        packs = packable(compute) and not fuses
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(wide, TYPICAL_TOKENS) if packs else wide
         self.bias = None if bias is None else bias.to(compute)
-        self.product = packed_product(self.weight, self.bias)
+        self._packs = packable(compute) and not (compute == torch.float32 and multiplies_best_plain())
+        self.weight = wide if read or not self._packs else _packed(wide)
+        self.rows = Rows(self.weight, self.bias) if read else None
+
+    @cached_property
+    def _product(self) -> Product:
+        packs = self._packs and not self.weight.is_mkldnn
+        return packed_product(_packed(self.weight) if packs else self.weight, self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
-        return self.product(x)
+        return self._product(x)
 
     def state(self) -> dict[str, Tensor]:
         """The plain weights under their plain names: a frozen encoder is saved and hashed like any other."""
@@ -112,7 +142,13 @@ class PackedMatrix:
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedMatrix:
         """Packed tensors cannot be copied, what they were packed from can."""
         state = {name: tensor.clone() for name, tensor in self.state().items()}
-        return PackedMatrix(state["weight"], state.get("bias"))
+        return PackedMatrix(state["weight"], state.get("bias"), read=self.rows is not None)
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """A weight in oneDNN's own layout."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS)
+    return packed
 
 
 class Int8Matrix:
@@ -121,17 +157,30 @@ class Int8Matrix:
     Args:
         weight: (O, D).
         bias: (O,), or None.
+        read: Loops may read it; operators multiply with another layout, from their first product on.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        scales = (weight.float().abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        zeros = torch.zeros(len(weight), dtype=torch.int64)
-        rows = torch.quantize_per_channel(weight.float(), scales.double(), zeros, 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(rows, None)
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, read: bool) -> None:
+        self._read = read
+        wide = weight.float()
+        self.scales = (wide.abs().amax(dim=1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
+        self.weight = (wide / self.scales[:, None]).round_().to(torch.int8)
         # What an input of ones would give: the part of the product that a token's smallest number makes.
-        self.ones = rows.dequantize().sum(1)
+        self.ones = self.weight.sum(1) * self.scales
         self.bias = None if bias is None else bias.float()
-        self.levels = LEVELS_VNNI if all(getattr(torch.cpu, name, bool)() for name in VNNI) else LEVELS
+        self.levels = LEVELS_VNNI if has_vnni() else LEVELS
+
+    @property
+    def rows(self) -> Rows | None:
+        """The integers as they are, and what makes numbers of them."""
+        return Rows(self.weight, self.bias, self.scales, self.ones) if self._read else None
+
+    @cached_property
+    def _packed(self) -> Any:
+        """In FBGEMM's layout, from the first product on that wants it."""
+        zeros = torch.zeros(len(self.weight), dtype=torch.int64)
+        rows = torch._make_per_channel_quantized_tensor(self.weight, self.scales.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(rows, None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O) in the dtype of ``x``.
@@ -141,20 +190,19 @@ class Int8Matrix:
         """
         rows = x.float()
         least = rows.amin(dim=1, keepdim=True)
-        span = (rows.amax(dim=1, keepdim=True) - least).clamp_(min=torch.finfo(torch.float32).tiny)
+        span = (rows.amax(dim=1, keepdim=True) - least).clamp_(min=SMALLEST_SPAN)
         unit = torch.sub(rows, least).div_(span)
-        output: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(unit, 1 / self.levels, 0, self.packed)
+        output: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(unit, 1 / self.levels, 0, self._packed)
         output = output.mul_(span) if self.bias is None else torch.addcmul(self.bias, output, span, out=output)
         return output.addr_(least[:, 0], self.ones).to(x.dtype)
 
     def state(self) -> dict[str, Tensor]:
         """The quantised weights: they are what the vectors depend on, so they are what is hashed."""
-        rows = torch.ops.quantized.linear_unpack(self.packed)[0]
-        quantised = {"weight_int8": rows.int_repr(), "weight_scales": rows.q_per_channel_scales().float()}
+        quantised = {"weight_int8": self.weight, "weight_scales": self.scales}
         return quantised if self.bias is None else quantised | {"bias": self.bias}
 
 
-FROZEN: dict[str, Callable[[Tensor, Tensor | None], FrozenMatrix]] = {"float": PackedMatrix, "int8": Int8Matrix}
+FROZEN: dict[str, Callable[..., FrozenMatrix]] = {"float": PackedMatrix, "int8": Int8Matrix}
 
 
 class FrozenLinear(nn.Module):
@@ -163,14 +211,15 @@ class FrozenLinear(nn.Module):
     Args:
         linear: The plain matrix, on the CPU.
         precision: A key of `FROZEN`.
+        read: Compiled loops will read it.
     """
 
-    def __init__(self, linear: Linear, precision: Precision) -> None:
+    def __init__(self, linear: Linear, precision: Precision, *, read: bool) -> None:
         super().__init__()
         self.dtype = linear.weight.dtype
         weights = linear.weight.detach().chunk(linear.parts)
         biases = [None] * linear.parts if linear.bias is None else linear.bias.detach().chunk(linear.parts)
-        self.matrices = [FROZEN[precision](weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+        self.matrices = [FROZEN[precision](weight, bias, read=read) for weight, bias in zip(weights, biases, strict=True)]
 
     def products(self, x: Tensor) -> Sequence[Product]:
         """The parts as products; see `encoder.linear.Linear.products`."""
@@ -180,11 +229,16 @@ class FrozenLinear(nn.Module):
     @property
     def readable(self) -> bool:
         """Whether the parts have kept their plain layout."""
-        return all(isinstance(matrix, PackedMatrix) and not matrix.weight.is_mkldnn for matrix in self.matrices)
+        return all(matrix.rows is not None for matrix in self.matrices)
+
+    @property
+    def levels(self) -> int:
+        """The largest integer that a token's numbers are brought to; 0 where they are not."""
+        return self.matrices[0].levels
 
     def rows(self) -> list[Rows]:
         """The parts as they are; see `encoder.linear.Linear.rows`."""
-        return [(matrix.weight, matrix.bias) for matrix in self.matrices if isinstance(matrix, PackedMatrix)]
+        return [matrix.rows for matrix in self.matrices if matrix.rows is not None]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""

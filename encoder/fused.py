@@ -1,7 +1,7 @@
 """Blocks without gradients on a CPU by compiled loops (`encoder.compiled.blocks`): what surrounds attention is two passes over the tokens.
 
-The first makes heads of hidden states, the second the next hidden states of what attention made of them. `encoder.lean` does the same
-with torch's operators where this cannot serve.
+The first makes heads of hidden states, the second the next hidden states of what attention made of them. Matrices are float32 or, of a
+frozen encoder, 8-bit integers. `encoder.lean` does the same with torch's operators where this cannot serve.
 
 Shapes: N packed tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from encoder.attention import attend, compiled
 from encoder.attention.dispatch import VARIABLE
-from encoder.compiled.availability import MULTIPLE, is_plain
+from encoder.compiled.availability import MULTIPLE, is_plain, quads_run
 from encoder.layers import Block, RotaryRows
 from encoder.linear import Linear
 from encoder.packing import PackedBatch
-from encoder.processor import has_many_registers
 
 if TYPE_CHECKING:
     from encoder.ops.norms import Norm
@@ -53,9 +52,10 @@ def obstacle(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -
     """Why the compiled passes cannot run these blocks, in a few words; None where they can."""
     width, heads = hidden.shape[1], layers[0].attention.heads
     widths = (width, width // heads, layers[0].mlp.width, 0 if rope is None else rope[0].shape[1])
+    levels = layers[0].attention.qkv.levels
     override = os.environ.get(VARIABLE)
     reasons = {
-        "no AVX-512": not has_many_registers(),
+        f"8-bit integers up to {levels}": levels > 0 and not quads_run(levels),
         f"{VARIABLE}={override}": override is not None and override != "compiled",
         f"dtype {str(hidden.dtype).removeprefix('torch.')}": hidden.dtype != torch.float32,
         "hidden states with gaps": not hidden.is_contiguous(),
@@ -94,6 +94,7 @@ class Passes:
         tokens, width = hidden.shape
         inner = block.mlp.width
         self.call = blocks.Call(tokens, width, inner, block.attention.heads, torch.get_num_threads())
+        self.call.put(blocks.LEVELS, block.attention.qkv.levels)
         self.none = hidden.new_zeros(max(width, 2 * inner))
 
     @staticmethod
@@ -144,9 +145,12 @@ class Passes:
     def _put_matrix(self, place: int, matrix: Linear) -> list[Tensor]:
         """Where a matrix's numbers lie, and what keeps them there."""
         kept = []
-        for part, (weight, bias) in enumerate(matrix.rows()):
-            kept += [weight.float().contiguous(), self.none if bias is None else bias.float().contiguous()]
-            self.call.put(place + 2 * part, *(tensor.data_ptr() for tensor in kept[-2:]))
+        for part, rows in enumerate(matrix.rows()):
+            weight = rows.weight if matrix.levels else rows.weight.float()
+            numbers = [weight, *(self.none if each is None else each.float() for each in rows[1:])]
+            numbers = [each.contiguous() for each in numbers]
+            self.call.put(place + self.names.MATRIX * part, *(each.data_ptr() for each in numbers))
+            kept += numbers
         return kept
 
     def _put_norm(self, place: int, norm: Norm) -> list[Tensor]:

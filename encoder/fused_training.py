@@ -45,17 +45,18 @@ def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: Ro
     wanted = hidden.requires_grad or any(weight.requires_grad for layer in layers for weight in layer.parameters())
     if not wanted:
         return False
-    reason = obstacle(layers, hidden, rope) or next(filter(None, map(_obstacle, layers)), None)
+    reason = next(filter(None, map(_obstacle, layers)), None) or obstacle(layers, hidden, rope)
     _note(reason)
     return reason is None
 
 
 def _obstacle(block: Block) -> str | None:
     """What of a block these loops would pass over in training."""
+    if block.norm_position != "pre":
+        return f"norms elsewhere than before attention and before the MLP ({block.norm_position})"
     attention, mlp = block.attention, block.mlp
     drops = attention.dropout.p, mlp.inner_dropout.p, mlp.output_dropout.p
     reasons = {
-        f"norms behind attention and MLP ({block.norm_position})": block.norm_position != "pre",
         "dropout": block.training and any(drops),
         "RMSNorm": any(isinstance(norm, nn.RMSNorm) for norm in (block.attention_norm, block.mlp_norm)),
         "weights in half precision": any(weight.dtype != torch.float32 for weight in block.parameters()),

@@ -76,6 +76,7 @@ class LoRALinear(nn.Module):
         return ready_products(x, self.merged(), self.bias, self.parts)
 
     readable = True
+    levels = 0
 
     def rows(self) -> list[Rows]:
         """The merged matrix's parts; see `encoder.linear.Linear.rows`."""

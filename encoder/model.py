@@ -7,6 +7,7 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -109,10 +110,13 @@ class Encoder(nn.Module):
             # Packed matrices have no gradients and one dtype.
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 return self.forward(batch)
-        batch, places = self._arranged(batch.to(self.device))
+        batch = batch.to(self.device)
+        if self.frozen == "int8" and not batch.steady:
+            # The loops answer a lone query sooner than torch's operators do, of which quantised products need a dozen.
+            batch = replace(batch, steady=True, memo={})
+        batch, places = self._arranged(batch)
         ropes = self._ropes(batch.positions)
-        dtype = self.embeddings.tokens.weight.dtype
-        hidden: Tensor = self.embeddings(batch, dtype if torch.is_grad_enabled() else compute_dtype(self.device, dtype))
+        hidden: Tensor = self.embeddings(batch, self._hidden_dtype)
         update: Tensor | None = None
         if lean(hidden) and not self.training:
             self._advance_(hidden, batch, ropes)
@@ -122,8 +126,14 @@ class Encoder(nn.Module):
                 step = partial(checkpoint, step, use_reentrant=False)
             for layer, rope in zip(self._blocks, ropes, strict=True):
                 hidden, update = step(layer, hidden, update, batch, rope)
-        output = add_norm(hidden, update, self.final_norm)[1].to(dtype)
+        output = add_norm(hidden, update, self.final_norm)[1].to(self.embeddings.tokens.weight.dtype)
         return output if places is None else output[places]
+
+    @property
+    def _hidden_dtype(self) -> torch.dtype:
+        """What hidden states are on their way; between products of integers they are float32."""
+        dtype = torch.float32 if self.frozen == "int8" else self.embeddings.tokens.weight.dtype
+        return dtype if torch.is_grad_enabled() else compute_dtype(self.device, dtype)
 
     def _advance_(self, hidden: Tensor, batch: PackedBatch, ropes: Sequence[RotaryRows | None]) -> None:
         """All blocks over the residual stream, in place."""

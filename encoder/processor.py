@@ -52,18 +52,18 @@ def has_fast_pairs() -> bool:
 
 
 @cache
+def has_vnni() -> bool:
+    """Whether torch's kernels add up products of four 8-bit integers in one instruction, as AVX-512 has it."""
+    return _has("_is_avx512_supported") and _has("_is_vnni_supported")
+
+
+@cache
 def has_fma() -> bool:
     """Whether this is an x86 processor that multiplies and adds in one instruction, which came with AVX2.
 
     Without it code that asks for that calls a function each time. On other kinds of processors compiled loops have not been measured.
     """
     return _has("_is_avx2_supported", "_is_avx512_supported")
-
-
-@cache
-def has_many_registers() -> bool:
-    """Whether compiled loops multiply faster here than torch: with AVX-512's 32 registers, at 87 % of the processor's rate."""
-    return _has("_is_avx512_supported")
 
 
 @cache

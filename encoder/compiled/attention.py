@@ -10,7 +10,6 @@ Source: FlashAttention, arXiv:2205.14135; ModernBERT, arXiv:2412.13663, section 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any
 
 import numba
@@ -45,7 +44,7 @@ from encoder.compiled.attention_call import (
     size,
     whole,
 )
-from encoder.compiled.compiling import callback, compiled
+from encoder.compiled.compiling import Callback, compiled
 from encoder.compiled.tiles import (
     HIDDEN,
     clear,
@@ -150,16 +149,7 @@ def _pairs(pointer: Any) -> None:
     _work(numba.carray(pointer, size(numba.carray(pointer, names.TABLE, np.int64)), np.int64), PAIRS)
 
 
-_entries: dict[bool, Any] = {}
-_compiling = Lock()
-
-
-def _entry(paired: bool) -> Any:
-    """What threads run, compiled when it is first wanted."""
-    with _compiling:
-        if paired not in _entries:
-            _entries[paired] = callback(_pairs if paired else _floats)
-        return _entries[paired]
+_FLOAT_ENTRY, _PAIR_ENTRY = Callback(_floats), Callback(_pairs)
 
 
 def attend(
@@ -189,4 +179,4 @@ def attend(
     if sums is not None:
         call.put(TOPS, sums[0].data_ptr(), sums[1].data_ptr())
         call.put(LANE_TOKENS, sums.shape[-1])
-    call.run(_entry(paired).address)
+    call.run((_PAIR_ENTRY if paired else _FLOAT_ENTRY).address)

@@ -51,7 +51,7 @@ from encoder.compiled.attention_call import (
     size,
     whole,
 )
-from encoder.compiled.compiling import callback, compiled
+from encoder.compiled.compiling import Callback, compiled
 from encoder.compiled.tiles import (
     clear,
     lane_gradients,
@@ -175,7 +175,7 @@ def _entry(pointer: Any) -> None:
     _work(numba.carray(pointer, size(numba.carray(pointer, names.TABLE, np.int64)), np.int64))
 
 
-_ENTRY = callback(_entry)
+_ENTRY = Callback(_entry)
 
 
 def differentiate(

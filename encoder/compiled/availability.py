@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 WORTHWHILE = 128
 # Widths are multiples of what a vector holds.
 MULTIPLE = 16
+# Tokens whose numbers are closer together than this are brought to one integer: what divides by less has no end.
+SMALLEST_SPAN = 1e-30
 
 
 @cache
@@ -54,6 +56,16 @@ def pairs_run() -> bool:
     from encoder.compiled import vectors
 
     return vectors.pairs_are_native()
+
+
+@cache
+def quads_run(levels: int) -> bool:
+    """Whether the loops multiply 8-bit integers here, those without a sign up to ``levels``."""
+    if not loops_run():
+        return False
+    from encoder.compiled import vectors
+
+    return vectors.quads_reach() >= levels
 
 
 def worthwhile(tokens: int) -> bool:

@@ -5,6 +5,9 @@ activations, RoPE and residual sums happen beside the products, and nothing but 
 matrix are read once for all panels of a task. A sum runs over its terms in their order, whatever stands beside a token and whichever
 thread has it.
 
+Matrices of 8-bit integers meet tokens that are brought to such integers where they stand, each by its own smallest number and step; sums
+are exact, and everything but the products is float32. What matrices are is told by ``kind``, `FLOATS` or `QUADS`.
+
 Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
 
@@ -17,14 +20,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.compiled import team
-from encoder.compiled.compiling import callback, compiled
-from encoder.compiled.layer_tiles import ACTIVATIONS, activate, gate, gather, join, normalise, product, turn
+from encoder.compiled.compiling import Callback, compiled
+from encoder.compiled.layer_tiles import ACTIVATIONS, activate, gate, gather, join, normalise, product, quantise, turn
 from encoder.compiled.tiles import copy, spill, take
-from encoder.compiled.vectors import LANES
+from encoder.compiled.vectors import FLOATS, LANES, QUADS
 
-__all__ = ["ACTIVATIONS", "ATTENTION_NORM", "COSINES", "DOWN", "HIDDEN", "MIXED", "MLP_NORM", "OUT", "QKV", "UP", "Call", "Q"]
+__all__ = [
+    "ACTIVATIONS",
+    "ATTENTION_NORM",
+    "COSINES",
+    "DOWN",
+    "HIDDEN",
+    "LEVELS",
+    "MATRIX",
+    "MIXED",
+    "MLP_NORM",
+    "OUT",
+    "QKV",
+    "UP",
+    "Call",
+    "Q",
+]
 
-# Bytes that the panels of a task may take of the second cache; the rest is for rows of weights.
+# Bytes that the panels of a task may take of the second cache; the rest is for rows of weights. Where it has 512 KB, half as much and twice
+# as much are no faster.
 CACHE = 1_200_000
 MOST_PANELS = 8
 # Rows of a matrix that all panels meet before the next rows come; whole vectors, so that they can be laid out token by token.
@@ -34,15 +53,19 @@ TILE = 48
 TAKEN, MET, TOKENS, TASKS, SCRATCH, SCRATCH_BYTES, HIDDEN, WIDTH, INNER, HEADS = range(10)
 COSINES, SINES, HALF, Q, K, V, TOKEN_STRIDE, HEAD_STRIDE = range(10, 18)
 MIXED, ACTIVATION, GATED, POST = range(18, 22)
-# Norms: weight, bias, whether it subtracts the mean, epsilon (a double); matrices: weight, bias.
+# Norms: weight, bias, whether it subtracts the mean, epsilon (a double).
 ATTENTION_NORM, MLP_NORM = 22, 26
-# Queries, keys and values have one each.
-QKV, OUT, UP, DOWN = 30, 36, 38, 40
+# Matrices: weight, bias and, of integers, what they are multiplied by and what an input of ones gives. Queries, keys and values have one
+# each.
+MATRIX = 4
+QKV, OUT, UP, DOWN = 30, 42, 46, 50
 # Tasks of one panel each, the last of all tasks.
-SINGLES = 42
+SINGLES = 54
 # Where hidden states between attention and MLP and behind both go, and what the first matrix of the MLP gave; 0 where nobody wants that.
-MIDDLE, NEXT, KEPT = 43, 44, 45
-SIZE = 46
+MIDDLE, NEXT, KEPT = 55, 56, 57
+# The largest integer that a token's numbers are brought to.
+LEVELS = 58
+SIZE = 59
 
 _FLOAT = 4  # bytes
 _ROW = LANES * _FLOAT
@@ -61,7 +84,13 @@ def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
 
 
 @compiled
-def _project_panels(call: NDArray[np.int64], first: int, last: int, scratch: int) -> None:
+def _at(call: NDArray[np.int64], place: int) -> int:
+    """The address of a number of a call."""
+    return int(call.ctypes.data + place * 8)
+
+
+@compiled
+def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
     """Heads of tokens first..last."""
     width, heads, half, tokens = call[WIDTH], call[HEADS], call[HALF], call[TOKENS]
     head_width = width // heads
@@ -72,18 +101,17 @@ def _project_panels(call: NDArray[np.int64], first: int, last: int, scratch: int
         count, state = tokens - begin, states + panel * width * _ROW
         gather(call[HIDDEN] + begin * width * _FLOAT, width, count, width, state)
         _norm(call, ATTENTION_NORM, state, state)
+        quantise(kind, state, width, call[LEVELS])
         if half > 0:
             angles = rotary + panel * 2 * half * _ROW
             gather(call[COSINES] + begin * half * _FLOAT, half, count, half, angles)
             gather(call[SINES] + begin * half * _FLOAT, half, count, half, angles + half * _ROW)
     for part in range(3):
         for head in range(heads):
-            row = head * head_width
-            weights, biases = call[QKV + 2 * part] + row * width * _FLOAT, call[QKV + 2 * part + 1] + row * _FLOAT
             for panel in range(last - first):
                 begin = (first + panel) * LANES
                 state = states + panel * width * _ROW
-                product(state, weights, width, head_width, width, biases, scratch)
+                product(kind, _at(call, QKV + part * MATRIX), head * head_width, head_width, width, state, scratch)
                 if part < 2 and half > 0:
                     angles = rotary + panel * 2 * half * _ROW
                     turn(scratch, half, angles, angles + half * _ROW)
@@ -92,18 +120,17 @@ def _project_panels(call: NDArray[np.int64], first: int, last: int, scratch: int
 
 
 @compiled
-def _multiply(matrix: NDArray[np.int64], shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int) -> None:
+def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int) -> None:
     """Panels times a matrix (outputs, width); ``shape`` is panels, outputs, width."""
     panels, outputs, width = shape
     for row in range(0, outputs, TILE):
-        weights, biases = matrix[0] + row * width * _FLOAT, matrix[1] + row * _FLOAT
         for panel in range(panels):
-            tile = source + panel * source_step * _ROW
-            product(tile, weights, width, min(TILE, outputs - row), width, biases, target + (panel * target_step + row) * _ROW)
+            tile, out = source + panel * source_step * _ROW, target + (panel * target_step + row) * _ROW
+            product(kind, matrix, row, min(TILE, outputs - row), width, tile, out)
 
 
 @compiled
-def _activate_panels(call: NDArray[np.int64], first: int, panels: int, block: int, states: int, inner: int) -> None:
+def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int, block: int, states: int, inner: int) -> None:
     """The first matrix of the MLP and its activation."""
     width, size, step = call[WIDTH], call[INNER], max(call[WIDTH], call[INNER])
     outputs = size * (1 + call[GATED])
@@ -112,22 +139,23 @@ def _activate_panels(call: NDArray[np.int64], first: int, panels: int, block: in
         for panel in range(panels):
             state, out = states + panel * width * _ROW, inner + (panel * step + row) * _ROW
             kept = call[KEPT] + ((first + panel) * LANES * outputs + row) * _FLOAT
-            product(state, call[UP] + row * width * _FLOAT, width, count, width, call[UP + 1] + row * _FLOAT, block)
+            product(kind, _at(call, UP), row, count, width, state, block)
             if call[KEPT] != 0:
                 spill(block, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept)
             if call[GATED]:
-                other = size + row
                 gates = block + TILE * _ROW
-                product(state, call[UP] + other * width * _FLOAT, width, count, width, call[UP + 1] + other * _FLOAT, gates)
+                product(kind, _at(call, UP), size + row, count, width, state, gates)
                 if call[KEPT] != 0:
                     spill(gates, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept + size * _FLOAT)
                 gate(call[ACTIVATION], block, gates, count, out)
             else:
                 activate(call[ACTIVATION], block, count, out)
+    for panel in range(panels):
+        quantise(kind, inner + panel * step * _ROW, size, call[LEVELS])
 
 
 @compiled
-def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int) -> None:
+def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
     """Hidden states of tokens first..last."""
     width, tokens, post = call[WIDTH], call[TOKENS], call[POST]
     step = max(width, call[INNER])
@@ -136,20 +164,23 @@ def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int)
     inner = states + panels * width * _ROW
     for panel in range(panels):
         begin = (first + panel) * LANES
-        gather(call[MIXED] + begin * width * _FLOAT, width, tokens - begin, width, states + panel * width * _ROW)
-    _multiply(call[OUT : OUT + 2], (panels, width, width), states, inner, width, step)
+        state = states + panel * width * _ROW
+        gather(call[MIXED] + begin * width * _FLOAT, width, tokens - begin, width, state)
+        quantise(kind, state, width, call[LEVELS])
+    _multiply(kind, _at(call, OUT), (panels, width, width), states, inner, width, step)
     for panel in range(panels):
         begin = (first + panel) * LANES
-        sums = inner + panel * step * _ROW
+        sums, state = inner + panel * step * _ROW, states + panel * width * _ROW
         join(call[HIDDEN] + begin * width * _FLOAT, width, tokens - begin, width, sums)
         if post:
             _norm(call, ATTENTION_NORM, sums, sums)
-            copy(sums, width, states + panel * width * _ROW)
+            copy(sums, width, state)
         else:
-            _norm(call, MLP_NORM, sums, states + panel * width * _ROW)
+            _norm(call, MLP_NORM, sums, state)
+        quantise(kind, state, width, call[LEVELS])
         spill(sums, width, tokens - begin, 1.0, width, call[MIDDLE] + begin * width * _FLOAT)
-    _activate_panels(call, first, panels, scratch, states, inner)
-    _multiply(call[DOWN : DOWN + 2], (panels, width, call[INNER]), inner, states, step, width)
+    _activate_panels(call, kind, first, panels, scratch, states, inner)
+    _multiply(kind, _at(call, DOWN), (panels, width, call[INNER]), inner, states, step, width)
     for panel in range(panels):
         begin = (first + panel) * LANES
         sums = states + panel * width * _ROW
@@ -160,7 +191,7 @@ def _update_panels(call: NDArray[np.int64], first: int, last: int, scratch: int)
 
 
 @compiled
-def _work(call: NDArray[np.int64]) -> None:
+def _work(call: NDArray[np.int64], kind: Any) -> None:
     """Tasks until none is left; what every thread runs. The last ones are single panels: no thread waits long for another."""
     tasks = call[TASKS]
     large, rest = tasks - call[SINGLES], (call[TOKENS] + LANES - 1) // LANES - call[SINGLES]
@@ -174,17 +205,22 @@ def _work(call: NDArray[np.int64]) -> None:
         else:
             first, last = rest + task - large, rest + task - large + 1
         if call[MIXED] == 0:
-            _project_panels(call, first, last, scratch)
+            _project_panels(call, kind, first, last, scratch)
         else:
-            _update_panels(call, first, last, scratch)
+            _update_panels(call, kind, first, last, scratch)
 
 
-def _entry(pointer: Any) -> None:
+def _floats(pointer: Any) -> None:
     """`_work` on what the pointer points to."""
-    _work(numba.carray(pointer, SIZE, np.int64))
+    _work(numba.carray(pointer, SIZE, np.int64), FLOATS)
 
 
-_ENTRY = callback(_entry)
+def _quads(pointer: Any) -> None:
+    """The same for matrices of 8-bit integers."""
+    _work(numba.carray(pointer, SIZE, np.int64), QUADS)
+
+
+_FLOAT_ENTRY, _QUAD_ENTRY = Callback(_floats), Callback(_quads)
 
 
 class Call:
@@ -219,6 +255,7 @@ class Call:
         self.numbers.view(np.float64)[norm + 3] = eps
 
     def run(self) -> None:
-        """Heads from hidden states, or, where what attention mixed is named, hidden states from that."""
+        """Heads from hidden states, or, where what attention mixed is named, hidden states from that; by integers where levels are."""
         self.numbers[[TAKEN, MET]] = 0
-        team.run(_ENTRY.address, self.numbers.ctypes.data, len(self.scratch))
+        entry = _QUAD_ENTRY if self.numbers[LEVELS] else _FLOAT_ENTRY
+        team.run(entry.address, self.numbers.ctypes.data, len(self.scratch))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 import numba
@@ -32,13 +33,30 @@ def compiled(function: Function, *, reordered: bool = False) -> Function:
     return cast(Function, _kept(numba.njit(cache=True, **options), numba.njit(**options), function))
 
 
-def callback(function: Callable[[Any], None]) -> Any:
-    """``function(pointer)`` compiled now, as C would call it; its address is the result's attribute of that name.
+class Callback:
+    """``function(pointer)`` as C would call it, compiled when its address is first wanted.
 
     It runs without Python: it raises nothing, and what the pointer points to must outlive the call.
+
+    Args:
+        function: What is compiled.
     """
-    signature = "void(voidptr)"
-    return _kept(numba.cfunc(signature, cache=True), numba.cfunc(signature), function)
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+        self._lock = Lock()
+
+    @cached_property
+    def _compiled(self) -> Any:
+        signature = "void(voidptr)"
+        return _kept(numba.cfunc(signature, cache=True), numba.cfunc(signature), self._function)
+
+    @property
+    def address(self) -> int:
+        """Where the compiled function begins."""
+        with self._lock:
+            address: int = self._compiled.address
+            return address
 
 
 def _kept(keep: Callable[[Any], Any], plain: Callable[[Any], Any], function: Callable[..., Any]) -> Any:

@@ -14,20 +14,120 @@ from typing import Any
 
 import numpy as np
 
-from encoder.compiled.vectors import FLOAT, LANES, ROWS, VECTORS, WIDTH, Code, emitted, every, is_paired, long
+from encoder.compiled.availability import SMALLEST_SPAN
+from encoder.compiled.vectors import (
+    FLOAT,
+    INTS,
+    LANES,
+    LONG,
+    ROW_PLACES,
+    ROWS,
+    VECTOR,
+    VECTORS,
+    WIDTH,
+    Code,
+    emitted,
+    every,
+    is_fourfold,
+    is_paired,
+    long,
+)
 
-__all__ = ["ACTIVATIONS", "activate", "activation_gradients", "gate", "gather", "join", "normalise", "product", "turn", "turn_row"]
+__all__ = [
+    "ACTIVATIONS",
+    "activate",
+    "activation_gradients",
+    "gate",
+    "gather",
+    "join",
+    "normalise",
+    "product",
+    "quantise",
+    "turn",
+    "turn_row",
+]
 
 
-def _product(code: Code, tile: Any, weights: Any, stride: Any, count: Any, width: Any, biases: Any, out: Any) -> None:
-    """Some outputs (O, LANES), a multiple of ROWS, of a tile (D, LANES)."""
-    tile, weights, biases, out = (code.numbers(address) for address in (tile, weights, biases, out))
-    with code.loop(code.builder.udiv(count, long(ROWS))) as part:
-        first = code.place((part.index, long(ROWS)))
-        rows = [code.place(first, long(row)) for row in range(ROWS)]
-        starts = [code.at(weights, code.place((row, stride))) for row in rows]
-        sums = [bias for row in rows for bias in [code.spread(code.builder.load(code.at(biases, row)))] * VECTORS]
-        code.product(starts, width, long(1), tile, sums, code.at(out, code.place((first, long(LANES)))))
+def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
+    """Some outputs (O, LANES), a multiple of ROWS from ``first`` on, of a tile (D, LANES), which `quantise` has seen where it has to.
+
+    At ``matrix`` stand the addresses of its weights, biases and, of integers of 8 bits, what they are multiplied by and what an input of
+    ones gives, without the bias.
+    """
+    b = code.builder
+    addresses = b.inttoptr(matrix, LONG.as_pointer())
+    weights, biases, scales, ones = (code.numbers(b.load(b.gep(addresses, [long(i)]))) for i in range(4))
+    tile, out = code.numbers(tile), code.numbers(out)
+    fourfold = is_fourfold(kind)
+    columns = b.udiv(width, long(4)) if fourfold else width
+    with code.loop(b.udiv(count, long(ROWS))) as part:
+        begin = code.place((part.index, long(ROWS)))
+        rows = [code.place(begin, first, long(row)) for row in range(ROWS)]
+        starts = [code.at(weights, code.place((row, columns))) for row in rows]
+        target = code.at(out, code.place((begin, long(LANES))))
+        if fourfold:
+            finish = _dequantised(code, tile, columns, rows, (biases, scales, ones))
+            nothing = [code.ints(0)] * len(ROW_PLACES)
+            code.product(starts, columns, long(1), tile, nothing, target, multiply=code.add_quads, finish=finish)
+        else:
+            shifts = [bias for row in rows for bias in [code.spread(b.load(code.at(biases, row)))] * VECTORS]
+            code.product(starts, columns, long(1), tile, shifts, target)
+
+
+def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: tuple[Any, Any, Any]) -> Callable[[int, Any], Any]:
+    """What makes outputs of sums of products of integers: by a row's bias, scale and sum, and by a token's smallest number and step."""
+    b = code.builder
+
+    def finish(place: int, total: Any) -> Any:
+        row, vector = divmod(place, VECTORS)
+        bias, scale, one = (code.spread(b.load(code.at(base, rows[row]))) for base in numbers)
+        least, step = (code.load(tile, code.lanes(code.place(columns, long(i)))[vector]) for i in range(2))
+        return code.fma(b.fmul(b.sitofp(total, VECTOR), scale), step, code.fma(least, one, bias))
+
+    return finish
+
+
+def _quantise(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
+    """A tile (D, LANES) in place to what `product` multiplies: integers of 8 bits are (D / 4, LANES) of four each.
+
+    Behind them stand what a token's zero means and what its one is more, (2, LANES): its smallest number, and how far it is to the largest,
+    over ``levels``. Where a token has a number that is none or has no end, that is NaN.
+    """
+    if not is_fourfold(kind):
+        return
+    b = code.builder
+    tile = code.numbers(tile)
+    nothing = every(0.0)
+    least, most, odd = (code.variables([start] * VECTORS) for start in (every(math.inf), every(-math.inf), nothing))
+    with code.loop(width) as row:
+        for place, low, high, other in zip(code.lanes(row.index), least, most, odd, strict=True):
+            x = code.load(tile, place)
+            for predicate, best in (("<", low), (">", high)):
+                known = b.load(best)
+                b.store(b.select(b.fcmp_ordered(predicate, x, known), x, known), best)
+            b.store(code.fma(x, nothing, b.load(other)), other)
+    grid = code.spread(b.sitofp(levels, FLOAT))
+    shifts, steps, shares = [], [], []
+    for low, high, other in zip(least, most, odd, strict=True):
+        shifts.append(b.fadd(b.load(low), b.load(other)))
+        span = b.fsub(b.load(high), b.load(low))
+        span = b.select(b.fcmp_ordered(">", span, every(SMALLEST_SPAN)), span, every(SMALLEST_SPAN))
+        steps.append(b.fdiv(span, grid))
+        shares.append(b.fdiv(grid, span))
+    columns = b.udiv(width, long(4))
+    with code.loop(columns) as quad:
+        rows = [code.lanes(code.place((quad.index, long(4)), long(i))) for i in range(4)]
+        for target, *places, shift, share in zip(code.lanes(quad.index), *rows, shifts, shares, strict=True):
+            four = None
+            for i, place in enumerate(places):
+                # A number as large as this has no places behind the point; its last eight bits are the integer.
+                rounded = code.fma(b.fsub(code.load(tile, place), shift), share, every(2.0**23))
+                integer = b.shl(b.and_(b.bitcast(rounded, INTS), code.ints(0xFF)), code.ints(8 * i))
+                four = integer if four is None else b.or_(four, integer)
+            code.store(b.bitcast(four, VECTOR), tile, target)
+    for i, values in enumerate((shifts, steps)):
+        for place, value in zip(code.lanes(code.place(columns, long(i))), values, strict=True):
+            code.store(value, tile, place)
 
 
 def _gather(code: Code, rows: Any, stride: Any, count: Any, width: Any, out: Any) -> None:
@@ -209,6 +309,6 @@ def _turn_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: 
         store(b.fadd(b.fmul(second, cosine), b.fmul(first, sine)), head, other)
 
 
-product, gather, join = (emitted(emit) for emit in (_product, _gather, _join))
+product, quantise, gather, join = (emitted(emit) for emit in (_product, _quantise, _gather, _join))
 normalise, turn, activate, gate = (emitted(emit) for emit in (_normalise, _turn, _activate, _gate))
 activation_gradients, turn_row = (emitted(emit) for emit in (_activation_gradients, _turn_row))

@@ -72,14 +72,19 @@ def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: 
     Those of pairs are brought to units of a binary logarithm here: their queries cannot be, as they are rounded already.
     """
     queries, keys, out = (code.numbers(address) for address in (queries, keys, out))
-    multiply, factor = (code.add_pairs, _logarithm(code, code.place(columns, columns))) if is_paired(kind) else (code.fma, None)
+    multiply = code.add_pairs if is_paired(kind) else code.fma
+    factor = _logarithm(code, code.place(columns, columns)) if is_paired(kind) else None
+
+    def finish(_place: int, total: Any) -> Any:
+        return total if factor is None else code.builder.fmul(total, factor)
+
     tiles = code.builder.udiv(code.place(count, long(ROWS - 1)), long(ROWS))
     with code.loop(tiles) as tile:
         first = code.place((tile.index, long(ROWS)))
         rows = [code.no_further(code.place(first, long(row)), count) for row in range(ROWS)]
         starts = [code.at(keys, code.place((row, stride))) for row in rows]
         target = code.at(out, code.place((first, long(LANES))))
-        code.product(starts, columns, long(1), queries, [every(0.0)] * len(ROW_PLACES), target, multiply=multiply, factor=factor)
+        code.product(starts, columns, long(1), queries, [every(0.0)] * len(ROW_PLACES), target, multiply=multiply, finish=finish)
 
 
 def _logarithm(code: Code, width: Any) -> Any:

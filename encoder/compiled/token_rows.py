@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from encoder.compiled import team
-from encoder.compiled.compiling import callback, compiled
+from encoder.compiled.compiling import Callback, compiled
 from encoder.compiled.layer_tiles import ACTIVATIONS, activation_gradients, turn_row
 from encoder.compiled.tiles import take
 from encoder.compiled.vectors import FLOATS, PAIRS
@@ -77,7 +77,7 @@ def _entry(pointer: Any) -> None:
     _work(numba.carray(pointer, SIZE, np.int64))
 
 
-_ENTRY = callback(_entry)
+_ENTRY = Callback(_entry)
 
 
 def _run(tokens: int, *, turns: int, numbers: tuple[int, ...]) -> None:

@@ -22,7 +22,7 @@ from encoder.compiled.availability import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
-# Around a tile's 48 or 16 lanes and 8 or 4 rows, a panel's 64 keys, a window's halo, and a task's 8 blocks.
+# Around a tile's 48 or 24 lanes and 8 or 4 rows, a panel's 64 keys, a window's halo, and a task's 8 blocks.
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
 WINDOWS = [None, 2, 62, 64, 128, 500]
 

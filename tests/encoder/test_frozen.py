@@ -113,7 +113,7 @@ def test_nothing_of_the_plain_matrices_is_kept() -> None:
 def test_int8_products_are_close_and_know_no_neighbours() -> None:
     torch.manual_seed(0)
     plain = Linear(384, 96, bias=True, parts=3)
-    quantised = FrozenLinear(plain, "int8")
+    quantised = FrozenLinear(plain, "int8", read=False)
     x = torch.randn(50, 384)
     x[3] *= 1000  # one loud token must not cost the others their precision
     x[4] = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from encoder import Encoder, PackedBatch, compile_encoder, fused_training
 from encoder.compiled.availability import available
@@ -16,7 +16,7 @@ from encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
-# Around the 48 or 16 lanes of a panel, and panels that two threads cannot share evenly.
+# Around the 48 or 24 lanes of a panel, and panels that two threads cannot share evenly.
 LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
 BIASES = ("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias")
 
@@ -47,7 +47,6 @@ def used(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> list[bool]:
         answers.append(serves(*arguments))
         return answers[-1]
 
-    monkeypatch.setattr("encoder.fused.has_many_registers", lambda: True)
     monkeypatch.setattr(fused_training, "serves", asked)
     return answers
 
@@ -190,6 +189,9 @@ def test_what_these_loops_would_pass_over_is_left_to_torch(
     add_lora(adapted, rank=2, alpha=4, dropout=0.0, seed=0)
     assert not answer(adapted)
     assert fused_training._obstacle(compile_encoder(encoder_of()).layers[0]) == "modules of other kinds"  # type: ignore[arg-type]
+    replaced = encoder_of()
+    replaced.layers[1].attention.qkv = nn.Linear(96, 288, bias=False)
+    assert not answer(replaced)
     used.clear()
     encoder_of()(batch_of((20,))).sum().backward()  # few tokens
     assert used == [False]

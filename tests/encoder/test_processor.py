@@ -10,13 +10,19 @@ import torch
 
 from encoder import processor
 
-CHECKS = ("_is_amx_tile_supported", "_is_amx_fp16_supported", "_is_avx512_bf16_supported", "_is_avx512_supported")
+CHECKS = (
+    "_is_amx_tile_supported",
+    "_is_amx_fp16_supported",
+    "_is_avx512_bf16_supported",
+    "_is_avx512_supported",
+    "_is_vnni_supported",
+)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Answers are remembered, and those about other processors must not be."""
-    asked = (processor.is_intel, processor.native_on_cpu, processor.has_fast_pairs, processor.multiplies_best_plain)
+    asked = (processor.is_intel, processor.native_on_cpu, processor.has_fast_pairs, processor.has_vnni, processor.multiplies_best_plain)
     for question in asked:
         question.cache_clear()
     yield
@@ -86,3 +92,14 @@ def test_a_torch_without_the_checks_answers_safely(monkeypatch: pytest.MonkeyPat
     assert not processor.native_on_cpu(torch.float16)
     assert not processor.multiplies_best_plain()
     assert not processor.has_fast_pairs()
+
+
+@pytest.mark.parametrize(
+    ("features", "fourfold"),
+    [(("_is_avx512_supported", "_is_vnni_supported"), True), (("_is_vnni_supported",), False), (("_is_avx512_supported",), False)],
+)
+def test_eight_bits_need_the_instruction_in_avx512(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, features: tuple[str, ...], fourfold: bool
+) -> None:
+    become(monkeypatch, tmp_path, "GenuineIntel", *features)
+    assert processor.has_vnni() == fourfold

@@ -1,0 +1,313 @@
+"""Blocks of 8-bit matrices by compiled loops: exact sums, the definition in double precision, no neighbours, every processor."""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from encoder import Encoder, PackedBatch, freeze, frozen, fused, pack_ids
+from encoder.compiled.availability import available, quads_run
+from encoder.frozen import FrozenLinear, Int8Matrix
+from encoder.linear import Linear
+
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
+    pytest.mark.skipif(torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="torch has no 8-bit kernels here"),
+]
+
+LENGTHS = (300, 1, 40, 129, 17)
+POST: dict[str, Any] = {"norm_position": "post", "final_norm": False, "first_attention_norm": True}
+BIASES = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias"), True)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "modernbert": {},
+    "bert": {"mlp": "plain", "positions": "absolute", "layer_types": ("global",) * 3, **POST, **BIASES},
+    "nomicbert": {"activation": "silu", "layer_types": ("global",) * 3, **POST},
+    "rmsnorm": {"norm": "rmsnorm", "activation": "relu"},
+}
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
+    """What `fused.serves` said."""
+    del two_threads
+    answers: list[bool] = []
+    serves = fused.serves
+
+    def asked(*arguments: Any) -> bool:
+        answers.append(serves(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(fused, "serves", asked)
+    with torch.no_grad():
+        yield answers
+
+
+class Defined(nn.Module):
+    """What a product of integers is, in double precision."""
+
+    def __init__(self, linear: Linear, levels: int) -> None:
+        super().__init__()
+        weight = linear.weight.detach().float()
+        self.scales = weight.abs().amax(1) / 127
+        self.integers = (weight / self.scales[:, None]).round().double()
+        self.bias = None if linear.bias is None else linear.bias.detach().double()
+        self.levels = levels
+
+    def forward(self, x: Tensor) -> Tensor:
+        least = x.amin(1, keepdim=True)
+        step = (x.amax(1, keepdim=True) - least) / self.levels
+        near = ((x - least) / step).round() * step + least
+        output = near @ self.integers.t() * self.scales.double()
+        return output if self.bias is None else output + self.bias
+
+
+def defined(encoder: Encoder, levels: int) -> Encoder:
+    twin = copy.deepcopy(encoder).double()
+    for module in list(twin.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, Linear):
+                plain = encoder.get_submodule(next(path for path, each in twin.named_modules() if each is child))
+                assert isinstance(plain, Linear)
+                setattr(module, name, Defined(plain, levels))
+    return twin
+
+
+def quantised(encoder: Encoder) -> Encoder:
+    return freeze(copy.deepcopy(encoder), precision="int8")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_states_are_those_of_the_definition(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], name: str
+) -> None:
+    encoder, batch = encoder_of(**CONFIGS[name]), batch_of(LENGTHS)
+    twin = quantised(encoder)
+    found = twin(batch)
+    assert used == [True]
+    with torch.enable_grad():
+        exact = defined(encoder, twin.layers[0].attention.qkv.levels)(batch).detach().float()
+    plain = encoder(batch)
+    # A number between two of the grid may go to the other one, which moves its token by a step, and others by what they read of it.
+    spread = exact.std()
+    distances = (found - exact).abs().amax(1) / spread
+    assert distances.median() < 5e-3, distances.median()
+    assert distances.max() < 0.25, distances.max()
+    assert (found - exact).abs().mean() < (plain - exact).abs().mean() / 3
+    assert torch.nn.functional.cosine_similarity(found, plain).min() > 0.99
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_operators_multiply_the_same_integers(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool], name: str
+) -> None:
+    encoder, batch = quantised(encoder_of(**CONFIGS[name])), batch_of((60, 9))
+    by_loops = encoder(batch)
+    assert used == [True]
+    monkeypatch.setattr(fused, "serves", lambda *_: False)
+    by_operators = encoder(batch)
+    distances = (by_operators - by_loops).abs().amax(1) / by_loops.std()
+    assert distances.median() < 5e-3, distances.median()
+    assert distances.max() < 0.25, distances.max()
+
+
+def test_neither_threads_nor_neighbours_change_a_bit(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
+    encoder, batch = quantised(encoder_of()), batch_of((500, 300, 64))
+    states = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        states.append(encoder(batch))
+    assert torch.equal(states[0], states[1])
+    assert torch.equal(states[0], states[2])
+    ids = batch.ids.tolist()
+    for part in (slice(500, 800), slice(800, 864)):
+        assert torch.equal(encoder(pack_ids([ids[part]])), states[0][part])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_weights_of_every_dtype(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], dtype: torch.dtype
+) -> None:
+    encoder, batch = encoder_of().to(dtype), batch_of(LENGTHS)
+    found = quantised(encoder)(batch)
+    assert used == [True]
+    assert found.dtype == dtype
+    wide = copy.deepcopy(encoder).float()
+    assert torch.nn.functional.cosine_similarity(found.float(), quantised(wide)(batch)).min() > 0.999
+
+
+def test_weights_are_held_once(encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]) -> None:
+    encoder = quantised(encoder_of())
+    encoder(batch_of(LENGTHS))
+    encoder(batch_of((9,)))
+    assert used == [True, True]
+    matrices = [each for module in encoder.modules() if isinstance(module, FrozenLinear) for each in module.matrices]
+    assert matrices
+    assert not any("_packed" in vars(each) for each in matrices)
+
+
+def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encoder], used: list[bool]) -> None:
+    encoder = encoder_of(layer_types=("global",))
+    with torch.no_grad():
+        encoder.embeddings.tokens.weight[7, 3] = float("nan")
+        encoder.embeddings.tokens.weight[8, 5] = float("inf")
+    clean = [[1, 2, 3] * 90, [4, 5]]
+    states = quantised(encoder)(pack_ids([*clean, [7], [8]]))
+    assert used == [True]
+    assert states[272:].isnan().all()
+    assert torch.equal(states[:272], quantised(encoder)(pack_ids(clean)))
+
+
+def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
+    encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
+) -> None:
+    from encoder.compiled import vectors
+
+    monkeypatch.setattr(vectors, "quads_reach", lambda: 127)
+    quads_run.cache_clear()
+    try:
+        monkeypatch.setattr(frozen, "has_vnni", lambda: False)
+        coarse = quantised(encoder_of())(batch_of(LENGTHS))
+        monkeypatch.setattr(frozen, "has_vnni", lambda: True)
+        fine = quantised(encoder_of())
+        assert fused.obstacle(fine.layers, torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
+    finally:
+        quads_run.cache_clear()
+    assert used == [True]
+    assert coarse.isfinite().all()
+
+
+@pytest.fixture
+def by_loops() -> Callable[..., NDArray[np.float32]]:
+    """A product of tokens (N <= LANES, D) and a matrix as the loops have it, (N, O)."""
+    import numba
+
+    from encoder.compiled.layer_tiles import gather, product, quantise
+    from encoder.compiled.tiles import spill
+    from encoder.compiled.vectors import LANES, QUADS
+
+    @numba.njit
+    def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, levels: int) -> None:
+        tokens, width, outputs = shape
+        gather(rows, width, tokens, width, tile)
+        quantise(QUADS, tile, width, levels)
+        product(QUADS, matrix, 0, outputs, width, tile, out)
+        spill(out, outputs, tokens, 1.0, outputs, rows)
+
+    def run(x: NDArray[np.float32], matrix: Int8Matrix, levels: int) -> NDArray[np.float32]:
+        weight, bias = matrix.weight, matrix.bias
+        numbers = [weight, torch.zeros(len(weight)) if bias is None else bias, matrix.scales, matrix.ones]
+        tile, out = torch.empty(x.shape[1], LANES), torch.empty(len(weight), LANES)
+        rows = np.zeros(max(x.size, len(x) * len(weight)), np.float32)
+        rows[: x.size] = x.ravel()
+        addresses = np.array([each.data_ptr() for each in numbers], np.int64)
+        multiply(addresses.ctypes.data, (*x.shape, len(weight)), rows.ctypes.data, tile.data_ptr(), out.data_ptr(), levels)
+        return rows[: len(x) * len(weight)].reshape(len(x), len(weight))
+
+    return run
+
+
+@pytest.mark.parametrize("width", [16, 48, 400, 4096])
+def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int) -> None:
+    """Tokens that lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
+    from encoder.compiled.vectors import LANES, quads_reach
+
+    levels, random = quads_reach(), np.random.default_rng(width)
+    integers = random.integers(0, levels, (LANES, width), endpoint=True)
+    integers[:, 0], integers[:, 1] = 0, levels
+    integers[1, 1:], integers[2, 2:] = levels, 0
+    steps = 2.0 ** random.integers(-12, 12, (LANES, 1))
+    x = (integers * steps - steps * random.integers(0, 200, (LANES, 1))).astype(np.float32)
+    weight = torch.from_numpy(random.integers(-127, 127, (48, width), endpoint=True).astype(np.float32))
+    weight[0], weight[1], weight[:, 2] = 127, -127, 127
+    matrix = Int8Matrix(weight, torch.arange(48.0), read=True)
+    found = by_loops(x, matrix, levels)
+    expected = x.astype(np.float64) @ weight.double().numpy().T + np.arange(48)
+    size = np.abs(x).astype(np.float64) @ weight.abs().double().numpy().T
+    # Sums of integers are exact; what makes numbers of them rounds four times.
+    np.testing.assert_array_less(np.abs(found - expected), 4 * 2.0**-24 * (size + 2 * np.abs(x).max(1, keepdims=True) * 127 * width) + 1e-6)
+
+
+def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> None:
+    """There is no distance to divide by between their smallest and their largest number."""
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
+    matrix = Int8Matrix(weight, torch.ones(16), read=True)
+    x = np.repeat(np.array([[0.0], [3.5], [-1e4], [1e-35]], np.float32), 64, axis=1)
+    np.testing.assert_allclose(by_loops(x, matrix, 127), 1 + x[:, :1] * matrix.ones.numpy(), rtol=1e-6)
+
+
+EMULATED = """
+import torch
+from encoder import Encoder, EncoderConfig, freeze, frozen, fused, init_weights, pack_ids
+from encoder.compiled import vectors
+assert vectors.quads_reach() == 127, vectors.quads_reach()
+torch.set_num_threads(2)
+frozen.has_vnni = lambda: False
+config = EncoderConfig.modernbert(
+    vocab_size=300, hidden_size=96, num_heads=3, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
+)
+encoder = freeze(init_weights(Encoder(config), seed=1), precision="int8")
+batch = pack_ids([list(range(290)), [1, 2, 3], list(range(100))])
+assert fused.serves(encoder.layers, batch, torch.zeros(393, 96), None)
+found = encoder(batch)
+fused.serves = lambda *_: False
+distances = (found - encoder(batch)).abs().amax(1) / found.std()
+assert distances.median() < 5e-3 and distances.max() < 0.25, distances
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
+@pytest.mark.parametrize("processor", [("haswell", "+avx2,+fma"), ("skylake-avx512", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma")])
+def test_processors_without_the_instruction(processor: tuple[str, str]) -> None:
+    name, features = processor
+    if "+avx512f" in features and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        pytest.skip("this processor has no AVX-512")
+    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run([sys.executable, "-c", EMULATED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+ASSEMBLED = """
+import sys
+from llvmlite import binding, ir
+from encoder.compiled.vectors import INTS, WIDTH, Code, quads_reach
+module = ir.Module()
+function = ir.Function(module, ir.FunctionType(INTS, [INTS] * 3), "quads")
+builder = ir.IRBuilder(function.append_basic_block())
+total, signed, unsigned = function.args  # in registers 0, 1 and 2
+builder.ret(Code(builder).add_quads(signed, unsigned, total))
+machine = binding.Target.from_default_triple().create_target_machine(cpu="x86-64", features=sys.argv[1])
+print(quads_reach(), machine.emit_object(binding.parse_assembly(str(module))).hex())
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names instructions of another processor")
+@pytest.mark.parametrize(
+    ("features", "reach", "code"),
+    [
+        # vpdpbusd %zmm1, %zmm2, %zmm0: Intel's manual has the unsigned factor second and the signed one third, the total first.
+        ("+avx512f,+avx512bw,+avx512vl,+avx512vnni,+avx2,+fma", 255, "62f26d4850c1"),
+        ("+avxvnni,+avx2,+fma", 255, "c4e26d50c1"),  # the same of %ymm in the shorter encoding, which is all that these processors have
+        ("+avx2,+fma", 127, "c4e26d04"),  # vpmaddubsw of %ymm2 and another
+        ("+avx512f,+avx512bw,+avx512vl,+avx2,+fma", 127, "62f26d4804"),
+    ],
+)
+def test_instructions_of_other_processors(features: str, reach: int, code: str) -> None:
+    """What this processor may not run is at least the right instruction, and its operands are in their places."""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
+    command = [sys.executable, "-c", ASSEMBLED, features]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    reached, made = done.stdout.split()
+    assert int(reached) == reach
+    assert code in made
