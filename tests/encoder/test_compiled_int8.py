@@ -91,7 +91,9 @@ def quantised(encoder: Encoder) -> Encoder:
 def test_the_states_are_those_of_the_definition(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], name: str
 ) -> None:
-    encoder, batch = encoder_of(**CONFIGS[name]), batch_of(LENGTHS)
+    # Two layers: one that reads what another has written. What falls between two numbers of the grid (below) spreads with each more.
+    two: dict[str, Any] = {"layer_types": ("global", "local"), **CONFIGS[name]}
+    encoder, batch = encoder_of(**{**two, "layer_types": two["layer_types"][:2]}), batch_of(LENGTHS)
     twin = quantised(encoder)
     found = twin(batch)
     assert used == [True]
@@ -99,9 +101,8 @@ def test_the_states_are_those_of_the_definition(
         exact = defined(encoder, twin.layers[0].attention.qkv.levels)(batch).detach().float()
     plain = encoder(batch)
     # A number between two of the grid may go to the other one, which moves its token by a step, and others by what they read of it.
-    spread = exact.std()
-    distances = (found - exact).abs().amax(1) / spread
-    assert distances.median() < 5e-3, distances.median()
+    distances = (found - exact).abs().amax(1) / exact.std()
+    assert distances.median() < 1e-3, distances.median()
     assert distances.max() < 0.25, distances.max()
     assert (found - exact).abs().mean() < (plain - exact).abs().mean() / 3
     assert torch.nn.functional.cosine_similarity(found, plain).min() > 0.99

@@ -193,7 +193,7 @@ def test_unknown_names(tiny: str) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")
 def test_memory_and_the_largest_batch(tiny: str) -> None:
-    result = run(tiny, "64x32", "200+100", peers=[], memory=True, largest_batch=True, memory_gib=0.004, threads=1)
+    result = run(tiny, "64x32", "200x20+100x20", peers=[], memory=True, largest_batch=True, memory_gib=0.004, threads=1)
     for times in result.sets:
         (quiver,) = times.libraries
         assert quiver.memory is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,10 @@ class Launcher(ThreadLauncher):
 
 def closed(handle: ThreadHandle) -> bool:
     answer = handle.search(None)  # type: ignore[arg-type]
-    return answer.cancelled() or isinstance(answer.exception(), ShardLostError)
+    try:
+        return isinstance(answer.exception(), ShardLostError)
+    except CancelledError:  # the executor was shut down before it came to the search
+        return True
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
