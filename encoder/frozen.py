@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from encoder.compiled.availability import SMALLEST_SPAN, available
 from encoder.config import Precision
 from encoder.errors import InputError
-from encoder.fused import obstacle
+from encoder.fused import are_paired, obstacle
 from encoder.linear import Linear, Product, Rows, compute_dtype, packable, packed_product
 from encoder.lora import lora_matrices
 from encoder.model import Encoder
@@ -81,7 +81,8 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
 def read_by_loops(encoder: Encoder, precision: Precision) -> bool:
     """Whether compiled loops will read an encoder's matrices, as far as that can be told before there are batches."""
     layers, config = cast("list[Block]", list(encoder.layers)), encoder.config
-    dtype = torch.float32 if precision == "int8" else compute_dtype(encoder.device, encoder.embeddings.tokens.weight.dtype)
+    widened = precision == "int8" or are_paired(layers, config.hidden_size)
+    dtype = torch.float32 if widened else compute_dtype(encoder.device, encoder.embeddings.tokens.weight.dtype)
     hidden = torch.empty(0, config.hidden_size, dtype=dtype)
     angles = torch.empty(0, config.rotary_width // 2 if config.positions == "rope" else 0)
     return available() and bool(layers) and obstacle(layers, hidden, (angles, angles)) is None

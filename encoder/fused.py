@@ -1,7 +1,8 @@
 """Blocks without gradients on a CPU by compiled loops (`encoder.compiled.blocks`): what surrounds attention is two passes over the tokens.
 
-The first makes heads of hidden states, the second the next hidden states of what attention made of them. Matrices are float32 or, of a
-frozen encoder, 8-bit integers. `encoder.lean` does the same with torch's operators where this cannot serve.
+The first makes heads of hidden states, the second the next hidden states of what attention made of them. Matrices are float32, bfloat16
+where the processor has AMX or, of a frozen encoder, 8-bit integers; hidden states are float32 all the same. `encoder.lean` does the same
+with torch's operators where this cannot serve.
 
 Shapes: N packed tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from encoder.attention import attend, compiled
 from encoder.attention.dispatch import VARIABLE
-from encoder.compiled.availability import MULTIPLE, is_plain, quads_run
+from encoder.compiled.availability import MULTIPLE, is_plain, quads_run, tiles_run
 from encoder.layers import Block, RotaryRows
 from encoder.linear import Linear
 from encoder.packing import PackedBatch
@@ -70,6 +71,20 @@ def obstacle(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -
     return reason
 
 
+def are_paired(layers: Sequence[Block], width: int) -> bool:
+    """Whether the loops multiply matrices as pairs of bfloat16, and attend to such heads: those of that dtype, where AMX makes it worth it.
+
+    Args:
+        layers: Blocks of an encoder.
+        width: D.
+    """
+    attention, mlp = layers[0].attention, layers[0].mlp
+    odd = any(each % (2 * MULTIPLE) for each in (width, width // attention.heads, mlp.width))
+    if odd or attention.qkv.levels or attention.slopes is not None or not tiles_run():
+        return False
+    return all(matrix.dtype == torch.bfloat16 for layer in layers for matrix in _matrices(layer))
+
+
 @cache
 def _note(reason: str | None) -> None:
     logger.info("blocks on cpu: %s", "compiled" if reason is None else f"torch's operators ({reason})")
@@ -85,23 +100,24 @@ class Passes:
     Args:
         block: Any of them.
         hidden: Hidden states, (N, D).
+        paired: What `are_paired` said.
     """
 
-    def __init__(self, block: Block, hidden: Tensor) -> None:
+    def __init__(self, block: Block, hidden: Tensor, *, paired: bool = False) -> None:
         from encoder.compiled import blocks  # `serves` has loaded numba
 
         self.names = blocks
         tokens, width = hidden.shape
-        inner = block.mlp.width
-        self.call = blocks.Call(tokens, width, inner, block.attention.heads, torch.get_num_threads())
-        self.call.put(blocks.LEVELS, block.attention.qkv.levels)
+        inner, levels = block.mlp.width, block.attention.qkv.levels
+        self.matrices = torch.bfloat16 if paired else torch.int8 if levels else torch.float32
+        self.call = blocks.Call(tokens, width, inner, block.attention.heads, torch.get_num_threads(), self.matrices)
+        self.call.put(blocks.LEVELS, levels)
         self.none = hidden.new_zeros(max(width, 2 * inner))
 
-    @staticmethod
-    def room_for_heads(block: Block, hidden: Tensor) -> Tensor:
+    def room_for_heads(self, block: Block, hidden: Tensor) -> Tensor:
         """Room for queries, keys and values, (3, H, N, K): attention reads the tokens of one head after the other."""
-        heads = block.attention.heads
-        return hidden.new_empty(3, heads, len(hidden), hidden.shape[1] // heads)
+        heads, dtype = block.attention.heads, torch.bfloat16 if self.matrices == torch.bfloat16 else hidden.dtype
+        return hidden.new_empty(3, heads, len(hidden), hidden.shape[1] // heads, dtype=dtype)
 
     def make_heads(self, block: Block, rope: RotaryRows | None, hidden: Tensor, heads: Tensor) -> None:
         """Queries, keys and values of hidden states.
@@ -118,7 +134,8 @@ class Passes:
         angles = [x.contiguous() for x in rope or ()]
         call.put(names.COSINES, *((angles[0].data_ptr(), angles[1].data_ptr(), angles[0].shape[1]) if angles else (0, 0, 0)))
         call.put(names.HIDDEN, hidden.data_ptr())
-        call.put(names.Q, *(part.data_ptr() for part in heads), heads.stride(2), heads.stride(1))
+        strides = (heads.stride(each) * heads.itemsize // hidden.itemsize for each in (2, 1))
+        call.put(names.Q, *(part.data_ptr() for part in heads), *strides)
         call.put(names.MIXED, 0)
         call.run()
 
@@ -146,7 +163,7 @@ class Passes:
         """Where a matrix's numbers lie, and what keeps them there."""
         kept = []
         for part, rows in enumerate(matrix.rows()):
-            weight = rows.weight if matrix.levels else rows.weight.float()
+            weight = rows.weight.float() if self.matrices == torch.float32 else rows.weight
             numbers = [weight, *(self.none if each is None else each.float() for each in rows[1:])]
             numbers = [each.contiguous() for each in numbers]
             self.call.put(place + self.names.MATRIX * part, *(each.data_ptr() for each in numbers))
@@ -177,7 +194,7 @@ class FusedBlocks:
 
     def __init__(self, block: Block, batch: PackedBatch, hidden: Tensor) -> None:
         self.hidden, self.batch = hidden, batch
-        self.passes = Passes(block, hidden)
+        self.passes = Passes(block, hidden, paired=are_paired([block], hidden.shape[1]))
         self.heads = self.passes.room_for_heads(block, hidden)
 
     def advance_(self, block: Block, rope: RotaryRows | None) -> None:

@@ -92,6 +92,11 @@ class Linear(nn.Linear):
     levels = 0
     """Of what is multiplied no integers are made; see `encoder.frozen.FrozenLinear`."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.weight.dtype
+
     def rows(self) -> list[Rows]:
         """The matrix's parts as they are, a row of numbers for each output."""
         return in_parts(self.weight.detach(), self.bias, self.parts)

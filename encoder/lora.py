@@ -78,6 +78,11 @@ class LoRALinear(nn.Module):
     readable = True
     levels = 0
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix."""
+        return self.weight.dtype
+
     def rows(self) -> list[Rows]:
         """The merged matrix's parts; see `encoder.linear.Linear.rows`."""
         return in_parts(self.merged(), self.bias, self.parts)

@@ -116,7 +116,7 @@ class Encoder(nn.Module):
             batch = replace(batch, steady=True, memo={})
         batch, places = self._arranged(batch)
         ropes = self._ropes(batch.positions)
-        hidden: Tensor = self.embeddings(batch, self._hidden_dtype)
+        hidden: Tensor = self.embeddings(batch, self._hidden_dtype(batch, ropes[0]))
         update: Tensor | None = None
         if lean(hidden) and not self.training:
             self._advance_(hidden, batch, ropes)
@@ -129,11 +129,15 @@ class Encoder(nn.Module):
         output = add_norm(hidden, update, self.final_norm)[1].to(self.embeddings.tokens.weight.dtype)
         return output if places is None else output[places]
 
-    @property
-    def _hidden_dtype(self) -> torch.dtype:
-        """What hidden states are on their way; between products of integers they are float32."""
+    def _hidden_dtype(self, batch: PackedBatch, rope: RotaryRows | None) -> torch.dtype:
+        """What hidden states are on their way; between products of integers, and of bfloat16 by compiled loops, they are float32."""
         dtype = torch.float32 if self.frozen == "int8" else self.embeddings.tokens.weight.dtype
-        return dtype if torch.is_grad_enabled() else compute_dtype(self.device, dtype)
+        if torch.is_grad_enabled():
+            return dtype
+        likely = torch.empty(0, self.config.hidden_size, device=self.device)
+        runs = lean(likely) and not self.training
+        paired = runs and fused.are_paired(self._blocks, self.config.hidden_size) and fused.serves(self._blocks, batch, likely, rope)
+        return torch.float32 if paired else compute_dtype(self.device, dtype)
 
     def _advance_(self, hidden: Tensor, batch: PackedBatch, ropes: Sequence[RotaryRows | None]) -> None:
         """All blocks over the residual stream, in place."""

@@ -52,6 +52,15 @@ def has_fast_pairs() -> bool:
 
 
 @cache
+def has_amx() -> bool:
+    """Whether this processor has a matrix unit for bfloat16 and 8-bit integers, and the system lets this process have it.
+
+    Linux keeps the unit's registers only for processes that have asked for them, which this does.
+    """
+    return _has("_is_amx_tile_supported") and _has("_init_amx")
+
+
+@cache
 def has_vnni() -> bool:
     """Whether torch's kernels add up products of four 8-bit integers in one instruction, as AVX-512 has it."""
     return _has("_is_avx512_supported") and _has("_is_vnni_supported")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from encoder.compiled import amx
 from encoder.compiled import attention_call as names
 from encoder.compiled.attention_call import (
     FIRST_LANE,
@@ -49,7 +50,9 @@ from encoder.compiled.tiles import (
     HIDDEN,
     clear,
     copy,
+    copy_rows,
     exponents,
+    keys_at_once,
     mixture,
     numbers_of,
     pack,
@@ -63,10 +66,17 @@ from encoder.compiled.vectors import FLOATS, LANES, PAIRS
 
 
 @compiled
+def logarithm(width: int) -> float:
+    """What makes a score of a product of K numbers: 1 / sqrt(K), in units of a binary logarithm."""
+    factor: float = np.log2(np.e) / np.sqrt(width)
+    return factor
+
+
+@compiled
 def _begin_block(kind: Any, queries: int, stride: int, count: int, width: int, tile: int) -> None:
     """What a block begins with: its queries, nothing gathered, nothing to count from, no sums."""
     columns = width // numbers_of(kind)
-    pack(kind, queries, stride, count, columns, np.log2(np.e) / np.sqrt(width), tile)
+    pack(kind, queries, stride, count, columns, logarithm(width), tile)
     mixtures = tile + columns * ROW
     clear(mixtures, width, 0.0)
     clear(mixtures + width * ROW, 1, HIDDEN)
@@ -84,9 +94,11 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
     keys, values = place(call, KEYS, start, head), place(call, VALUES, start, head)
     change = scratch
     weights = change + ROW
-    paired_values = scratch + PANEL_BYTES
+    # Keys and values of a panel as pairs of bfloat16, which are met many times and by AMX up to the end of the panel.
+    kept_keys = scratch + PANEL_BYTES
+    kept_values = kept_keys + (numbers - 1) * PANEL * columns * FLOAT_BYTES
     # Of each block: its queries, what it has gathered, what its queries count from, sums.
-    own = paired_values + (numbers - 1) * PANEL // 2 * width * FLOAT_BYTES
+    own = kept_values + (numbers - 1) * PANEL * columns * FLOAT_BYTES
     block_bytes = (columns + width + 2) * ROW
     blocks = (last - first + LANES - 1) // LANES
     for block in range(blocks):
@@ -96,34 +108,54 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
     panel, end = max(0, first - half), min(sequence[SEEN], last + half)
     while panel < end:
         if numbers == 2:
-            pair_values(values + panel * value_stride * FLOAT_BYTES, value_stride, min(PANEL, end - panel), columns, paired_values)
+            seen = min(PANEL, end - panel)
+            copy_rows(keys + panel * key_stride * FLOAT_BYTES, key_stride, seen, columns, kept_keys)
+            pair_values(values + panel * value_stride * FLOAT_BYTES, value_stride, seen, columns, PANEL // 2, kept_values)
         for block in range(blocks):
             begin = first + block * LANES
             low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
-            # A pair is met whole. The key that is one too many is hidden, so its value is added 0 times; an infinite one makes that NaN.
-            low -= (low - panel) % numbers
-            tile = own + block * block_bytes
-            mixtures = tile + columns * ROW
-            tops = mixtures + width * ROW
-            sums = tops + ROW
+            # Pairs are met whole. Keys that are too many are hidden, so their values are added 0 times; an infinite one makes that NaN.
+            low -= (low - panel) % keys_at_once(kind)
+            count = high - low
             call_in(keys, key_stride, columns, panel, end, block, blocks)
-            scores(kind, tile, keys + low * key_stride * FLOAT_BYTES, key_stride, high - low, columns, weights)
-            hide(weights, low, high, begin, half)
-            if raise_tops(weights, high - low, tops, change) != 0:
-                rescale(mixtures, width, sums, change)
-            exponents(kind, weights, high - low, tops, sums)
-            call_in(values, value_stride, columns, panel, end, block, blocks)
-            met, stride, count = values + low * value_stride * FLOAT_BYTES, value_stride, high - low
+            met = keys + low * key_stride * FLOAT_BYTES, key_stride
             if numbers == 2:
-                met, stride, count = paired_values + (low - panel) // 2 * width * FLOAT_BYTES, width, (count + 1) // 2
-            mixture(kind, met, stride, count, width, weights, mixtures)
+                met = kept_keys + (low - panel) * columns * FLOAT_BYTES, columns
+            tile = own + block * block_bytes
+            scores(kind, tile, met[0], met[1], count, columns, weights)
+            hide(weights, low, high, begin, half)
+            _weigh(kind, weights, count, tile + columns * ROW, width, change)
+            call_in(values, value_stride, columns, panel, end, block, blocks)
+            met = values + low * value_stride * FLOAT_BYTES, value_stride
+            if numbers == 2:
+                met, count = (kept_values + (low - panel) // 2 * FLOAT_BYTES, PANEL // 2), (count + 1) // 2
+            mixture(kind, met[0], met[1], count, width, weights, tile + columns * ROW)
         panel += PANEL
+    _write_blocks(call, sequence, seat, own, kind)
+
+
+@compiled
+def _weigh(kind: Any, weights: int, count: int, mixtures: int, width: int, change: int) -> None:
+    """A block's scores of some keys to their weights; behind its mixtures stand what its queries count from and their sums."""
+    factor, tops = logarithm(width), mixtures + width * ROW
+    sums = tops + ROW
+    if raise_tops(kind, weights, count, tops, change, factor) != 0:
+        rescale(mixtures, width, sums, change)
+    exponents(kind, weights, count, tops, sums, factor)
+
+
+@compiled
+def _write_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: NDArray[np.int64], own: int, kind: Any) -> None:
+    """What blocks have gathered to the output."""
+    head, first, last = seat[1], seat[2], seat[3]
+    width, start = call[WIDTH], sequence[START]
+    columns = width // numbers_of(kind)
     stride, output = call[OUTPUT + 1], place(call, OUTPUT, start + first, head)
     lane = (head * call[LANE_TOKENS] + sequence[FIRST_LANE] + first) * FLOAT_BYTES
-    for block in range(blocks):
-        mixtures = own + block * block_bytes + columns * ROW
+    for block in range((last - first + LANES - 1) // LANES):
+        mixtures = own + (block * (columns + width + 2) + columns) * ROW
         tops, begin = mixtures + width * ROW, block * LANES
         if call[TOPS] != 0:
             copy(tops, 1, call[TOPS] + lane + block * ROW)
@@ -135,8 +167,10 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
 def _work(call: NDArray[np.int64], kind: Any) -> None:
     """Tasks until none is left; what every thread runs."""
     scratch, table, seat = scratch_of_thread(call), whole(call), np.zeros(5, np.int64)
+    amx.begin(kind, scratch)
     while next_task(call, table, seat):
         _attend_blocks(call, table[seat[0]], seat, scratch, kind)
+    amx.end(kind)
 
 
 def _floats(pointer: Any) -> None:
@@ -172,7 +206,7 @@ def attend(
         sums: Room for two float32 numbers of each query, (2, H, L): its largest score, in units of a binary logarithm and to a few places
             of it, and the sum of its weights counted from that. `encoder.compiled.attention_gradients` makes gradients of them.
     """
-    spare = PANEL // 2 * shape[1] * FLOAT_BYTES if paired else 0
+    spare = PANEL * shape[1] * FLOAT_BYTES if paired else 0
     call = names.Call(table, shape, window, rows=2 * shape[1] + 2, panels=1, spare=spare)
     for each, numbers in zip((QUERIES, KEYS, VALUES, OUTPUT), heads, strict=True):
         call.put(each, *numbers)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from encoder.compiled import team
-from encoder.processor import has_fast_pairs, has_fma
+from encoder.processor import has_amx, has_fast_pairs, has_fma
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +51,23 @@ def loops_run() -> bool:
 @cache
 def pairs_run() -> bool:
     """Whether the loops multiply bfloat16 faster here than float32."""
+    if tiles_run():
+        return True
     if not has_fast_pairs() or not loops_run():
         return False
     from encoder.compiled import vectors
 
     return vectors.pairs_are_native()
+
+
+@cache
+def tiles_run() -> bool:
+    """Whether the loops multiply bfloat16 and 8-bit integers by AMX here."""
+    if not has_amx() or not loops_run():
+        return False
+    from encoder.compiled import vectors
+
+    return vectors.tiles_are_native()
 
 
 @cache

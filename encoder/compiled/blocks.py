@@ -6,7 +6,8 @@ matrix are read once for all panels of a task. A sum runs over its terms in thei
 thread has it.
 
 Matrices of 8-bit integers meet tokens that are brought to such integers where they stand, each by its own smallest number and step; sums
-are exact, and everything but the products is float32. What matrices are is told by ``kind``, `FLOATS` or `QUADS`.
+are exact, and everything but the products is float32. Those of bfloat16 meet tokens that are rounded to it, attention's heads are bfloat16,
+and sums, norms, activations and the residual stream float32. What matrices are is told by ``kind``, `FLOATS`, `PAIRS` or `QUADS`.
 
 Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
@@ -17,13 +18,14 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from encoder.compiled import team
+from encoder.compiled import amx, team
 from encoder.compiled.compiling import Callback, compiled
-from encoder.compiled.layer_tiles import ACTIVATIONS, activate, gate, gather, join, normalise, product, quantise, turn
-from encoder.compiled.tiles import copy, spill, take
-from encoder.compiled.vectors import FLOATS, LANES, QUADS
+from encoder.compiled.layer_tiles import ACTIVATIONS, activate, gate, gather, join, narrow, normalise, product, turn
+from encoder.compiled.tiles import copy, hand_out, numbers_of, spill, take
+from encoder.compiled.vectors import FLOATS, LANES, PAIRS, QUADS
 
 __all__ = [
     "ACTIVATIONS",
@@ -51,6 +53,7 @@ TILE = 48
 
 # Places of what a call consists of.
 TAKEN, MET, TOKENS, TASKS, SCRATCH, SCRATCH_BYTES, HIDDEN, WIDTH, INNER, HEADS = range(10)
+# Strides of heads count 32 bits.
 COSINES, SINES, HALF, Q, K, V, TOKEN_STRIDE, HEAD_STRIDE = range(10, 18)
 MIXED, ACTIVATION, GATED, POST = range(18, 22)
 # Norms: weight, bias, whether it subtracts the mean, epsilon (a double).
@@ -101,7 +104,7 @@ def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, s
         count, state = tokens - begin, states + panel * width * _ROW
         gather(call[HIDDEN] + begin * width * _FLOAT, width, count, width, state)
         _norm(call, ATTENTION_NORM, state, state)
-        quantise(kind, state, width, call[LEVELS])
+        narrow(kind, state, width, call[LEVELS])
         if half > 0:
             angles = rotary + panel * 2 * half * _ROW
             gather(call[COSINES] + begin * half * _FLOAT, half, count, half, angles)
@@ -116,7 +119,7 @@ def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, s
                     angles = rotary + panel * 2 * half * _ROW
                     turn(scratch, half, angles, angles + half * _ROW)
                 place = call[Q + part] + (begin * call[TOKEN_STRIDE] + head * call[HEAD_STRIDE]) * _FLOAT
-                spill(scratch, head_width, tokens - begin, 1.0, call[TOKEN_STRIDE], place)
+                hand_out(kind, scratch, head_width // numbers_of(kind), tokens - begin, call[TOKEN_STRIDE], place)
 
 
 @compiled
@@ -151,7 +154,7 @@ def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int
             else:
                 activate(call[ACTIVATION], block, count, out)
     for panel in range(panels):
-        quantise(kind, inner + panel * step * _ROW, size, call[LEVELS])
+        narrow(kind, inner + panel * step * _ROW, size, call[LEVELS])
 
 
 @compiled
@@ -162,11 +165,13 @@ def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, sc
     panels = last - first
     states = scratch + 2 * TILE * _ROW
     inner = states + panels * width * _ROW
+    columns = width // numbers_of(kind)
     for panel in range(panels):
         begin = (first + panel) * LANES
         state = states + panel * width * _ROW
-        gather(call[MIXED] + begin * width * _FLOAT, width, tokens - begin, width, state)
-        quantise(kind, state, width, call[LEVELS])
+        gather(call[MIXED] + begin * columns * _FLOAT, columns, tokens - begin, columns, state)
+        if columns == width:
+            narrow(kind, state, width, call[LEVELS])
     _multiply(kind, _at(call, OUT), (panels, width, width), states, inner, width, step)
     for panel in range(panels):
         begin = (first + panel) * LANES
@@ -177,7 +182,7 @@ def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, sc
             copy(sums, width, state)
         else:
             _norm(call, MLP_NORM, sums, state)
-        quantise(kind, state, width, call[LEVELS])
+        narrow(kind, state, width, call[LEVELS])
         spill(sums, width, tokens - begin, 1.0, width, call[MIDDLE] + begin * width * _FLOAT)
     _activate_panels(call, kind, first, panels, scratch, states, inner)
     _multiply(kind, _at(call, DOWN), (panels, width, call[INNER]), inner, states, step, width)
@@ -196,10 +201,11 @@ def _work(call: NDArray[np.int64], kind: Any) -> None:
     tasks = call[TASKS]
     large, rest = tasks - call[SINGLES], (call[TOKENS] + LANES - 1) // LANES - call[SINGLES]
     scratch = call[SCRATCH] + take(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
+    amx.begin(kind, scratch)
     while True:
         task = take(call.ctypes.data + TAKEN * 8)
         if task >= tasks:
-            return
+            break
         if task < large:
             first, last = task * rest // large, (task + 1) * rest // large
         else:
@@ -208,6 +214,7 @@ def _work(call: NDArray[np.int64], kind: Any) -> None:
             _project_panels(call, kind, first, last, scratch)
         else:
             _update_panels(call, kind, first, last, scratch)
+    amx.end(kind)
 
 
 def _floats(pointer: Any) -> None:
@@ -215,12 +222,17 @@ def _floats(pointer: Any) -> None:
     _work(numba.carray(pointer, SIZE, np.int64), FLOATS)
 
 
+def _pairs(pointer: Any) -> None:
+    """The same for matrices of bfloat16."""
+    _work(numba.carray(pointer, SIZE, np.int64), PAIRS)
+
+
 def _quads(pointer: Any) -> None:
     """The same for matrices of 8-bit integers."""
     _work(numba.carray(pointer, SIZE, np.int64), QUADS)
 
 
-_FLOAT_ENTRY, _QUAD_ENTRY = Callback(_floats), Callback(_quads)
+_ENTRIES = {torch.float32: Callback(_floats), torch.bfloat16: Callback(_pairs), torch.int8: Callback(_quads)}
 
 
 class Call:
@@ -232,9 +244,11 @@ class Call:
         inner: I.
         heads: H.
         threads: Of torch.
+        matrices: What they are, float32, bfloat16 or int8; heads and what attention mixes are bfloat16 or float32.
     """
 
-    def __init__(self, tokens: int, width: int, inner: int, heads: int, threads: int) -> None:
+    def __init__(self, tokens: int, width: int, inner: int, heads: int, threads: int, matrices: torch.dtype) -> None:
+        self._entry = _ENTRIES[matrices]
         self.numbers = np.zeros(SIZE, np.int64)
         self.numbers[[TOKENS, WIDTH, INNER, HEADS]] = tokens, width, inner, heads
         panels = -(-tokens // LANES)
@@ -255,7 +269,6 @@ class Call:
         self.numbers.view(np.float64)[norm + 3] = eps
 
     def run(self) -> None:
-        """Heads from hidden states, or, where what attention mixed is named, hidden states from that; by integers where levels are."""
+        """Heads from hidden states, or, where what attention mixed is named, hidden states from that."""
         self.numbers[[TAKEN, MET]] = 0
-        entry = _QUAD_ENTRY if self.numbers[LEVELS] else _FLOAT_ENTRY
-        team.run(entry.address, self.numbers.ctypes.data, len(self.scratch))
+        team.run(self._entry.address, self.numbers.ctypes.data, len(self.scratch))

@@ -16,6 +16,8 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+from encoder.processor import has_amx
+
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -60,7 +62,8 @@ class Callback:
 
 
 def _kept(keep: Callable[[Any], Any], plain: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
-    function.__qualname__ += f"_{_digest(Path(function.__code__.co_filename).parent)}"
+    # Whether the system lets a process have AMX is nothing that numba knows.
+    function.__qualname__ += f"_{_digest(Path(function.__code__.co_filename).parent)}{'_amx' * has_amx()}"
     try:
         return keep(function)
     except RuntimeError as error:  # numba finds no folder that it may write to

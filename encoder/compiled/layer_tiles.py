@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from encoder.compiled import amx
 from encoder.compiled.availability import SMALLEST_SPAN
 from encoder.compiled.vectors import (
     FLOAT,
@@ -30,6 +31,7 @@ from encoder.compiled.vectors import (
     every,
     is_fourfold,
     is_paired,
+    is_tiled,
     long,
 )
 
@@ -40,16 +42,16 @@ __all__ = [
     "gate",
     "gather",
     "join",
+    "narrow",
     "normalise",
     "product",
-    "quantise",
     "turn",
     "turn_row",
 ]
 
 
 def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
-    """Some outputs (O, LANES), a multiple of ROWS from ``first`` on, of a tile (D, LANES), which `quantise` has seen where it has to.
+    """Some outputs (O, LANES), a multiple of 16 from ``first`` on, of a tile (D, LANES), which `narrow` has seen.
 
     At ``matrix`` stand the addresses of its weights, biases and, of integers of 8 bits, what they are multiplied by and what an input of
     ones gives, without the bias.
@@ -59,19 +61,45 @@ def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: 
     weights, biases, scales, ones = (code.numbers(b.load(b.gep(addresses, [long(i)]))) for i in range(4))
     tile, out = code.numbers(tile), code.numbers(out)
     fourfold = is_fourfold(kind)
-    columns = b.udiv(width, long(4)) if fourfold else width
-    with code.loop(b.udiv(count, long(ROWS))) as part:
-        begin = code.place((part.index, long(ROWS)))
-        rows = [code.place(begin, first, long(row)) for row in range(ROWS)]
-        starts = [code.at(weights, code.place((row, columns))) for row in rows]
-        target = code.at(out, code.place((begin, long(LANES))))
+    columns = b.udiv(width, long(4 if fourfold else 2 if is_paired(kind) else 1))
+
+    def by_rows() -> None:
+        with code.loop(b.udiv(count, long(ROWS))) as part:
+            begin = code.place((part.index, long(ROWS)))
+            rows = [code.place(begin, first, long(row)) for row in range(ROWS)]
+            starts = [code.at(weights, code.place((row, columns))) for row in rows]
+            target = code.at(out, code.place((begin, long(LANES))))
+            if fourfold:
+                finish = _dequantised(code, tile, columns, rows, (biases, scales, ones))
+                nothing = [code.ints(0)] * len(ROW_PLACES)
+                code.product(starts, columns, long(1), tile, nothing, target, multiply=code.add_quads, finish=finish)
+            else:
+                shifts = [bias for row in rows for bias in [code.spread(b.load(code.at(biases, row)))] * VECTORS]
+                code.product(starts, columns, long(1), tile, shifts, target, multiply=code.add_pairs if is_paired(kind) else code.fma)
+
+    def by_amx() -> None:
+        if not fourfold:
+            with code.loop(count) as row:
+                bias = code.spread(b.load(code.at(biases, code.place(first, row.index))))
+                for place in code.lanes(row.index):
+                    code.store(bias, out, place)
+        rows = b.ptrtoint(code.at(weights, code.place((first, columns))), LONG)
+        lanes, sums = b.ptrtoint(tile, LONG), b.ptrtoint(out, LONG)
+        amx.product(code, kind, rows, columns, (count, columns), lanes, sums, add=not fourfold)
         if fourfold:
-            finish = _dequantised(code, tile, columns, rows, (biases, scales, ones))
-            nothing = [code.ints(0)] * len(ROW_PLACES)
-            code.product(starts, columns, long(1), tile, nothing, target, multiply=code.add_quads, finish=finish)
-        else:
-            shifts = [bias for row in rows for bias in [code.spread(b.load(code.at(biases, row)))] * VECTORS]
-            code.product(starts, columns, long(1), tile, shifts, target)
+            with code.loop(count) as row:
+                finish = _dequantised(code, tile, columns, [code.place(first, row.index)], (biases, scales, ones))
+                for vector, place in enumerate(code.lanes(row.index)):
+                    code.store(finish(vector, b.bitcast(code.load(out, place), INTS)), out, place)
+
+    if not is_tiled(kind):
+        by_rows()
+        return
+    with b.if_else(b.icmp_signed("==", b.and_(columns, long(amx.ROWS - 1)), long(0))) as (whole, odd):
+        with whole:
+            by_amx()
+        with odd:
+            by_rows()
 
 
 def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: tuple[Any, Any, Any]) -> Callable[[int, Any], Any]:
@@ -87,14 +115,26 @@ def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: 
     return finish
 
 
-def _quantise(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
-    """A tile (D, LANES) in place to what `product` multiplies: integers of 8 bits are (D / 4, LANES) of four each.
+def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
+    """A tile (D, LANES) in place to what `product` multiplies.
 
-    Behind them stand what a token's zero means and what its one is more, (2, LANES): its smallest number, and how far it is to the largest,
-    over ``levels``. Where a token has a number that is none or has no end, that is NaN.
+    These are pairs of bfloat16, (D / 2, LANES), or four integers of 8 bits, (D / 4, LANES). Behind integers
+    stand what a token's zero means and what its one is more, (2, LANES): its smallest number, and how far it is to the largest, over
+    ``levels``. Where a token has a number that is none or has no end, that is NaN.
     """
-    if not is_fourfold(kind):
-        return
+    if is_paired(kind):
+        tile = code.numbers(tile)
+        with code.loop(code.builder.udiv(width, long(2))) as pair:
+            first = code.place((pair.index, long(2)))
+            rows = code.lanes(first), code.lanes(code.place(first, long(1)))
+            for target, *places in zip(code.lanes(pair.index), *rows, strict=True):
+                code.store(code.paired(*(code.load(tile, place) for place in places)), tile, target)
+    elif is_fourfold(kind):
+        _quantise(code, tile, width, levels)
+
+
+def _quantise(code: Code, tile: Any, width: Any, levels: Any) -> None:
+    """`narrow` to integers."""
     b = code.builder
     tile = code.numbers(tile)
     nothing = every(0.0)
@@ -309,6 +349,6 @@ def _turn_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: 
         store(b.fadd(b.fmul(second, cosine), b.fmul(first, sine)), head, other)
 
 
-product, quantise, gather, join = (emitted(emit) for emit in (_product, _quantise, _gather, _join))
+product, narrow, gather, join = (emitted(emit) for emit in (_product, _narrow, _gather, _join))
 normalise, turn, activate, gate = (emitted(emit) for emit in (_normalise, _turn, _activate, _gate))
 activation_gradients, turn_row = (emitted(emit) for emit in (_activation_gradients, _turn_row))

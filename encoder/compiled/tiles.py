@@ -11,14 +11,14 @@ by a factor of 256 is FlashAttention-4's idea; the layout is ours.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 
+from encoder.compiled import amx
 from encoder.compiled.vectors import (
-    COARSE_POWER,
     FLOAT,
     INT,
     INTS,
@@ -26,13 +26,13 @@ from encoder.compiled.vectors import (
     LONG,
     ROW_PLACES,
     ROWS,
-    VECTOR,
     VECTORS,
     WIDTH,
     Code,
     emitted,
     every,
     is_paired,
+    is_tiled,
     long,
 )
 
@@ -40,7 +40,10 @@ __all__ = [
     "HIDDEN",
     "clear",
     "copy",
+    "copy_rows",
     "exponents",
+    "hand_out",
+    "keys_at_once",
     "lane_gradients",
     "mixture",
     "numbers_of",
@@ -67,67 +70,76 @@ and most panels of keys find nothing to rescale."""
 
 
 def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
-    """(n, LANES) products of n keys with the queries of a tile (C, LANES); up to the next multiple of ROWS the last is repeated.
-
-    Those of pairs are brought to units of a binary logarithm here: their queries cannot be, as they are rounded already.
-    """
+    """(n, LANES) products of n keys with the queries of a tile (C, LANES); more are written, up to the next multiple of 16."""
+    if is_tiled(kind):
+        rows = code.builder.and_(code.place(count, long(amx.ROWS - 1)), long(-amx.ROWS))
+        amx.product(code, kind, keys, stride, (rows, columns), queries, out, add=False)
+        return
     queries, keys, out = (code.numbers(address) for address in (queries, keys, out))
     multiply = code.add_pairs if is_paired(kind) else code.fma
-    factor = _logarithm(code, code.place(columns, columns)) if is_paired(kind) else None
-
-    def finish(_place: int, total: Any) -> Any:
-        return total if factor is None else code.builder.fmul(total, factor)
-
     tiles = code.builder.udiv(code.place(count, long(ROWS - 1)), long(ROWS))
     with code.loop(tiles) as tile:
         first = code.place((tile.index, long(ROWS)))
         rows = [code.no_further(code.place(first, long(row)), count) for row in range(ROWS)]
         starts = [code.at(keys, code.place((row, stride))) for row in rows]
         target = code.at(out, code.place((first, long(LANES))))
-        code.product(starts, columns, long(1), queries, [every(0.0)] * len(ROW_PLACES), target, multiply=multiply, finish=finish)
-
-
-def _logarithm(code: Code, width: Any) -> Any:
-    """What makes a score of a product of K numbers: 1 / sqrt(K), in units of a binary logarithm."""
-    b = code.builder
-    root = code.call(f"llvm.sqrt.v{WIDTH}f32", VECTOR, code.spread(b.uitofp(width, FLOAT)))
-    return b.fdiv(every(math.log2(math.e)), root)
+        code.product(starts, columns, long(1), queries, [every(0.0)] * len(ROW_PLACES), target, multiply=multiply)
 
 
 def _mixture(code: Code, kind: Any, values: Any, stride: Any, count: Any, width: Any, weights: Any, out: Any) -> None:
-    """Add n values with weights (n, LANES) to a tile (K, LANES); pairs are of neighbouring values, and count as one."""
+    """Add n values with weights (n, LANES) to a tile (K, LANES); of pairs n / 2 are counted, and values are columns, (K, n / 2)."""
+    if is_tiled(kind):
+        columns = code.builder.and_(code.place(count, long(amx.ROWS - 1)), long(-amx.ROWS))
+        amx.product(code, kind, values, stride, (width, columns), weights, out, add=True)
+        return
     values, weights, out = (code.numbers(address) for address in (values, weights, out))
     multiply = code.add_pairs if is_paired(kind) else code.fma
     with code.loop(code.builder.udiv(width, long(ROWS))) as tile:
         first = code.place((tile.index, long(ROWS)))
-        starts = [code.at(values, code.place(first, long(row))) for row in range(ROWS)]
-        rows = code.at(out, code.place((first, long(LANES))))
-        code.product(starts, count, stride, weights, [code.load(rows, place) for place in ROW_PLACES], rows, multiply=multiply)
+        rows = [code.place(first, long(row)) for row in range(ROWS)]
+        starts = [code.at(values, code.place((row, stride)) if is_paired(kind) else row) for row in rows]
+        target = code.at(out, code.place((first, long(LANES))))
+        step = long(1) if is_paired(kind) else stride
+        code.product(starts, count, step, weights, [code.load(target, place) for place in ROW_PLACES], target, multiply=multiply)
 
 
-def _pair_values(code: Code, values: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
-    """Pairs of neighbouring values of n, (n / 2, K); beside the last of an odd number stand zeros."""
-    b = code.builder
-    values, out = code.numbers(values), code.numbers(out)
-    with code.loop(b.udiv(code.place(count, long(1)), long(2))) as pair:
-        first = code.place((pair.index, long(2)))
-        second = code.place(first, long(1))
-        is_there = b.icmp_signed("<", second, count)
-        start, other, target = (code.place(each) for each in ((first, stride), (code.no_further(second, count), stride), (first, columns)))
-        with code.loop(b.udiv(columns, long(WIDTH))) as part:
-            column = code.place((part.index, long(WIDTH)))
-            neighbour = b.select(is_there, code.load(values, code.place(other, column)), every(0.0))
-            woven = code.woven(code.load(values, code.place(start, column)), neighbour)
-            for i, vector in enumerate(woven):
-                code.store(vector, out, code.place(target, (column, long(2)), long(i * WIDTH)))
+def _pair_values(code: Code, values: Any, stride: Any, count: Any, columns: Any, room: Any, out: Any) -> None:
+    """N values as columns of pairs of neighbours, (K, n / 2) with ``room`` for so many pairs a row, a multiple of 16.
 
-
-def _raise_tops(code: Code, scores: Any, count: Any, tops: Any, change: Any) -> Any:
-    """Raise what the queries count from (LANES,) to the maxima of n scores where those are more than SLACK above it.
-
-    What it was less what it is goes to ``change``; the result is 0 where nothing was raised.
+    There are zeros up to the next multiple of 16 pairs: no value but those of these keys may be met, even if its weight is 0.
     """
     b = code.builder
+    values, out = code.numbers(values), code.numbers(out)
+    group_keys = 2 * max(WIDTH, amx.ROWS)
+
+    def neighbours(key: Any, column: Any) -> list[Any]:
+        both = []
+        for each in (key, code.place(key, long(1))):
+            place = code.place((code.no_further(each, count), stride), column)
+            both.append(b.select(b.icmp_signed("<", each, count), code.load(values, place), every(0.0)))
+        return code.woven(*both)
+
+    groups = b.mul(b.udiv(code.place(count, long(group_keys - 1)), long(group_keys)), long(group_keys // (2 * WIDTH)))
+    with code.loop(groups) as group, code.loop(b.udiv(columns, long(WIDTH))) as part:
+        first, column = code.place((group.index, long(WIDTH))), code.place((part.index, long(WIDTH)))
+        woven = [neighbours(code.place((first, long(2)), long(2 * pair)), column) for pair in range(WIDTH)]
+        for i, rows in enumerate(zip(*woven, strict=True)):
+            for row, vector in enumerate(code.transposed(rows)):
+                feature = code.place((column, long(2)), long(i * WIDTH + row))
+                code.store(vector, out, code.place((feature, room), first))
+
+
+def _raise_tops(code: Code, kind: Any, scores: Any, count: Any, tops: Any, change: Any, factor: Any) -> Any:
+    """Raise what the queries count from (LANES,) to the maxima of n scores where those are more than SLACK above it.
+
+    What it was less what it is goes to ``change``; the result is 0 where nothing was raised. Scores of pairs and what they count from have
+    yet to be multiplied with a factor to be in units of a binary logarithm; changes are in such units.
+    """
+    b = code.builder
+    slack = every(SLACK)
+    if is_paired(kind):
+        factor = code.spread(b.fptrunc(factor, FLOAT))
+        slack = b.fdiv(slack, factor)
     scores, tops, change = (code.numbers(address) for address in (scores, tops, change))
     before = [code.load(tops, place) for place in code.lanes(long(0))]
     # Two keys at a time: a chain of maxima waits four cycles for each.
@@ -140,10 +152,11 @@ def _raise_tops(code: Code, scores: Any, count: Any, tops: Any, change: Any) -> 
     raised = []
     for place, old, even, odd in zip(code.lanes(long(0)), before, maxima[:VECTORS], maxima[VECTORS:], strict=True):
         best = _larger(code, b.load(even), b.load(odd))
-        above = b.fcmp_ordered(">", best, b.fadd(old, every(SLACK)))
+        above = b.fcmp_ordered(">", best, b.fadd(old, slack))
         new = b.select(above, best, old)
         code.store(new, tops, place)
-        code.store(b.fsub(old, new), change, place)
+        lowered = b.fsub(old, new)
+        code.store(b.fmul(lowered, factor) if is_paired(kind) else lowered, change, place)
         raised.append(b.zext(b.bitcast(above, ir.IntType(WIDTH)), LONG))
     total = raised[0]
     for each in raised[1:]:
@@ -156,19 +169,27 @@ def _larger(code: Code, score: Any, known: Any) -> Any:
     return code.builder.select(code.builder.fcmp_ordered(">", score, known), score, known)
 
 
-def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: Any) -> None:
+def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: Any, factor: Any) -> None:
     """Scores (n, LANES) to powers of two, counted from the queries' tops (LANES,); the queries' sums (LANES,) grow by them.
 
-    Pairs are of neighbouring keys, (n / 2, LANES); beside the last of an odd number stand zeros.
+    Pairs are of neighbouring keys, (n / 2, LANES), and in units of a binary logarithm after they are multiplied with the factor; zeros
+    stand beside the last of an odd number and, for AMX, up to the next multiple of 16 pairs.
     """
     b = code.builder
     scores, tops, sums = (code.numbers(address) for address in (scores, tops, sums))
     tops = [code.load(tops, place) for place in code.lanes(long(0))]
     totals = code.variables([code.load(sums, place) for place in code.lanes(long(0))])
-    coefficients = COARSE_POWER if is_paired(kind) else None
+    if is_paired(kind):
+        factor = code.spread(b.fptrunc(factor, FLOAT))
+        # Of a query that has seen nothing yet all scores are HIDDEN; counted from 0 nothing comes of them.
+        blind = [b.fcmp_ordered("<=", top, every(HIDDEN)) for top in tops]
+        tops = [b.select(none, every(0.0), b.fmul(top, factor)) for none, top in zip(blind, tops, strict=True)]
 
     def power(place: Any, top: Any) -> Any:
-        return code.power_of_two(b.fsub(code.load(scores, place), top), coefficients)
+        score = code.load(scores, place)
+        if not is_paired(kind):
+            return code.power_of_two(b.fsub(score, top))
+        return code.coarse_power_of_two(code.fma(score, factor, b.fsub(every(-0.0), top)))
 
     if is_paired(kind):
         ones = code.paired(every(1.0), every(1.0))
@@ -181,6 +202,12 @@ def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: 
                 powers = code.paired(power(place, top), b.select(is_there, power(other, top), every(0.0)))
                 code.store(powers, scores, target)
                 b.store(code.add_pairs(powers, ones, b.load(total)), total)  # rounded, as the values will meet them
+        if is_tiled(kind):
+            pairs = b.udiv(code.place(count, long(1)), long(2))
+            missing = b.and_(b.sub(long(0), pairs), long(amx.ROWS - 1))
+            with code.loop(missing) as row:
+                for place in code.lanes(code.place(pairs, row.index)):
+                    code.store(every(0.0), scores, place)
     else:
         with code.loop(count) as key:
             for place, top, total in zip(code.lanes(key.index), tops, totals, strict=True):
@@ -228,21 +255,26 @@ def _pack(code: Code, kind: Any, queries: Any, stride: Any, count: Any, columns:
 def _unpack(code: Code, kind: Any, mixtures: Any, columns: Any, tops: Any, count: Any, stride: Any, out: Any) -> None:
     """A tile (K, LANES) over its sums (LANES,), behind its tops, to the first of LANES rows; zeros for queries that have seen nothing."""
     b = code.builder
-    lane = long(LANES)
     mixtures, tops, out = (code.numbers(address) for address in (mixtures, tops, out))
-    sums = code.at(tops, lane)
+    sums = code.at(tops, long(LANES))
     for place in code.lanes(long(0)):  # the sums become what they are divided by
         blind = b.fcmp_ordered("<=", code.load(tops, place), every(HIDDEN))
         code.store(b.select(blind, every(0.0), b.fdiv(every(1.0), code.load(sums, place))), sums, place)
 
     def share(place: Any) -> Any:
-        return b.fmul(code.load(mixtures, place), code.load(sums, b.urem(place, lane)))
+        return b.fmul(code.load(mixtures, place), code.load(sums, b.urem(place, long(LANES))))
+
+    code.to_rows(_paired(code, share) if is_paired(kind) else share, count, columns, out, stride)
+
+
+def _paired(code: Code, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Vectors of a tile's pairs by their places, of two of its rows each."""
 
     def pair(place: Any) -> Any:
-        first = code.place(place, (b.udiv(place, lane), lane))  # of two rows for each
-        return code.paired(share(first), share(code.place(first, lane)))
+        first = code.place(place, (code.builder.udiv(place, long(LANES)), long(LANES)))
+        return code.paired(take(first), take(code.place(first, long(LANES))))
 
-    code.to_rows(pair if is_paired(kind) else share, count, columns, out, stride)
+    return pair
 
 
 def _totals(code: Code, first: Any, second: Any, width: Any, out: Any) -> None:
@@ -287,12 +319,30 @@ def _spill(code: Code, tile: Any, width: Any, count: Any, factor: Any, stride: A
     code.to_rows(lambda place: code.builder.fmul(code.load(tile, place), factor), count, width, out, stride)
 
 
+def _hand_out(code: Code, kind: Any, tile: Any, columns: Any, count: Any, stride: Any, out: Any) -> None:
+    """A tile (K, LANES) to the first of LANES rows of numbers, bfloat16 where ``kind`` says pairs, of C 32 bits each."""
+    tile, out = code.numbers(tile), code.numbers(out)
+
+    def take(place: Any) -> Any:
+        return code.load(tile, place)
+
+    code.to_rows(_paired(code, take) if is_paired(kind) else take, count, columns, out, stride)
+
+
 def _copy(code: Code, tile: Any, rows: Any, out: Any) -> None:
     """A tile (rows, LANES) as it is."""
     tile, out = code.numbers(tile), code.numbers(out)
     with code.loop(rows) as row:
         for place in code.lanes(row.index):
             code.store(code.load(tile, place), out, place)
+
+
+def _copy_rows(code: Code, rows: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
+    """Rows of numbers as they are, side by side."""
+    rows, out = code.numbers(rows), code.numbers(out)
+    with code.loop(count) as row, code.loop(code.builder.udiv(columns, long(WIDTH))) as part:
+        column = code.place((part.index, long(WIDTH)))
+        code.store(code.load(rows, code.place((row.index, stride), column)), out, code.place((row.index, columns), column))
 
 
 def _clear(code: Code, out: Any, rows: Any, value: Any) -> None:
@@ -318,6 +368,11 @@ def _numbers_of(_code: Code, kind: Any) -> Any:
     return long(2 if is_paired(kind) else 1)
 
 
+def _keys_at_once(_code: Code, kind: Any) -> Any:
+    """Keys that are met together: those of a pair, those that AMX takes in one step."""
+    return long(2 * amx.ROWS if is_tiled(kind) else 2 if is_paired(kind) else 1)
+
+
 def _take(code: Code, address: Any) -> Any:
     """The integer at an address, which no other thread is given: it is one more afterwards."""
     return code.builder.atomic_rmw("add", code.builder.inttoptr(address, LONG.as_pointer()), long(1), "monotonic")
@@ -325,5 +380,7 @@ def _take(code: Code, address: Any) -> Any:
 
 scores, mixture, exponents, rescale = (emitted(emit) for emit in (_scores, _mixture, _exponents, _rescale))
 veil, pack, unpack, clear, prefetch, pair_values = (emitted(emit) for emit in (_veil, _pack, _unpack, _clear, _prefetch, _pair_values))
-totals, lane_gradients, row_gradients, spill, copy = (emitted(emit) for emit in (_totals, _lane_gradients, _row_gradients, _spill, _copy))
-raise_tops, take, numbers_of = (emitted(emit, types.int64) for emit in (_raise_tops, _take, _numbers_of))
+totals, lane_gradients, row_gradients, spill = (emitted(emit) for emit in (_totals, _lane_gradients, _row_gradients, _spill))
+copy, copy_rows, hand_out = (emitted(emit) for emit in (_copy, _copy_rows, _hand_out))
+raise_tops, take = (emitted(emit, types.int64) for emit in (_raise_tops, _take))
+numbers_of, keys_at_once = (emitted(emit, types.int64) for emit in (_numbers_of, _keys_at_once))

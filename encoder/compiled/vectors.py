@@ -8,6 +8,7 @@ the other meets the whole row of lanes; from the first cache it reaches 98 % of 
 Where a product multiplies bfloat16, one number is a pair of them, whose products are summed up: twice the rate on processors that do this
 in one instruction. A pair fills the 32 bits of a float32 number and is moved as one. So do four integers of 8 bits, whose products are
 summed up in 32 bits: four times the rate in one instruction, twice the rate in the three that every processor with AVX2 has for it.
+Processors with AMX multiply both 16 rows by 16 lanes at a time, in registers of their own.
 
 Addresses are 64-bit integers, strides count 32 bits. Everything is emitted where it is called, and checks nothing.
 """
@@ -24,6 +25,8 @@ from llvmlite.binding import initialize_native_asmparser  # type: ignore[import-
 from numba.core import cgutils, config, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from encoder.processor import has_amx
 
 # Numba starts what makes code without what reads assembly, which it needs for its own kept code too.
 initialize_native_asmparser()
@@ -69,6 +72,11 @@ def pairs_are_native() -> bool:
     return "+avx512bf16" in _features()
 
 
+def tiles_are_native() -> bool:
+    """Whether code multiplies pairs and fours by AMX (`encoder.compiled.amx`)."""
+    return WIDTH == 16 and {"+amx-bf16", "+amx-int8"} <= set(_features()) and has_amx()
+
+
 def _registers() -> tuple[int, int, int]:
     """Numbers in a vector, vectors in a row, rows of a product: what the processor's registers hold beside two factors."""
     return (16, 3, 8) if "+avx512f" in _features() else (8, 3, 4)  # 32 registers, or 16
@@ -109,6 +117,11 @@ def is_paired(kind: Any) -> bool:
 def is_fourfold(kind: Any) -> bool:
     """Whether an argument says `QUADS`."""
     return bool(kind.type == BYTE)
+
+
+def is_tiled(kind: Any) -> bool:
+    """Whether AMX multiplies what an argument says."""
+    return (is_paired(kind) or is_fourfold(kind)) and tiles_are_native()
 
 
 def every(value: float) -> Any:
@@ -264,23 +277,30 @@ class Code:
         last = self.builder.sub(rows, long(1))
         return self.builder.select(self.builder.icmp_signed("<", row, last), row, last)
 
-    def power_of_two(self, x: Any, coefficients: Sequence[float] | None = None) -> Any:
-        """2 ** x to 2e-7 of itself, x <= 127; exactly 0 below 2 ** -125, so that no later product is slowed down by subnormal numbers.
+    def power_of_two(self, x: Any) -> Any:
+        """2 ** x to 2e-7 of itself, x <= 127; exactly 0 below 2 ** -125, so that no later product is slowed down by subnormal numbers."""
+        # Unordered: what is not a number stays so.
+        visible = self.builder.fcmp_unordered(">", x, every(_LEAST))
+        return self.builder.select(visible, self._power_of_two(x, _POWER), every(0.0))
 
-        Coefficients of another degree than the fifth give it to other places.
-        """
+    def coarse_power_of_two(self, x: Any) -> Any:
+        """2 ** x to 1e-4 of itself, a twentieth of what rounding to bfloat16 changes; exactly 0 below 2 ** -126.5."""
+        b = self.builder
+        # Its exponent's bits are none there. What is not a number stays so.
+        x = b.select(b.fcmp_ordered(">", every(-127.0), x), every(-127.0), x)
+        return self._power_of_two(x, _COARSE_POWER)
+
+    def _power_of_two(self, x: Any, coefficients: Sequence[float]) -> Any:
         b = self.builder
         # A number as large as this has no places behind the point; those before it end in n + 127, the exponent's bits of 2 ** n.
         shift = every(1.5 * 2**23 + 127)
         rounded = b.fadd(x, shift)
         rest = b.fsub(x, b.fsub(rounded, shift))
-        coefficients = coefficients or _POWER
         power = every(coefficients[-1])
         for coefficient in coefficients[-2::-1]:
             power = self.fma(power, rest, every(coefficient))
         scale = b.bitcast(b.shl(b.bitcast(rounded, INTS), self.ints(23)), VECTOR)
-        # Unordered: what is not a number stays so.
-        return b.select(b.fcmp_unordered(">", x, every(_LEAST)), b.fmul(power, scale), every(0.0))
+        return b.fmul(power, scale)
 
     def transposed(self, rows: Sequence[Any]) -> list[Any]:
         """WIDTH vectors as the columns of what they were the rows of, by perfect shuffles."""
@@ -363,9 +383,7 @@ def _power_of_two(degree: int) -> list[float]:
     return [float(c) for c in np.polynomial.polynomial.polyfit(x, 2.0**x, degree, w=2.0**-x)]
 
 
-_POWER = _power_of_two(5)
-COARSE_POWER = _power_of_two(3)
-"""To 1e-4, a twentieth of what rounding to bfloat16 changes."""
+_POWER, _COARSE_POWER = _power_of_two(5), _power_of_two(3)
 
 Emitter = Callable[..., Any]
 

@@ -193,16 +193,19 @@ def by_loops() -> Callable[..., NDArray[np.float32]]:
     """A product of tokens (N <= LANES, D) and a matrix as the loops have it, (N, O)."""
     import numba
 
-    from encoder.compiled.layer_tiles import gather, product, quantise
+    from encoder.compiled import amx
+    from encoder.compiled.layer_tiles import gather, narrow, product
     from encoder.compiled.tiles import spill
     from encoder.compiled.vectors import LANES, QUADS
 
     @numba.njit
     def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, levels: int) -> None:
         tokens, width, outputs = shape
+        amx.begin(QUADS, out)
         gather(rows, width, tokens, width, tile)
-        quantise(QUADS, tile, width, levels)
+        narrow(QUADS, tile, width, levels)
         product(QUADS, matrix, 0, outputs, width, tile, out)
+        amx.end(QUADS)
         spill(out, outputs, tokens, 1.0, outputs, rows)
 
     def run(x: NDArray[np.float32], matrix: Int8Matrix, levels: int) -> NDArray[np.float32]:
