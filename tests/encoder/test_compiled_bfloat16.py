@@ -175,13 +175,13 @@ def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pairs_run_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for fast in (True, False):
+    for fast, tiles in ((True, False), (False, False), (False, True)):
         monkeypatch.setattr(availability, "has_fast_pairs", lambda fast=fast: fast)
+        monkeypatch.setattr(availability, "tiles_run", lambda tiles=tiles: tiles)
         availability.pairs_run.cache_clear()
         found.append(availability.pairs_run())
     availability.pairs_run.cache_clear()
-    assert found[1] is False
-    assert found == [vectors.pairs_are_native(), False]
+    assert found == [vectors.pairs_are_native(), False, True]
 
 
 def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,282 @@
+"""Blocks of bfloat16 matrices by compiled loops, by AMX where the processor has it: exact sums, the states, no neighbours, what falls back."""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from encoder import Encoder, PackedBatch, freeze, fused, pack_ids
+from encoder.compiled.availability import available, tiles_run
+from encoder.frozen import FrozenLinear
+
+pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+
+LENGTHS = (300, 1, 40, 129, 17)
+POST: dict[str, Any] = {"norm_position": "post", "final_norm": False, "first_attention_norm": True}
+BIASES = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_input_bias", "mlp_output_bias", "norm_bias"), True)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "modernbert": {},
+    "bert": {"mlp": "plain", "positions": "absolute", "layer_types": ("global",) * 3, **POST, **BIASES},
+    "nomicbert": {"activation": "silu", "layer_types": ("global",) * 3, **POST},
+    "rmsnorm": {"norm": "rmsnorm", "activation": "relu"},
+    "wide heads": {"hidden_size": 192, "rotary_fraction": 0.5},
+    "one layer": {"layer_types": ("local",)},
+}
+
+
+@pytest.fixture(autouse=True)
+def paired(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
+    """What `fused.are_paired` said; pairs are taken on every processor here, in several instructions where there is none for them."""
+    del two_threads
+    monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda: True)
+    monkeypatch.setattr(fused, "tiles_run", lambda: True)
+    answers: list[bool] = []
+    are_paired = fused.are_paired
+
+    def asked(*arguments: Any) -> bool:
+        answers.append(are_paired(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(fused, "are_paired", asked)
+    with torch.no_grad():
+        yield answers
+
+
+@pytest.fixture
+def half_of(encoder_of: Callable[..., Encoder]) -> Callable[..., Encoder]:
+    """Makes an encoder in bfloat16 whose widths pairs can have."""
+
+    def make(**changes: Any) -> Encoder:
+        return encoder_of(**{"intermediate_size": 160, **changes}).bfloat16()
+
+    return make
+
+
+def by_operators(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch) -> Tensor:
+    """The states by torch's operators, in the dtype of the weights."""
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "serves", lambda *_: False)
+        patch.setattr("encoder.linear.native_on_cpu", lambda _dtype: True)
+        return encoder(batch)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_states_are_nearer_than_those_of_torch(
+    half_of: Callable[..., Encoder],
+    batch_of: Callable[..., PackedBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    paired: list[bool],
+    name: str,
+) -> None:
+    """Hidden states are float32 between the products, which torch's are not."""
+    encoder, batch = half_of(**CONFIGS[name]), batch_of(LENGTHS)
+    found = encoder(batch)
+    assert paired
+    assert all(paired)
+    assert found.dtype == torch.bfloat16
+    exact = by_operators(monkeypatch, copy.deepcopy(encoder).double(), batch)
+    errors = [(each.double() - exact).square().mean().sqrt() for each in (found, by_operators(monkeypatch, encoder, batch))]
+    assert errors[0] <= errors[1]
+    # Of each text, too: an error of one that another hides is none of rounding's.
+    for text in torch.split(torch.cat((found.double() - exact, exact), 1), list(LENGTHS)):
+        distance, size = text.chunk(2, 1)
+        assert distance.square().mean().sqrt() <= 0.03 * size.square().mean().sqrt()
+
+
+@pytest.mark.parametrize(("width", "outputs"), [(32, 16), (96, 48), (416, 48), (1568, 16), (4096, 32)])
+def test_sums_are_exact(width: int, outputs: int) -> None:
+    """Integers that bfloat16 has, and whose sums float32 has, are multiplied as they are; a remainder of a block of steps too."""
+    import numba
+    import numpy as np
+
+    from encoder.compiled import amx
+    from encoder.compiled.layer_tiles import gather, narrow, product
+    from encoder.compiled.tiles import spill
+    from encoder.compiled.vectors import LANES, PAIRS
+
+    @numba.njit
+    def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, result: int) -> None:
+        tokens, columns, count = shape
+        amx.begin(PAIRS, out)
+        gather(rows, columns, tokens, columns, tile)
+        narrow(PAIRS, tile, columns, 0)
+        product(PAIRS, matrix, 0, count, columns, tile, out)
+        amx.end(PAIRS)
+        spill(out, count, tokens, 1.0, count, result)
+
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randint(-40, 41, (LANES - 1, width), generator=generator).float()
+    weight = torch.randint(-40, 41, (outputs, width), generator=generator).bfloat16()
+    bias = torch.arange(outputs).float()
+    tile, out, result = torch.empty(width, LANES), torch.empty(outputs, LANES), torch.empty(LANES - 1, outputs)
+    addresses = np.array([weight.data_ptr(), bias.data_ptr(), 0, 0], np.int64)
+    shape = LANES - 1, width, outputs
+    multiply(addresses.ctypes.data, shape, x.data_ptr(), tile.data_ptr(), out.data_ptr(), result.data_ptr())
+    assert torch.equal(result.double(), x.double() @ weight.double().t() + bias)
+
+
+def test_neither_threads_nor_neighbours_change_a_bit(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
+    encoder, before, states = half_of(), torch.get_num_threads(), []
+    batch = batch_of((500, 300, 64))
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            states.append(encoder(batch))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(state, states[0]) for state in states)
+    assert torch.equal(encoder(pack_ids([batch.ids[500:800].tolist()])), states[0][500:800])
+
+
+@pytest.mark.parametrize("length", [1, 20, 64, 100])
+def test_a_steady_text_has_the_same_bits_alone_and_in_company(
+    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool], length: int
+) -> None:
+    encoder, company = half_of(), batch_of((400, 20, 300, 77))
+    ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
+    alone = encoder(replace(pack_ids([ids]), steady=True))
+    together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), steady=True))
+    assert all(paired)
+    assert torch.equal(together[:length], alone)
+    assert torch.equal(together[-length:], alone)
+
+
+def test_what_is_no_number_stays_with_its_text(half_of: Callable[..., Encoder]) -> None:
+    encoder = half_of()
+    encoder.embeddings.tokens.weight[7] = torch.nan
+    clean = [[5] * 129, [6] * 131]
+    states = encoder(pack_ids([clean[0], [7] * 133, clean[1]]))
+    assert states[129:262].isnan().all()
+    assert torch.equal(torch.cat((states[:129], states[262:])), encoder(pack_ids(clean)))
+
+
+def test_tokens_that_only_read(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, batch = half_of(), batch_of((300, 64, 20), [200, 5, 20])
+    exact = by_operators(monkeypatch, copy.deepcopy(encoder).double(), batch)
+    assert (encoder(batch).double() - exact).square().mean().sqrt() <= 0.02 * exact.square().mean().sqrt()
+
+
+def test_frozen_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
+    encoder, batch = half_of(), batch_of((300, 20))
+    frozen = freeze(copy.deepcopy(encoder))
+    assert all(matrix.readable for matrix in frozen.modules() if isinstance(matrix, FrozenLinear))
+    assert torch.equal(frozen(batch), encoder(batch))
+    assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intermediate_size": 144},
+        {"hidden_size": 64, "num_heads": 4, "positions": "absolute"},
+        {"positions": "alibi", "layer_types": ("global",) * 2},
+        {"norm_position": "parallel"},
+    ],
+    ids=str,
+)
+def test_what_pairs_cannot_do_torch_does_in_their_dtype(
+    half_of: Callable[..., Encoder],
+    batch_of: Callable[..., PackedBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+) -> None:
+    monkeypatch.setattr("encoder.linear.native_on_cpu", lambda _dtype: True)
+    encoder, batch = half_of(**changes), batch_of((300,))
+    found = encoder(batch)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, by_operators(monkeypatch, encoder, batch), atol=0, rtol=0)
+
+
+def test_gradients_are_torchs(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool]) -> None:
+    encoder = half_of()
+    with torch.enable_grad():
+        encoder(batch_of((300,)))[:, 0].float().sum().backward()
+    assert not paired
+    assert encoder.layers[0].attention.qkv.weight.grad.isfinite().all()  # type: ignore[union-attr,operator]
+
+
+def test_a_matrix_of_another_dtype_counts(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool]) -> None:
+    encoder = half_of()
+    encoder.layers[1].mlp.down.float()  # type: ignore[union-attr,operator]
+    assert encoder(batch_of((300,))).isfinite().all()
+    assert not any(paired)
+
+
+STATES = """
+import hashlib, sys
+import torch
+from encoder import Encoder, EncoderConfig, freeze, fused, init_weights, pack_ids
+from encoder.attention import dispatch
+from encoder.compiled import vectors
+assert vectors.tiles_are_native() is (sys.argv[1] == "amx")
+torch.set_num_threads(2)
+dispatch.pairs_run = fused.tiles_run = lambda: True
+config = EncoderConfig.modernbert(
+    vocab_size=300, hidden_size=192, num_heads=3, intermediate_size=320, layer_types=["global", "local"], max_positions=400, window=32
+)
+batch = pack_ids([list(range(290)), [1, 2, 3], list(range(100))])
+with torch.no_grad():
+    print(hashlib.sha256(freeze(init_weights(Encoder(config), seed=1), precision="int8")(batch).numpy().tobytes()).hexdigest())
+    torch.save(init_weights(Encoder(config), seed=1).bfloat16()(batch).float(), sys.argv[2])
+"""
+
+
+@pytest.mark.skipif(not tiles_run(), reason="this processor has no AMX")
+def test_amx_gives_what_other_instructions_give(tmp_path: Any) -> None:
+    """Sums of integers to the bit, those of bfloat16 to its rounding."""
+    from encoder.compiled import vectors
+
+    features = ",".join(each for each in vectors._features() if "amx" not in each)
+    digests, states = [], []
+    for name, changes in (("amx", {}), ("none", {"NUMBA_CPU_NAME": "skylake-avx512", "NUMBA_CPU_FEATURES": features})):
+        command = [sys.executable, "-c", STATES, name, str(tmp_path / name)]
+        done = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        digests.append(done.stdout)
+        states.append(torch.load(tmp_path / name))
+    assert digests[0] == digests[1]
+    assert (states[0] - states[1]).square().mean().sqrt() < 4e-3 * states[1].std()
+
+
+ASSEMBLED = """
+from llvmlite import binding, ir
+from encoder import processor
+processor.has_amx = lambda: True
+from encoder.compiled import amx
+from encoder.compiled.vectors import BYTE, LONG, PAIRS, QUADS, Code, tiles_are_native
+assert tiles_are_native()
+for width in (16, 8):
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [LONG] * 6), "product")
+    builder = ir.IRBuilder(function.append_basic_block())
+    rows, stride, count, columns, tile, out = function.args
+    amx.product(Code(builder), ir.Constant(ir.IntType(width), 0), rows, stride, (count, columns), tile, out, add=False)
+    builder.ret_void()
+    features = "+avx512f,+amx-tile,+amx-bf16,+amx-int8"
+    machine = binding.Target.from_default_triple().create_target_machine(cpu="x86-64", features=features)
+    text = machine.emit_assembly(binding.parse_assembly(str(module)))
+    print(*(line.split("#")[0].strip() for line in text.splitlines() if "tdp" in line or "tilezero" in line), sep="; ")
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names instructions of another processor")
+def test_instructions_of_a_processor_with_amx() -> None:
+    """What this processor may not run is at least the right instruction: weights, which have signs, first, and numbers without one second."""
+    features = "+avx512f,+avx512bw,+avx512vl,+avx2,+fma,+amx-tile,+amx-bf16,+amx-int8"
+    environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run([sys.executable, "-c", ASSEMBLED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for line, name in zip(done.stdout.splitlines(), ("tdpbf16ps", "tdpbsud"), strict=True):
+        # AT&T's notation has the total last and the rows before it.
+        expected = [f"{name}\t%tmm{3 + lane}, %tmm{register}, %tmm{lane}" for register in (6, 7, 6) for lane in range(3)]
+        assert [each for each in line.split("; ") if "tdp" in each] == expected
