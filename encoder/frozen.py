@@ -81,11 +81,13 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
 def read_by_loops(encoder: Encoder, precision: Precision) -> bool:
     """Whether compiled loops will read an encoder's matrices, as far as that can be told before there are batches."""
     layers, config = cast("list[Block]", list(encoder.layers)), encoder.config
+    if not available() or not layers:
+        return False
     widened = precision == "int8" or are_paired(layers, config.hidden_size)
     dtype = torch.float32 if widened else compute_dtype(encoder.device, encoder.embeddings.tokens.weight.dtype)
     hidden = torch.empty(0, config.hidden_size, dtype=dtype)
     angles = torch.empty(0, config.rotary_width // 2 if config.positions == "rope" else 0)
-    return available() and bool(layers) and obstacle(layers, hidden, (angles, angles)) is None
+    return obstacle(layers, hidden, (angles, angles)) is None
 
 
 class FrozenMatrix(Protocol):

@@ -80,9 +80,22 @@ def are_paired(layers: Sequence[Block], width: int) -> bool:
     """
     attention, mlp = layers[0].attention, layers[0].mlp
     odd = any(each % (2 * MULTIPLE) for each in (width, width // attention.heads, mlp.width))
-    if odd or attention.qkv.levels or attention.slopes is not None or not tiles_run():
+    if odd or attention.qkv.levels or attention.slopes is not None:
         return False
-    return all(matrix.dtype == torch.bfloat16 for layer in layers for matrix in _matrices(layer))
+    # Asked last: it loads the loops.
+    return all(matrix.dtype == torch.bfloat16 for layer in layers for matrix in _matrices(layer)) and tiles_run()
+
+
+def widens(layers: Sequence[Block], batch: PackedBatch, wide: Tensor, rope: RotaryRows | None) -> bool:
+    """Whether the loops will run these blocks of bfloat16 over a batch, and so want its hidden states in float32.
+
+    Args:
+        layers: All blocks of an encoder.
+        batch: The packed batch.
+        wide: What stands for its hidden states, (0, D) float32.
+        rope: Rows of the rotary table of one of the layers.
+    """
+    return compiled.serves(batch, wide) and are_paired(layers, wide.shape[1]) and obstacle(layers, wide, rope) is None
 
 
 @cache
@@ -163,7 +176,7 @@ class Passes:
         """Where a matrix's numbers lie, and what keeps them there."""
         kept = []
         for part, rows in enumerate(matrix.rows()):
-            weight = rows.weight.float() if self.matrices == torch.float32 else rows.weight
+            weight = rows.weight.to(self.matrices)
             numbers = [weight, *(self.none if each is None else each.float() for each in rows[1:])]
             numbers = [each.contiguous() for each in numbers]
             self.call.put(place + self.names.MATRIX * part, *(each.data_ptr() for each in numbers))
@@ -187,15 +200,15 @@ class FusedBlocks:
     """The blocks of one encoder over one batch, one after the other.
 
     Args:
-        block: Any of them.
+        layers: All of them.
         batch: The packed batch.
         hidden: The residual stream, (N, D); every `advance_` overwrites it.
     """
 
-    def __init__(self, block: Block, batch: PackedBatch, hidden: Tensor) -> None:
+    def __init__(self, layers: Sequence[Block], batch: PackedBatch, hidden: Tensor) -> None:
         self.hidden, self.batch = hidden, batch
-        self.passes = Passes(block, hidden, paired=are_paired([block], hidden.shape[1]))
-        self.heads = self.passes.room_for_heads(block, hidden)
+        self.passes = Passes(layers[0], hidden, paired=are_paired(layers, hidden.shape[1]))
+        self.heads = self.passes.room_for_heads(layers[0], hidden)
 
     def advance_(self, block: Block, rope: RotaryRows | None) -> None:
         """Run a block over the residual stream.

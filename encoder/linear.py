@@ -42,7 +42,7 @@ PACK_TOKENS = 1024
 
 
 def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
-    """The dtype hidden states have on the way through an encoder whose weights have this one, without gradients."""
+    """The dtype in which weights of this one are multiplied by torch's operators without gradients, and which hidden states have there."""
     return weights if device.type != "cpu" or native_on_cpu(weights) else torch.float32
 
 

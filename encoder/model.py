@@ -134,15 +134,17 @@ class Encoder(nn.Module):
         dtype = torch.float32 if self.frozen == "int8" else self.embeddings.tokens.weight.dtype
         if torch.is_grad_enabled():
             return dtype
-        likely = torch.empty(0, self.config.hidden_size, device=self.device)
-        runs = lean(likely) and not self.training
-        paired = runs and fused.are_paired(self._blocks, self.config.hidden_size) and fused.serves(self._blocks, batch, likely, rope)
-        return torch.float32 if paired else compute_dtype(self.device, dtype)
+        dtype = compute_dtype(self.device, dtype)
+        if dtype == torch.bfloat16 and not self.training:
+            wide = torch.empty(0, self.config.hidden_size, dtype=torch.float32, device=self.device)
+            if lean(wide) and fused.widens(self._blocks, batch, wide, rope):
+                return torch.float32
+        return dtype
 
     def _advance_(self, hidden: Tensor, batch: PackedBatch, ropes: Sequence[RotaryRows | None]) -> None:
         """All blocks over the residual stream, in place."""
         if fused.serves(self._blocks, batch, hidden, ropes[0]):
-            blocks = fused.FusedBlocks(self._blocks[0], batch, hidden)
+            blocks = fused.FusedBlocks(self._blocks, batch, hidden)
             for layer, rope in zip(self._blocks, ropes, strict=True):
                 blocks.advance_(layer, rope)
             return

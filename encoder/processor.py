@@ -37,7 +37,7 @@ def native_on_cpu(dtype: torch.dtype) -> bool:
     if dtype in (torch.float32, torch.float64):
         return True
     if dtype == torch.bfloat16:
-        return _has("_is_amx_tile_supported") or has_fast_pairs()
+        return has_amx() or has_fast_pairs()
     return dtype == torch.float16 and _has("_is_amx_fp16_supported")
 
 
@@ -53,7 +53,7 @@ def has_fast_pairs() -> bool:
 
 @cache
 def has_amx() -> bool:
-    """Whether this processor has a matrix unit for bfloat16 and 8-bit integers, and the system lets this process have it.
+    """Whether this processor has a matrix unit, and the system lets this process have it.
 
     Linux keeps the unit's registers only for processes that have asked for them, which this does.
     """

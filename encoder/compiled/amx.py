@@ -64,7 +64,8 @@ def product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any, Any
     """Rows of a tile: ``out[r] = sum over i of rows[r * stride + i] * tile[i]``, or more by that where it is to ``add``.
 
     Rows, tile and ``out`` are addresses; ``shape`` counts rows and their numbers of 32 bits, both multiples of `ROWS`. A sum takes its
-    terms in the order of i, and is kept in ``out`` after every `DEPTH` registers of them.
+    terms in the order of i, `ROWS` of them at a time, whose products are summed up before they are added; it is kept in ``out`` after every
+    `DEPTH` registers.
     """
     b = code.builder
     count, columns = shape

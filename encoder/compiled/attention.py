@@ -116,7 +116,8 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
             low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
-            # Pairs are met whole. Keys that are too many are hidden, so their values are added 0 times; an infinite one makes that NaN.
+            # Pairs are met whole, and by AMX 16 of them at once. Values of keys that are too many are added 0 times; an infinite one, of
+            # the same text, makes that NaN.
             low -= (low - panel) % keys_at_once(kind)
             count = high - low
             call_in(keys, key_stride, columns, panel, end, block, blocks)
@@ -204,7 +205,8 @@ def attend(
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
         paired: Whether heads are pairs of bfloat16.
         sums: Room for two float32 numbers of each query, (2, H, L): its largest score, in units of a binary logarithm and to a few places
-            of it, and the sum of its weights counted from that. `encoder.compiled.attention_gradients` makes gradients of them.
+            of it, and the sum of its weights counted from that. `encoder.compiled.attention_gradients` makes gradients of them. Those of
+            pairs are in other units: nobody has asked for them.
     """
     spare = PANEL * shape[1] * FLOAT_BYTES if paired else 0
     call = names.Call(table, shape, window, rows=2 * shape[1] + 2, panels=1, spare=spare)

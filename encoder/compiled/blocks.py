@@ -2,7 +2,7 @@
 
 A task is a few panels of LANES tokens, whose states stay in a core's second cache from one end to the other: norms, biases, gates,
 activations, RoPE and residual sums happen beside the products, and nothing but heads and hidden states is written to memory. Rows of a
-matrix are read once for all panels of a task. A sum runs over its terms in their order, whatever stands beside a token and whichever
+matrix are read once for all panels of a task. A sum runs over its terms in one order, whatever stands beside a token and whichever
 thread has it.
 
 Matrices of 8-bit integers meet tokens that are brought to such integers where they stand, each by its own smallest number and step; sums

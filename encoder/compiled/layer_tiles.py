@@ -95,6 +95,9 @@ def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: 
     if not is_tiled(kind):
         by_rows()
         return
+    if not fourfold:  # widths that pairs can have are whole already
+        by_amx()
+        return
     with b.if_else(b.icmp_signed("==", b.and_(columns, long(amx.ROWS - 1)), long(0))) as (whole, odd):
         with whole:
             by_amx()

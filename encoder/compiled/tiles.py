@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 HIDDEN = -3e38
-"""A score that nothing may come of, in units of a binary logarithm."""
+"""A score that nothing may come of."""
 
 SLACK = 8.0
 """A score may be this far above what its query counts from before that is raised: its power of two, 256 at most, loses no place of a sum,

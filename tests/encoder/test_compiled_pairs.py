@@ -1,4 +1,4 @@
-"""Blocks of bfloat16 matrices by compiled loops, by AMX where the processor has it: exact sums, the states, no neighbours, what falls back."""
+"""Blocks of bfloat16 matrices by compiled loops, by AMX where there is one: exact sums, the states, no neighbours, what falls back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def half_of(encoder_of: Callable[..., Encoder]) -> Callable[..., Encoder]:
 def by_operators(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch) -> Tensor:
     """The states by torch's operators, in the dtype of the weights."""
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "serves", lambda *_: False)
+        for question in ("serves", "widens"):
+            patch.setattr(fused, question, lambda *_: False)
         patch.setattr("encoder.linear.native_on_cpu", lambda _dtype: True)
         return encoder(batch)
 
@@ -160,7 +161,9 @@ def test_what_is_no_number_stays_with_its_text(half_of: Callable[..., Encoder]) 
     assert torch.equal(torch.cat((states[:129], states[262:])), encoder(pack_ids(clean)))
 
 
-def test_tokens_that_only_read(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_only_read(
+    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder, batch = half_of(), batch_of((300, 64, 20), [200, 5, 20])
     exact = by_operators(monkeypatch, copy.deepcopy(encoder).double(), batch)
     assert (encoder(batch).double() - exact).square().mean().sqrt() <= 0.02 * exact.square().mean().sqrt()
@@ -205,11 +208,34 @@ def test_gradients_are_torchs(half_of: Callable[..., Encoder], batch_of: Callabl
     assert encoder.layers[0].attention.qkv.weight.grad.isfinite().all()  # type: ignore[union-attr,operator]
 
 
-def test_a_matrix_of_another_dtype_counts(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool]) -> None:
-    encoder = half_of()
+def test_a_matrix_of_another_dtype_counts(
+    half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], paired: list[bool]
+) -> None:
+    encoder, batch = half_of(), batch_of((300,))
     encoder.layers[1].mlp.down.float()  # type: ignore[union-attr,operator]
-    assert encoder(batch_of((300,))).isfinite().all()
+    assert encoder(batch).isfinite().all()
+    encoder.embeddings.float()
+    for layer in encoder.layers[1:]:
+        layer.float()
+    expected = copy.deepcopy(encoder).float()(batch)
+    torch.testing.assert_close(encoder(batch), expected, atol=1e-4, rtol=0)
     assert not any(paired)
+
+
+def test_a_query_or_other_weights_load_nothing() -> None:
+    """On processors with AMX, too, where numba is what tells whether pairs run."""
+    code = (
+        "import sys, torch\n"
+        "from encoder import Encoder, EncoderConfig, freeze, init_weights, pack_ids\n"
+        "config = EncoderConfig.modernbert(vocab_size=99, hidden_size=64, num_heads=2, intermediate_size=96, layer_types=['global'])\n"
+        "for encoder in (init_weights(Encoder(config), seed=1).eval(), init_weights(Encoder(config), seed=1).eval().bfloat16()):\n"
+        "    with torch.no_grad():\n"
+        "        encoder(pack_ids([[1, 2, 3]]))\n"
+        "freeze(init_weights(Encoder(config), seed=1))\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 STATES = """
@@ -271,7 +297,7 @@ for width in (16, 8):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names instructions of another processor")
 def test_instructions_of_a_processor_with_amx() -> None:
-    """What this processor may not run is at least the right instruction: weights, which have signs, first, and numbers without one second."""
+    """What this processor may not run is at least the right instruction: weights, which have signs, come before numbers without one."""
     features = "+avx512f,+avx512bw,+avx512vl,+avx2,+fma,+amx-tile,+amx-bf16,+amx-int8"
     environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
     done = subprocess.run([sys.executable, "-c", ASSEMBLED], env=environment, capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ from encoder import processor
 
 CHECKS = (
     "_is_amx_tile_supported",
+    "_init_amx",
     "_is_amx_fp16_supported",
     "_is_avx512_bf16_supported",
     "_is_avx512_supported",
@@ -22,7 +23,14 @@ CHECKS = (
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Answers are remembered, and those about other processors must not be."""
-    asked = (processor.is_intel, processor.native_on_cpu, processor.has_fast_pairs, processor.has_vnni, processor.multiplies_best_plain)
+    asked = (
+        processor.is_intel,
+        processor.native_on_cpu,
+        processor.has_fast_pairs,
+        processor.has_amx,
+        processor.has_vnni,
+        processor.multiplies_best_plain,
+    )
     for question in asked:
         question.cache_clear()
     yield
@@ -43,8 +51,9 @@ def become(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, *featur
     [
         ("GenuineIntel", (), False, False),
         ("GenuineIntel", ("_is_avx512_supported", "_is_avx512_bf16_supported"), False, False),
-        ("GenuineIntel", ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), True, False),
-        ("GenuineIntel", ("_is_amx_tile_supported", "_is_amx_fp16_supported"), True, True),
+        ("GenuineIntel", ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_init_amx"), True, False),
+        ("GenuineIntel", ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), False, False),  # a system that keeps it to itself
+        ("GenuineIntel", ("_is_amx_tile_supported", "_init_amx", "_is_amx_fp16_supported"), True, True),
         ("AuthenticAMD", ("_is_avx512_bf16_supported",), True, False),
         ("AuthenticAMD", (), False, False),
     ],

@@ -180,6 +180,7 @@ def test_a_quickstart_that_fails_half_way_takes_its_traces_away(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_promised_figures(tmp_path: Path) -> None:
     started = time.perf_counter()
     result = quickstart(tmp_path, command="quiver quickstart")

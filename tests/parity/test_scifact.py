@@ -10,7 +10,7 @@ import pytest
 
 from retrieval.cli.main import main
 
-pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow]
+pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow, pytest.mark.alone]
 
 
 def test_minilm_reaches_its_published_score(

@@ -40,6 +40,7 @@ def loaded(index: Path, serving: Callable[..., Any], seconds: int) -> dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_five_seconds_of_load(index: Path, serving: Callable[..., Any]) -> None:
     found = loaded(index, serving, 5)
     assert found["errors"] == []

@@ -214,6 +214,7 @@ def test_rolling_under_load(cluster: None, tmp_path: Path, build: Any, fast: Any
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_an_actor_that_is_stopped_and_one_whose_process_is_killed(
     cluster: None, tmp_path: Path, build: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
