@@ -18,6 +18,7 @@ from encoder.compiled.availability import available
 from encoder.init import init_weights
 from encoder.layers import Block
 from encoder.model import Encoder
+from encoder.processor import has_amx
 from retrieval.cli.output import JsonOption, print_json, print_table, quiver_version, say
 from retrieval.versions import installed_version
 
@@ -72,7 +73,7 @@ def gather() -> dict[str, dict[str, Any]]:
 
 
 def _devices() -> dict[str, Any]:
-    devices: dict[str, Any] = {"cpu": torch.backends.cpu.get_cpu_capability()}
+    devices: dict[str, Any] = {"cpu": torch.backends.cpu.get_cpu_capability() + ", AMX" * has_amx()}
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
