@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -29,6 +33,50 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def answers_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[object, str], list[bool]]:
+    """Listens to a question of a module: what it answers from now on comes into a list."""
+
+    def listen(module: object, name: str) -> list[bool]:
+        answers: list[bool] = []
+        question = getattr(module, name)
+
+        def asked(*arguments: Any) -> bool:
+            answers.append(question(*arguments))
+            return answers[-1]
+
+        monkeypatch.setattr(module, name, asked)
+        return answers
+
+    return listen
+
+
+@pytest.fixture
+def run_as() -> Callable[..., str]:
+    """Runs code in a process whose loops are compiled for another processor, by LLVM's name and features, and gives what it prints."""
+
+    def run(code: str, processor: str, features: str, *arguments: str) -> str:
+        if platform.machine() not in ("x86_64", "AMD64"):
+            pytest.skip("this is a processor of another kind")
+        environment = {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features}
+        done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(
+    params=[("haswell", "+avx2,+fma"), ("skylake-avx512", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma")], ids=lambda x: x[0]
+)
+def older_processor(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A processor without instructions for pairs and fours, which this one can run the code of: LLVM's name, and what it has."""
+    name, features = request.param
+    if "+avx512f" in features and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        pytest.skip("this processor has no AVX-512")
+    return name, features
 
 
 @pytest.fixture

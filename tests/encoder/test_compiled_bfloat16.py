@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -265,12 +264,5 @@ def test_a_steady_text_is_turned_alike_in_every_batch() -> None:
     assert torch.equal(rotate_(heads, angles.cos(), angles.sin(), steady=True)[:70], alone)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
-@pytest.mark.parametrize("processor", [("haswell", "+avx2,+fma"), ("skylake-avx512", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma")])
-def test_processors_without_the_instruction(processor: tuple[str, str]) -> None:
-    name, features = processor
-    if "+avx512f" in features and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        pytest.skip("this processor has no AVX-512")
-    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_processors_without_the_instruction(run_as: Callable[..., str], older_processor: tuple[str, str]) -> None:
+    run_as(NARROW, *older_processor)

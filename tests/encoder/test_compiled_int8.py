@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,19 +34,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def used(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
+def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
     """What `fused.serves` said."""
     del two_threads
-    answers: list[bool] = []
-    serves = fused.serves
-
-    def asked(*arguments: Any) -> bool:
-        answers.append(serves(*arguments))
-        return answers[-1]
-
-    monkeypatch.setattr(fused, "serves", asked)
     with torch.no_grad():
-        yield answers
+        yield answers_of(fused, "serves")
 
 
 class Defined(nn.Module):
@@ -270,15 +258,8 @@ assert distances.median() < 5e-3 and distances.max() < 0.25, distances
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
-@pytest.mark.parametrize("processor", [("haswell", "+avx2,+fma"), ("skylake-avx512", "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma")])
-def test_processors_without_the_instruction(processor: tuple[str, str]) -> None:
-    name, features = processor
-    if "+avx512f" in features and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        pytest.skip("this processor has no AVX-512")
-    environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run([sys.executable, "-c", EMULATED], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_processors_without_the_instruction(run_as: Callable[..., str], older_processor: tuple[str, str]) -> None:
+    run_as(EMULATED, *older_processor)
 
 
 ASSEMBLED = """
@@ -295,7 +276,6 @@ print(quads_reach(), machine.emit_object(binding.parse_assembly(str(module))).he
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names instructions of another processor")
 @pytest.mark.parametrize(
     ("features", "reach", "code"),
     [
@@ -306,12 +286,8 @@ print(quads_reach(), machine.emit_object(binding.parse_assembly(str(module))).he
         ("+avx512f,+avx512bw,+avx512vl,+avx2,+fma", 127, "62f26d4804"),
     ],
 )
-def test_instructions_of_other_processors(features: str, reach: int, code: str) -> None:
+def test_instructions_of_other_processors(run_as: Callable[..., str], features: str, reach: int, code: str) -> None:
     """What this processor may not run is at least the right instruction, and its operands are in their places."""
-    environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
-    command = [sys.executable, "-c", ASSEMBLED, features]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    reached, made = done.stdout.split()
+    reached, made = run_as(ASSEMBLED, "x86-64", features, features).split()
     assert int(reached) == reach
     assert code in made

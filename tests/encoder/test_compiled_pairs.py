@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,21 +34,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def paired(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
+def paired(answers_of: Callable[[object, str], list[bool]], monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
     """What `fused.are_paired` said; pairs are taken on every processor here, in several instructions where there is none for them."""
     del two_threads
     monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda: True)
     monkeypatch.setattr(fused, "tiles_run", lambda: True)
-    answers: list[bool] = []
-    are_paired = fused.are_paired
-
-    def asked(*arguments: Any) -> bool:
-        answers.append(are_paired(*arguments))
-        return answers[-1]
-
-    monkeypatch.setattr(fused, "are_paired", asked)
     with torch.no_grad():
-        yield answers
+        yield answers_of(fused, "are_paired")
 
 
 @pytest.fixture
@@ -258,17 +249,15 @@ with torch.no_grad():
 
 
 @pytest.mark.skipif(not tiles_run(), reason="this processor has no AMX")
-def test_amx_gives_what_other_instructions_give(tmp_path: Any) -> None:
+def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_path: Path) -> None:
     """Sums of integers to the bit, those of bfloat16 to its rounding."""
     from encoder.compiled import vectors
 
-    features = ",".join(each for each in vectors._features() if "amx" not in each)
+    features = vectors._features()
     digests, states = [], []
-    for name, changes in (("amx", {}), ("none", {"NUMBA_CPU_NAME": "skylake-avx512", "NUMBA_CPU_FEATURES": features})):
-        command = [sys.executable, "-c", STATES, name, str(tmp_path / name)]
-        done = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        digests.append(done.stdout)
+    for name in ("amx", "none"):
+        of_name = [each for each in features if name == "amx" or "amx" not in each]
+        digests.append(run_as(STATES, "skylake-avx512", ",".join(of_name), name, str(tmp_path / name)))
         states.append(torch.load(tmp_path / name))
     assert digests[0] == digests[1]
     assert (states[0] - states[1]).square().mean().sqrt() < 4e-3 * states[1].std()
@@ -295,14 +284,10 @@ for width in (16, 8):
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names instructions of another processor")
-def test_instructions_of_a_processor_with_amx() -> None:
+def test_instructions_of_a_processor_with_amx(run_as: Callable[..., str]) -> None:
     """What this processor may not run is at least the right instruction: weights, which have signs, come before numbers without one."""
-    features = "+avx512f,+avx512bw,+avx512vl,+avx2,+fma,+amx-tile,+amx-bf16,+amx-int8"
-    environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run([sys.executable, "-c", ASSEMBLED], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for line, name in zip(done.stdout.splitlines(), ("tdpbf16ps", "tdpbsud"), strict=True):
+    lines = run_as(ASSEMBLED, "x86-64", "+avx512f,+avx512bw,+avx512vl,+avx2,+fma,+amx-tile,+amx-bf16,+amx-int8").splitlines()
+    for line, name in zip(lines, ("tdpbf16ps", "tdpbsud"), strict=True):
         # AT&T's notation has the total last and the rows before it.
         expected = [f"{name}\t%tmm{3 + lane}, %tmm{register}, %tmm{lane}" for register in (6, 7, 6) for lane in range(3)]
         assert [each for each in line.split("; ") if "tdp" in each] == expected

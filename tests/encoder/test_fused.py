@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -47,19 +43,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def used(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
+def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
     """What `fused.serves` said, which is asked on every processor here."""
     del two_threads
-    answers: list[bool] = []
-    serves = fused.serves
-
-    def asked(*arguments: Any) -> bool:
-        answers.append(serves(*arguments))
-        return answers[-1]
-
-    monkeypatch.setattr(fused, "serves", asked)
     with torch.no_grad():
-        yield answers
+        yield answers_of(fused, "serves")
 
 
 def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> Tensor:
@@ -295,8 +283,5 @@ for window in (None, 6, 128):
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names a processor of another kind")
-def test_a_processor_with_half_the_registers() -> None:
-    environment = {**os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
-    done = subprocess.run([sys.executable, "-c", NARROW], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_a_processor_with_half_the_registers(run_as: Callable[..., str]) -> None:
+    run_as(NARROW, "haswell", "+avx2,+fma")

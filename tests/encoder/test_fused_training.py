@@ -37,18 +37,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def used(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> list[bool]:
+def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> list[bool]:
     """What `fused_training.serves` said, which is asked on every processor here."""
     del two_threads
-    answers: list[bool] = []
-    serves = fused_training.serves
-
-    def asked(*arguments: Any) -> bool:
-        answers.append(serves(*arguments))
-        return answers[-1]
-
-    monkeypatch.setattr(fused_training, "serves", asked)
-    return answers
+    return answers_of(fused_training, "serves")
 
 
 @pytest.fixture
