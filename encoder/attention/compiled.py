@@ -35,10 +35,10 @@ def serves(batch: PackedBatch, q: Tensor) -> bool:
 def attend_compiled(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention by compiled loops, with gradients in float32; see `encoder.attention.attend` for the contract.
+    """Attention by compiled loops; see `encoder.attention.attend` for the contract.
 
-    bfloat16 is multiplied in pairs. Weights are rounded to it before they meet the values, as in flash attention; scores, sums and what is
-    gathered are float32.
+    Without gradients bfloat16 is multiplied in pairs. Weights are rounded to it before they meet the values, as in flash attention; scores,
+    sums and what is gathered are float32. With gradients it is brought to float32, and what comes of it is rounded.
     """
     del slopes, dropout  # the choice of the backend has seen to it that there are none
     output: Tensor
@@ -54,7 +54,8 @@ class _CompiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None) -> Tensor:
-        output, tops = _attend(q, k, v, batch, window, summed=True)
+        output, tops = _attend(q.float(), k.float(), v.float(), batch, window, summed=True)
+        output = output.to(q.dtype)
         ctx.batch, ctx.window = batch, window
         ctx.save_for_backward(q, k, v, output, tops)
         return output
@@ -66,14 +67,19 @@ class _CompiledAttention(torch.autograd.Function):
 
         q, k, v, output, tops = ctx.saved_tensors
         batch, window = ctx.batch, ctx.window
-        found = room_for_thirds(q)
+        room = found = room_for_thirds(q)
+        if q.dtype != torch.float32:
+            found = q.new_empty((3, *q.shape), dtype=torch.float32).unbind(0)
         if batch.key_lengths is not None:  # nothing is written for keys that nobody may attend to
             for each in found[1:]:
                 each.zero_()
-        read = [_with_heads(x) for x in (q, k, v, output, gradient)]
+        read = [_with_heads(x.float()) for x in (q, k, v, output, gradient)]
         tables = _table(batch, window), _table(batch, window, keys=True)
         attention_gradients.differentiate([*map(_heads, read)], [*map(_heads, found)], tables, q.shape[1:], window, tops)
-        return *found, None, None
+        if found is not room:
+            for narrow, wide in zip(room, found, strict=True):
+                narrow.copy_(wide)
+        return *room, None, None
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:

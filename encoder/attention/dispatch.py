@@ -87,8 +87,6 @@ class Limits:
     beyond: tuple[int, int] = (99, 0)
     """The first that is no longer served."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
-    inference_dtypes: tuple[torch.dtype, ...] = ()
-    """More of them, without gradients."""
     multiple: int = 16
     """Heads are multiples of so many bytes wide."""
     widest: int = 256
@@ -116,8 +114,7 @@ LIMITS = {
         device="cpu",
         absent="few tokens, or no numba, OpenMP threads, fused multiplications or, for bfloat16, fast products of pairs here",
         capability=(0, 0),
-        dtypes=(torch.float32,),
-        inference_dtypes=(torch.bfloat16,),
+        dtypes=(torch.float32, torch.bfloat16),
         multiple=MULTIPLE * torch.float32.itemsize,
         widest_gradient=256,
         placed_key_lengths=True,
@@ -132,12 +129,11 @@ def obstacle(name: str, call: AttentionCall) -> str | None:
         return None
     widest = limits.widest_gradient if call.gradients else limits.widest
     width, multiple = call.head_width, limits.multiple // call.dtype.itemsize
-    dtypes = limits.dtypes if call.gradients else limits.dtypes + limits.inference_dtypes
     reasons = {
         f"it needs a {limits.device.upper()} device": call.device_type != limits.device,
         limits.absent: name not in call.installed,
         f"compute capability {'.'.join(map(str, call.capability))}": not limits.capability <= call.capability < limits.beyond,
-        f"dtype {str(call.dtype).removeprefix('torch.')}": call.dtype not in dtypes,
+        f"dtype {str(call.dtype).removeprefix('torch.')}": call.dtype not in limits.dtypes,
         f"head width {width} (multiples of {multiple} to {widest})": width % multiple != 0 or width > widest,
         "gradients": call.gradients and not limits.gradients,
         "dropout": call.dropout and not limits.dropout,
@@ -217,7 +213,7 @@ def describe(
 
 def _installed(q: Tensor, batch: PackedBatch, *, gradients: bool) -> frozenset[str]:
     """What can be used on a CPU, and is worth it."""
-    paired = q.dtype == torch.bfloat16 and not gradients  # with them the loops are not asked for bfloat16 at all
+    paired = q.dtype == torch.bfloat16 and not gradients  # with them it is brought to float32
     return frozenset({"compiled"} if compiled.serves(batch, q) and (not paired or pairs_run()) else ())
 
 

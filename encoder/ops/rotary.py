@@ -38,7 +38,7 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
         from encoder.ops import triton_rotary
 
         return triton_rotary.rotate(qkv, cos, sin)
-    if qkv.device.type == "cpu" and qkv.dtype == torch.float32 and not torch.compiler.is_compiling():
+    if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
         turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return turned
     return rotate_reference(qkv, cos, sin)

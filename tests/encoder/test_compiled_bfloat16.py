@@ -158,7 +158,7 @@ def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batch_of((300,))
     q = heads(300)[0]
     assert choose_backend(describe(q, batch, window=128)) == "compiled"
-    assert choose_backend(describe(q, batch, gradients=True)) == "packed"
+    assert choose_backend(describe(q, batch, gradients=True)) == "compiled"
     assert choose_backend(describe(q[..., :48], batch)) == "packed"
     assert best_dtype(q, batch, None) == torch.bfloat16
     assert best_dtype(q[..., :48], batch, None) == torch.float32

@@ -55,6 +55,26 @@ def test_they_are_the_definitions(lengths: tuple[int, ...], window: int | None) 
     check(*inputs(batch), batch, window)
 
 
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize(("lengths", "key_lengths"), [((257,), None), ((300, 1, 64, 65, 129), None), ((240, 7, 120), [5, 7, 64])], ids=str)
+def test_those_of_bfloat16_are_no_further_off_than_torchs(
+    lengths: tuple[int, ...], key_lengths: list[int] | None, window: int | None
+) -> None:
+    """They are computed in float32 from rounded numbers, and rounded."""
+    batch = batch_of(lengths, key_lengths)
+    heads, given = inputs(batch)
+    heads, given = [x.detach().bfloat16().requires_grad_() for x in heads], given.bfloat16()
+    assert choose_backend(describe(heads[0], batch, window=window, gradients=True)) == "compiled"
+    exact = definition(heads, given, batch, window)
+    found, torchs = (gradients(heads, given, batch, window, backend) for backend in ("compiled", "packed"))
+    for mine, other, wanted in zip(found, torchs, exact, strict=True):
+        assert mine.dtype == torch.bfloat16
+        errors = [(each.float() - wanted).square().mean().sqrt() for each in (mine, other)]
+        assert errors[0] <= 1.1 * errors[1]
+    if key_lengths is not None:
+        assert found[2][5:240].abs().max() == found[3][5:240].abs().max() == 0  # nobody read them
+
+
 @pytest.mark.parametrize("width", [16, 32, 48, 80, 96, 128, 256])
 @pytest.mark.parametrize("window", [None, 64])
 def test_every_width_of_a_head(width: int, window: int | None) -> None:

@@ -48,7 +48,7 @@ def call(**changes: Any) -> AttentionCall:
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "slopes": True}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "head_width": 24}, "packed"),
         ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE}, "compiled"),
-        ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE, "gradients": True}, "packed"),
+        ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE, "gradients": True}, "compiled"),
         ({"device_type": "cpu", "dtype": torch.bfloat16, "installed": HERE, "head_width": 48}, "packed"),
         ({"device_type": "cpu", "dtype": torch.float32, "installed": HERE, "head_width": 48}, "compiled"),
         ({"device_type": "cpu", "dtype": torch.float16, "installed": HERE}, "packed"),

@@ -53,9 +53,21 @@ def test_a_half_precision_rotation_rounds_once() -> None:
     """At position 8,191 an angle in bfloat16 would be off by whole turns."""
     angle = torch.tensor([[8191.0, 81.91]])
     qkv = torch.randn(1, 3, 1, 4).bfloat16()
-    q, _, _ = rotate(qkv, angle.cos(), angle.sin())
+    q, _, _ = rotate(qkv.clone(), angle.cos(), angle.sin())
     exact, _, _ = rotate(qkv.double(), angle.double().cos(), angle.double().sin())
     torch.testing.assert_close(q.double(), exact, atol=0, rtol=2**-8)
+
+
+@pytest.mark.parametrize("tokens", [5, 1500])
+def test_a_half_precision_rotation_is_undone_by_its_gradient(tokens: int) -> None:
+    """Turning back what was given rounds once, too; values pass."""
+    angle = angles(tokens, 4)
+    qkv, given = torch.randn(2, tokens, 3, 2, 16).bfloat16().unbind(0)
+    leaf = qkv.requires_grad_()
+    turned = torch.stack(rotate(leaf * 1, angle.cos(), angle.sin()), 1)
+    back = rotate(given.double(), angle.double().cos(), -angle.double().sin())
+    (found,) = torch.autograd.grad(turned, leaf, given)
+    torch.testing.assert_close(found.double(), torch.stack(back, 1), atol=1e-3, rtol=2**-8)
 
 
 def test_gates_by_hand() -> None:
