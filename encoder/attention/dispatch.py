@@ -112,7 +112,7 @@ LIMITS = {
     "dense": Limits(dropout=True, local=False, key_lengths=False, mixed_lengths=False),
     "compiled": Limits(
         device="cpu",
-        absent="few tokens, or no numba, OpenMP threads, fused multiplications or, for bfloat16, fast products of pairs here",
+        absent="few tokens, or no numba, OpenMP threads, fused multiplications or, for inference in bfloat16, fast products of pairs here",
         capability=(0, 0),
         dtypes=(torch.float32, torch.bfloat16),
         multiple=MULTIPLE * torch.float32.itemsize,

@@ -116,7 +116,7 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
             low, high = meeting(panel, end, begin, half)
             if low >= high:
                 continue
-            # Pairs are met whole, and by AMX 16 of them at once. Values of keys that are too many are added 0 times; an infinite one, of
+            # Pairs are met whole, by AMX 16 pairs at once. Values of keys that are too many are added 0 times; an infinite one, of
             # the same text, makes that NaN.
             low -= (low - panel) % keys_at_once(kind)
             count = high - low
