@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 
@@ -33,6 +34,24 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def by_threads() -> Callable[[Encoder, PackedBatch], Tensor]:
+    """An encoder's states of a batch, which have the same bits on one, two and three threads."""
+
+    def encode(encoder: Encoder, batch: PackedBatch) -> Tensor:
+        before, states = torch.get_num_threads(), []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                states.append(encoder(batch))
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(state, states[0]) for state in states)
+        return states[0]
+
+    return encode
 
 
 @pytest.fixture
