@@ -34,6 +34,7 @@ from encoder.compiled.vectors import (
     is_tiled,
     long,
 )
+from encoder.rotation import SIZES
 
 __all__ = [
     "ACTIVATIONS",
@@ -121,7 +122,7 @@ def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: 
 def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
     """A tile (D, LANES) in place to what `product` multiplies.
 
-    These are pairs of bfloat16, (D / 2, LANES), or four integers of 8 bits, (D / 4, LANES). Behind integers
+    These are pairs of bfloat16, (D / 2, LANES), or four integers of 8 bits of turned features, (D / 4, LANES). Behind integers
     stand what a token's zero means and what its one is more, (2, LANES): its smallest number, and how far it is to the largest, over
     ``levels``. Where a token has a number that is none or has no end, that is NaN.
     """
@@ -133,13 +134,40 @@ def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
             for target, *places in zip(code.lanes(pair.index), *rows, strict=True):
                 code.store(code.paired(*(code.load(tile, place) for place in places)), tile, target)
     elif is_fourfold(kind):
+        tile = code.numbers(tile)
+        _rotate(code, tile, width)
         _quantise(code, tile, width, levels)
 
 
-def _quantise(code: Code, tile: Any, width: Any, levels: Any) -> None:
-    """`narrow` to integers."""
+def _rotate(code: Code, tile: Any, width: Any) -> None:
+    """`encoder.rotation.rotated` of a tile (D, LANES) in place, its sums in the same order; D is a multiple of 16."""
     b = code.builder
-    tile = code.numbers(tile)
+    large, small = SIZES[:2]
+    whole = b.icmp_signed("==", b.and_(width, long(large - 1)), long(0))
+    with b.if_else(whole) as (in_large, in_small):
+        for branch, size in ((in_large, large), (in_small, small)):
+            with branch, code.loop(b.udiv(width, long(size))) as part:
+                first = code.place((part.index, long(size)))
+                # A block stays in the first cache from one pass over it to the next.
+                for distance in (each for each in reversed(SIZES) if each < size):
+                    with code.loop(long(size // (4 * distance))) as group, code.loop(long(distance)) as row:
+                        _rotate_four(code, tile, code.place(first, (group.index, long(4 * distance)), row.index), distance)
+
+
+def _rotate_four(code: Code, tile: Any, first: Any, distance: int) -> None:
+    """The part of `_rotate` in which four rows of a tile meet, ``distance`` rows from one to the next."""
+    b = code.builder
+    for places in zip(*(code.lanes(code.place(first, long(i * distance))) for i in range(4)), strict=True):
+        w, x, y, z = (code.load(tile, place) for place in places)
+        sums, differences = (b.fadd(w, x), b.fadd(y, z)), (b.fsub(w, x), b.fsub(y, z))
+        turned = b.fadd(*sums), b.fadd(*differences), b.fsub(*sums), b.fsub(*differences)
+        for value, place in zip(turned, places, strict=True):
+            code.store(value, tile, place)
+
+
+def _quantise(code: Code, tile: Any, width: Any, levels: Any) -> None:
+    """`narrow` of turned features to integers."""
+    b = code.builder
     nothing = every(0.0)
     least, most, odd = (code.variables([start] * VECTORS) for start in (every(math.inf), every(-math.inf), nothing))
     with code.loop(width) as row:

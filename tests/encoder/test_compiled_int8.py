@@ -16,6 +16,7 @@ from encoder import Encoder, PackedBatch, freeze, frozen, fused, pack_ids
 from encoder.compiled.availability import available, quads_run
 from encoder.frozen import FrozenLinear, Int8Matrix
 from encoder.linear import Linear
+from encoder.rotation import block, rotated
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -41,18 +42,30 @@ def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> 
         yield answers_of(fused, "serves")
 
 
+def turning(width: int) -> Tensor:
+    """Sylvester's Hadamard matrix of the largest of 64, 16, 4 and 1 that divides a width, all along the diagonal: (D, D)."""
+    size = next(each for each in (64, 16, 4, 1) if width % each == 0)
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < size:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
+    return torch.block_diag(*[matrix] * (width // size))  # type: ignore[no-untyped-call]
+
+
 class Defined(nn.Module):
     """What a product of integers is, in double precision."""
 
     def __init__(self, linear: Linear, levels: int) -> None:
         super().__init__()
-        weight = linear.weight.detach().float()
+        self.turning = turning(linear.in_features)
+        # In float32: an integer of a weight that went to its neighbour would move all tokens.
+        weight = rotated(linear.weight.detach().float()) / block(linear.in_features)
         self.scales = weight.abs().amax(1) / 127
         self.integers = (weight / self.scales[:, None]).round().double()
         self.bias = None if linear.bias is None else linear.bias.detach().double()
         self.levels = levels
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.turning.t()
         least = x.amin(1, keepdim=True)
         step = (x.amax(1, keepdim=True) - least) / self.levels
         near = ((x - least) / step).round() * step + least
@@ -79,20 +92,24 @@ def quantised(encoder: Encoder) -> Encoder:
 def test_the_states_are_those_of_the_definition(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool], name: str
 ) -> None:
-    # Two layers: one that reads what another has written. What falls between two numbers of the grid (below) spreads with each more.
+    # Two layers: one that reads what another has written.
     two: dict[str, Any] = {"layer_types": ("global", "local"), **CONFIGS[name]}
-    encoder, batch = encoder_of(**{**two, "layer_types": two["layer_types"][:2]}), batch_of(LENGTHS)
+    encoder = encoder_of(**{**two, "layer_types": two["layer_types"][:2]})
+    short = (5,) * 120
+    batch = batch_of((*LENGTHS, *short))
     twin = quantised(encoder)
     found = twin(batch)
     assert used == [True]
     with torch.enable_grad():
         exact = defined(encoder, twin.layers[0].attention.qkv.levels)(batch).detach().float()
     plain = encoder(batch)
-    # A number between two of the grid may go to the other one, which moves its token by a step, and others by what they read of it.
+    # A number between two of the grid may go to the other one, which moves its token by a step, and a text by what it reads of it: of
+    # 300 tokens some number always does, of five seldom one.
     distances = (found - exact).abs().amax(1) / exact.std()
-    assert distances.median() < 1e-3, distances.median()
     assert distances.max() < 0.25, distances.max()
-    assert (found - exact).abs().mean() < (plain - exact).abs().mean() / 3
+    apart = distances[-sum(short) :]
+    assert apart.median() < 1e-5, apart.median()
+    assert apart.mean() < ((plain - exact).abs().amax(1) / exact.std())[-sum(short) :].mean() / 3
     assert torch.nn.functional.cosine_similarity(found, plain).min() > 0.99
 
 
@@ -206,9 +223,9 @@ def by_loops() -> Callable[..., NDArray[np.float32]]:
     return run
 
 
-@pytest.mark.parametrize("width", [16, 48, 400, 4096])
+@pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
 def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int) -> None:
-    """Tokens that lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
+    """Tokens that, turned, lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
     from encoder.compiled.vectors import LANES, quads_reach
 
     levels, random = quads_reach(), np.random.default_rng(width)
@@ -216,22 +233,25 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
     integers[:, 0], integers[:, 1] = 0, levels
     integers[1, 1:], integers[2, 2:] = levels, 0
     steps = 2.0 ** random.integers(-12, 12, (LANES, 1))
-    x = (integers * steps - steps * random.integers(0, 200, (LANES, 1))).astype(np.float32)
-    weight = torch.from_numpy(random.integers(-127, 127, (48, width), endpoint=True).astype(np.float32))
+    turned = integers * steps - steps * random.integers(0, 200, (LANES, 1))
+    weight = random.integers(-127, 127, (48, width), endpoint=True).astype(np.float64)
     weight[0], weight[1], weight[:, 2] = 127, -127, 127
-    matrix = Int8Matrix(weight, torch.arange(48.0), read=True)
+    matrix_of_turns = turning(width).numpy()
+    x = (turned @ np.linalg.inv(matrix_of_turns)).astype(np.float32)
+    matrix = Int8Matrix(torch.from_numpy(weight @ matrix_of_turns).float(), torch.arange(48.0), read=True)
     found = by_loops(x, matrix, levels)
-    expected = x.astype(np.float64) @ weight.double().numpy().T + np.arange(48)
-    size = np.abs(x).astype(np.float64) @ weight.abs().double().numpy().T
+    expected = turned @ weight.T + np.arange(48)
+    size = np.abs(turned) @ np.abs(weight).T + 2 * np.abs(turned).max(1, keepdims=True) * 127 * width
     # Sums of integers are exact; what makes numbers of them rounds four times.
-    np.testing.assert_array_less(np.abs(found - expected), 4 * 2.0**-24 * (size + 2 * np.abs(x).max(1, keepdims=True) * 127 * width) + 1e-6)
+    np.testing.assert_array_less(np.abs(found - expected), 4 * 2.0**-24 * size + 1e-6)
 
 
 def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> None:
     """There is no distance to divide by between their smallest and their largest number."""
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
     matrix = Int8Matrix(weight, torch.ones(16), read=True)
-    x = np.repeat(np.array([[0.0], [3.5], [-1e4], [1e-35]], np.float32), 64, axis=1)
+    x = np.zeros((4, 64), np.float32)
+    x[:, 0] = 0.0, 3.5, -1e4, 1e-35  # turned they are all alike
     np.testing.assert_allclose(by_loops(x, matrix, 127), 1 + x[:, :1] * matrix.ones.numpy(), rtol=1e-6)
 
 
