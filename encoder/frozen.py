@@ -5,9 +5,9 @@ matrix replaces the plain one instead of standing beside it. Where large batches
 weights as they lie, it keeps the plain layout; processors that multiply few tokens faster in oneDNN's hold that, too, from the first
 small batch on.
 
-int8: features are turned (`encoder.rotation`), then weights have one scale an output row, activations a shift and a scale a token. One
-for a whole batch, as dynamic quantisation usually has it, would make a text's vector depend on its neighbours. Blocks run by compiled
-loops whatever the number of tokens; what those cannot run takes FBGEMM's products of the same integers, in a layout of their own.
+int8: features are rotated (`encoder.compiled.hadamard`), then weights have one scale an output row, activations a shift and a scale a
+token. One for a whole batch, as dynamic quantisation usually has it, would make a text's vector depend on its neighbours. Blocks run by
+compiled loops whatever the number of tokens; what those cannot run takes FBGEMM's products of the same integers, in a layout of their own.
 
 Shapes: N packed tokens, D and O widths of the input and the output.
 Source: vector-wise quantisation of LLM.int8(), arXiv:2208.07339, section 3.1; FBGEMM's 8-bit kernels, arXiv:2101.05615.
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from encoder.compiled.availability import SMALLEST_SPAN, available
+from encoder.compiled.hadamard import block, hadamard
 from encoder.config import Precision
 from encoder.errors import InputError
 from encoder.fused import are_paired, obstacle
@@ -30,7 +31,6 @@ from encoder.linear import Linear, Product, Rows, compute_dtype, packable, packe
 from encoder.lora import lora_matrices
 from encoder.model import Encoder
 from encoder.processor import has_vnni, multiplies_best_plain, native_on_cpu
-from encoder.rotation import block, rotated
 
 if TYPE_CHECKING:
     from encoder.layers import Block
@@ -49,8 +49,8 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
 
     Args:
         encoder: On the CPU.
-        precision: ``float`` for the weights' own values, ``int8`` for a quarter of their memory and products at twice the speed, or
-            four times where the processor has an instruction for them.
+        precision: ``float`` for the weights' own values, ``int8`` for a quarter of their memory and, in compiled loops, products at
+            twice the speed, or four times where the processor has an instruction for them. By torch's operators it is no faster.
 
     Returns:
         The same encoder, in evaluation mode.
@@ -156,7 +156,7 @@ def _packed(weight: Tensor) -> Tensor:
 
 
 class Int8Matrix:
-    """A turned weight in 8 bits with a scale a row; tokens are turned and quantised as they come, with a shift and a scale each.
+    """A rotated weight in 8 bits with a scale a row; tokens are rotated and quantised as they come, with a shift and a scale each.
 
     Args:
         weight: (O, D).
@@ -166,10 +166,10 @@ class Int8Matrix:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, read: bool) -> None:
         self._read = read
-        wide = rotated(weight.float()) / block(weight.shape[1])
+        wide = hadamard(weight.float()) / block(weight.shape[1])
         self.scales = (wide.abs().amax(dim=1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
         self.weight = (wide / self.scales[:, None]).round_().to(torch.int8)
-        # What an input of ones would give: the part of the product that a token's smallest number makes.
+        # What a rotated input of ones gives: the part of the product that a token's smallest number makes.
         self.ones = self.weight.sum(1) * self.scales
         self.bias = None if bias is None else bias.float()
         self.levels = LEVELS_VNNI if has_vnni() else LEVELS
@@ -191,7 +191,7 @@ class Int8Matrix:
 
         Every token is shifted and scaled to [0, 1], so that one fixed grid serves them all.
         """
-        rows = rotated(x.float())
+        rows = hadamard(x.float())
         least = rows.amin(dim=1, keepdim=True)
         span = (rows.amax(dim=1, keepdim=True) - least).clamp_(min=SMALLEST_SPAN)
         unit = torch.sub(rows, least).div_(span)

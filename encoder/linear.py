@@ -28,13 +28,13 @@ class Rows(NamedTuple):
     """A matrix as it is, on the CPU."""
 
     weight: Tensor
-    """(O, D), in floating point or 8-bit integers."""
+    """(O, D), in floating point or, rotated (`encoder.compiled.hadamard`), in 8-bit integers."""
     bias: Tensor | None
     """(O,)."""
     scales: Tensor | None = None
     """What integers are multiplied by, (O,)."""
     ones: Tensor | None = None
-    """Of integers, what an input of ones gives, without the bias, (O,)."""
+    """Of integers, what a rotated input of ones gives, without the bias, (O,)."""
 
 
 # From so many tokens on the faster product pays for packing the weights: 5 % of 10 MFLOP a token against 2 ms a layer.

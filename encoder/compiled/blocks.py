@@ -5,9 +5,10 @@ activations, RoPE and residual sums happen beside the products, and nothing but 
 matrix are read once for all panels of a task. A sum runs over its terms in one order, whatever stands beside a token and whichever
 thread has it.
 
-Matrices of 8-bit integers meet tokens that are brought to such integers where they stand, each by its own smallest number and step; sums
-are exact, and everything but the products is float32. Those of bfloat16 meet tokens that are rounded to it, attention's heads are bfloat16,
-and sums, norms, activations and the residual stream float32. What matrices are is told by ``kind``, `FLOATS`, `PAIRS` or `QUADS`.
+Matrices of 8-bit integers meet tokens that are rotated (`hadamard`) and brought to such integers where they stand, each by its own
+smallest number and step; sums are exact, and everything but the products is float32. Those of bfloat16 meet tokens that are rounded to it,
+attention's heads are bfloat16, and sums, norms, activations and the residual stream float32. What matrices are is told by ``kind``,
+`FLOATS`, `PAIRS` or `QUADS`.
 
 Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
@@ -58,8 +59,8 @@ COSINES, SINES, HALF, Q, K, V, TOKEN_STRIDE, HEAD_STRIDE = range(10, 18)
 MIXED, ACTIVATION, GATED, POST = range(18, 22)
 # Norms: weight, bias, whether it subtracts the mean, epsilon (a double).
 ATTENTION_NORM, MLP_NORM = 22, 26
-# Matrices: weight, bias and, of integers, what they are multiplied by and what an input of ones gives. Queries, keys and values have one
-# each.
+# Matrices: weight, bias and, of integers, what they are multiplied by and what a rotated input of ones gives. Queries, keys and values
+# have one each.
 MATRIX = 4
 QKV, OUT, UP, DOWN = 30, 42, 46, 50
 # Tasks of one panel each, the last of all tasks.

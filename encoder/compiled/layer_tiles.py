@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from encoder.compiled import amx
-from encoder.compiled.availability import SMALLEST_SPAN
+from encoder.compiled.availability import MULTIPLE, SMALLEST_SPAN
+from encoder.compiled.hadamard import SIZES
 from encoder.compiled.vectors import (
     FLOAT,
     INTS,
@@ -34,7 +35,6 @@ from encoder.compiled.vectors import (
     is_tiled,
     long,
 )
-from encoder.rotation import SIZES
 
 __all__ = [
     "ACTIVATIONS",
@@ -54,8 +54,8 @@ __all__ = [
 def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
     """Some outputs (O, LANES), a multiple of 16 from ``first`` on, of a tile (D, LANES), which `narrow` has seen.
 
-    At ``matrix`` stand the addresses of its weights, biases and, of integers of 8 bits, what they are multiplied by and what an input of
-    ones gives, without the bias.
+    At ``matrix`` stand the addresses of its weights, biases and, of integers of 8 bits, what they are multiplied by and what a rotated
+    input of ones gives, without the bias.
     """
     b = code.builder
     addresses = b.inttoptr(matrix, LONG.as_pointer())
@@ -122,9 +122,9 @@ def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: 
 def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
     """A tile (D, LANES) in place to what `product` multiplies.
 
-    These are pairs of bfloat16, (D / 2, LANES), or four integers of 8 bits of turned features, (D / 4, LANES). Behind integers
+    These are pairs of bfloat16, (D / 2, LANES), or four integers of 8 bits of rotated features, (D / 4, LANES). Behind integers
     stand what a token's zero means and what its one is more, (2, LANES): its smallest number, and how far it is to the largest, over
-    ``levels``. Where a token has a number that is none or has no end, that is NaN.
+    ``levels``. Where a token has a number that is none or has no end, or a sum of 64 has none, that is NaN.
     """
     if is_paired(kind):
         tile = code.numbers(tile)
@@ -135,14 +135,14 @@ def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
                 code.store(code.paired(*(code.load(tile, place) for place in places)), tile, target)
     elif is_fourfold(kind):
         tile = code.numbers(tile)
-        _rotate(code, tile, width)
+        _hadamard(code, tile, width)
         _quantise(code, tile, width, levels)
 
 
-def _rotate(code: Code, tile: Any, width: Any) -> None:
-    """`encoder.rotation.rotated` of a tile (D, LANES) in place, its sums in the same order; D is a multiple of 16."""
+def _hadamard(code: Code, tile: Any, width: Any) -> None:
+    """`encoder.compiled.hadamard.hadamard` of a tile (D, LANES) in place."""
     b = code.builder
-    large, small = SIZES[:2]
+    large, small = (size for size in SIZES if size >= MULTIPLE)  # the smaller one divides every width
     whole = b.icmp_signed("==", b.and_(width, long(large - 1)), long(0))
     with b.if_else(whole) as (in_large, in_small):
         for branch, size in ((in_large, large), (in_small, small)):
@@ -151,22 +151,22 @@ def _rotate(code: Code, tile: Any, width: Any) -> None:
                 # A block stays in the first cache from one pass over it to the next.
                 for distance in (each for each in reversed(SIZES) if each < size):
                     with code.loop(long(size // (4 * distance))) as group, code.loop(long(distance)) as row:
-                        _rotate_four(code, tile, code.place(first, (group.index, long(4 * distance)), row.index), distance)
+                        _hadamard_four(code, tile, code.place(first, (group.index, long(4 * distance)), row.index), distance)
 
 
-def _rotate_four(code: Code, tile: Any, first: Any, distance: int) -> None:
-    """The part of `_rotate` in which four rows of a tile meet, ``distance`` rows from one to the next."""
+def _hadamard_four(code: Code, tile: Any, first: Any, distance: int) -> None:
+    """The part of `_hadamard` in which four rows of a tile meet, ``distance`` rows from one to the next."""
     b = code.builder
     for places in zip(*(code.lanes(code.place(first, long(i * distance))) for i in range(4)), strict=True):
         w, x, y, z = (code.load(tile, place) for place in places)
-        sums, differences = (b.fadd(w, x), b.fadd(y, z)), (b.fsub(w, x), b.fsub(y, z))
-        turned = b.fadd(*sums), b.fadd(*differences), b.fsub(*sums), b.fsub(*differences)
-        for value, place in zip(turned, places, strict=True):
+        outer, inner = (b.fadd(w, x), b.fsub(w, x)), (b.fadd(y, z), b.fsub(y, z))
+        rotated = b.fadd(outer[0], inner[1]), b.fsub(outer[0], inner[1]), b.fadd(outer[1], inner[0]), b.fsub(inner[0], outer[1])
+        for value, place in zip(rotated, places, strict=True):
             code.store(value, tile, place)
 
 
 def _quantise(code: Code, tile: Any, width: Any, levels: Any) -> None:
-    """`narrow` of turned features to integers."""
+    """`narrow` of rotated features to integers."""
     b = code.builder
     nothing = every(0.0)
     least, most, odd = (code.variables([start] * VECTORS) for start in (every(math.inf), every(-math.inf), nothing))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from encoder import Encoder, PackedBatch, freeze, frozen, fused, pack_ids
 from encoder.compiled.availability import available, quads_run
+from encoder.compiled.hadamard import block, hadamard
 from encoder.frozen import FrozenLinear, Int8Matrix
 from encoder.linear import Linear
-from encoder.rotation import block, rotated
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -42,12 +42,12 @@ def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> 
         yield answers_of(fused, "serves")
 
 
-def turning(width: int) -> Tensor:
-    """Sylvester's Hadamard matrix of the largest of 64, 16, 4 and 1 that divides a width, all along the diagonal: (D, D)."""
+def rotation(width: int) -> Tensor:
+    """A regular Hadamard matrix of the largest of 64, 16, 4 and 1 that divides a width, all along the diagonal: (D, D)."""
     size = next(each for each in (64, 16, 4, 1) if width % each == 0)
-    matrix = torch.ones(1, 1, dtype=torch.float64)
+    matrix, four = torch.ones(1, 1, dtype=torch.float64), 1 - 2 * torch.eye(4, dtype=torch.float64).flip(0)
     while len(matrix) < size:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
+        matrix = torch.kron(four, matrix)
     return torch.block_diag(*[matrix] * (width // size))  # type: ignore[no-untyped-call]
 
 
@@ -56,16 +56,16 @@ class Defined(nn.Module):
 
     def __init__(self, linear: Linear, levels: int) -> None:
         super().__init__()
-        self.turning = turning(linear.in_features)
+        self.rotation = rotation(linear.in_features)
         # In float32: an integer of a weight that went to its neighbour would move all tokens.
-        weight = rotated(linear.weight.detach().float()) / block(linear.in_features)
+        weight = hadamard(linear.weight.detach().float()) / block(linear.in_features)
         self.scales = weight.abs().amax(1) / 127
         self.integers = (weight / self.scales[:, None]).round().double()
         self.bias = None if linear.bias is None else linear.bias.detach().double()
         self.levels = levels
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x @ self.turning.t()
+        x = x @ self.rotation.t()
         least = x.amin(1, keepdim=True)
         step = (x.amax(1, keepdim=True) - least) / self.levels
         near = ((x - least) / step).round() * step + least
@@ -225,7 +225,7 @@ def by_loops() -> Callable[..., NDArray[np.float32]]:
 
 @pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
 def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int) -> None:
-    """Tokens that, turned, lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
+    """Tokens that, rotated, lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
     from encoder.compiled.vectors import LANES, quads_reach
 
     levels, random = quads_reach(), np.random.default_rng(width)
@@ -233,15 +233,15 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
     integers[:, 0], integers[:, 1] = 0, levels
     integers[1, 1:], integers[2, 2:] = levels, 0
     steps = 2.0 ** random.integers(-12, 12, (LANES, 1))
-    turned = integers * steps - steps * random.integers(0, 200, (LANES, 1))
+    rotated = integers * steps - steps * random.integers(0, 200, (LANES, 1))
     weight = random.integers(-127, 127, (48, width), endpoint=True).astype(np.float64)
     weight[0], weight[1], weight[:, 2] = 127, -127, 127
-    matrix_of_turns = turning(width).numpy()
-    x = (turned @ np.linalg.inv(matrix_of_turns)).astype(np.float32)
-    matrix = Int8Matrix(torch.from_numpy(weight @ matrix_of_turns).float(), torch.arange(48.0), read=True)
+    symmetric = rotation(width).numpy()
+    x = (rotated @ symmetric / block(width)).astype(np.float32)
+    matrix = Int8Matrix(torch.from_numpy(weight @ symmetric).float(), torch.arange(48.0), read=True)
     found = by_loops(x, matrix, levels)
-    expected = turned @ weight.T + np.arange(48)
-    size = np.abs(turned) @ np.abs(weight).T + 2 * np.abs(turned).max(1, keepdims=True) * 127 * width
+    expected = rotated @ weight.T + np.arange(48)
+    size = np.abs(rotated) @ np.abs(weight).T + 2 * np.abs(rotated).max(1, keepdims=True) * 127 * width
     # Sums of integers are exact; what makes numbers of them rounds four times.
     np.testing.assert_array_less(np.abs(found - expected), 4 * 2.0**-24 * size + 1e-6)
 
@@ -250,9 +250,8 @@ def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> N
     """There is no distance to divide by between their smallest and their largest number."""
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
     matrix = Int8Matrix(weight, torch.ones(16), read=True)
-    x = np.zeros((4, 64), np.float32)
-    x[:, 0] = 0.0, 3.5, -1e4, 1e-35  # turned they are all alike
-    np.testing.assert_allclose(by_loops(x, matrix, 127), 1 + x[:, :1] * matrix.ones.numpy(), rtol=1e-6)
+    x = np.repeat(np.array([[0.0], [3.5], [-1e4], [1e-35]], np.float32), 64, axis=1)  # rotated they are eight times as large
+    np.testing.assert_allclose(by_loops(x, matrix, 127), 1 + 8 * x[:, :1] * matrix.ones.numpy(), rtol=1e-6)
 
 
 EMULATED = """
@@ -263,11 +262,11 @@ assert vectors.quads_reach() == 127, vectors.quads_reach()
 torch.set_num_threads(2)
 frozen.has_vnni = lambda: False
 config = EncoderConfig.modernbert(
-    vocab_size=300, hidden_size=96, num_heads=3, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
+    vocab_size=300, hidden_size=128, num_heads=4, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
 )
 encoder = freeze(init_weights(Encoder(config), seed=1), precision="int8")
 batch = pack_ids([list(range(290)), [1, 2, 3], list(range(100))])
-assert fused.serves(encoder.layers, batch, torch.zeros(393, 96), None)
+assert fused.serves(encoder.layers, batch, torch.zeros(393, 128), None)
 found = encoder(batch)
 fused.serves = lambda *_: False
 distances = (found - encoder(batch)).abs().amax(1) / found.std()
