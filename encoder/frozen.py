@@ -50,7 +50,7 @@ def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
     Args:
         encoder: On the CPU.
         precision: ``float`` for the weights' own values, ``int8`` for a quarter of their memory and, in compiled loops, products at
-            twice the speed, or four times where the processor has an instruction for them. By torch's operators it is no faster.
+            twice the speed, or four times where the processor has an instruction for them. By torch's operators it is slower.
 
     Returns:
         The same encoder, in evaluation mode.
@@ -169,7 +169,7 @@ class Int8Matrix:
         wide = hadamard(weight.float()) / block(weight.shape[1])
         self.scales = (wide.abs().amax(dim=1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
         self.weight = (wide / self.scales[:, None]).round_().to(torch.int8)
-        # What a rotated input of ones gives: the part of the product that a token's smallest number makes.
+        # What rotated features that are all 1 give: the part of the product that a token's smallest number makes.
         self.ones = self.weight.sum(1) * self.scales
         self.bias = None if bias is None else bias.float()
         self.levels = LEVELS_VNNI if has_vnni() else LEVELS

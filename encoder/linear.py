@@ -34,7 +34,7 @@ class Rows(NamedTuple):
     scales: Tensor | None = None
     """What integers are multiplied by, (O,)."""
     ones: Tensor | None = None
-    """Of integers, what a rotated input of ones gives, without the bias, (O,)."""
+    """Of integers, what rotated features that are all 1 give, without the bias, (O,)."""
 
 
 # From so many tokens on the faster product pays for packing the weights: 5 % of 10 MFLOP a token against 2 ms a layer.

@@ -59,8 +59,8 @@ COSINES, SINES, HALF, Q, K, V, TOKEN_STRIDE, HEAD_STRIDE = range(10, 18)
 MIXED, ACTIVATION, GATED, POST = range(18, 22)
 # Norms: weight, bias, whether it subtracts the mean, epsilon (a double).
 ATTENTION_NORM, MLP_NORM = 22, 26
-# Matrices: weight, bias and, of integers, what they are multiplied by and what a rotated input of ones gives. Queries, keys and values
-# have one each.
+# Matrices: weight, bias and, of integers, what they are multiplied by and what rotated features that are all 1 give. Queries, keys
+# and values have one each.
 MATRIX = 4
 QKV, OUT, UP, DOWN = 30, 42, 46, 50
 # Tasks of one panel each, the last of all tasks.

@@ -17,8 +17,6 @@ Source: QuaRot, arXiv:2404.00456, section 3 (rotated activations and weights); H
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -34,22 +32,16 @@ def block(width: int) -> int:
 def hadamard(x: Tensor) -> Tensor:
     """Features (..., D) rotated block by block, in the dtype of ``x``.
 
-    Sums are taken in double precision: those of up to 64 float32 numbers do not depend on their order there, so that a token's do not
-    depend on how many tokens there are.
+    Sums have one order, that of the loops: a token's do not depend on how many tokens there are.
 
     Example:
         >>> hadamard(torch.tensor([[8.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])).tolist()
         [[8.0, 8.0, 8.0, -8.0], [2.0, 2.0, 2.0, 2.0]]
     """
-    size = block(x.shape[-1])
-    return (x.double().reshape(-1, size) @ _matrix(size)).reshape(x.shape).to(x.dtype)
-
-
-@cache
-def _matrix(size: int) -> Tensor:
-    """(size, size)."""
-    four = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix) < size:
-        matrix = torch.kron(four, matrix)
-    return matrix
+    shape, distance = x.shape, 1
+    while distance < block(shape[-1]):
+        first, second, third, fourth = x.reshape(-1, 4, distance).unbind(1)
+        outer, inner = (first + second, first - second), (third + fourth, third - fourth)
+        x = torch.stack((outer[0] + inner[1], outer[0] - inner[1], outer[1] + inner[0], inner[0] - outer[1]), dim=1)
+        distance *= 4
+    return x.reshape(shape)

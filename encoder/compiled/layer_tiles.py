@@ -54,8 +54,8 @@ __all__ = [
 def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
     """Some outputs (O, LANES), a multiple of 16 from ``first`` on, of a tile (D, LANES), which `narrow` has seen.
 
-    At ``matrix`` stand the addresses of its weights, biases and, of integers of 8 bits, what they are multiplied by and what a rotated
-    input of ones gives, without the bias.
+    At ``matrix`` stand the addresses of its weights, biases and, of integers of 8 bits, what they are multiplied by and what rotated
+    features that are all 1 give, without the bias.
     """
     b = code.builder
     addresses = b.inttoptr(matrix, LONG.as_pointer())
@@ -140,7 +140,7 @@ def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
 
 
 def _hadamard(code: Code, tile: Any, width: Any) -> None:
-    """`encoder.compiled.hadamard.hadamard` of a tile (D, LANES) in place."""
+    """`encoder.compiled.hadamard.hadamard` of a tile (D, LANES) in place, to the same bits."""
     b = code.builder
     large, small = (size for size in SIZES if size >= MULTIPLE)  # the smaller one divides every width
     whole = b.icmp_signed("==", b.and_(width, long(large - 1)), long(0))

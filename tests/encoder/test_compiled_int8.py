@@ -31,6 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {"mlp": "plain", "positions": "absolute", "layer_types": ("global",) * 3, **POST, **BIASES},
     "nomicbert": {"activation": "silu", "layer_types": ("global",) * 3, **POST},
     "rmsnorm": {"norm": "rmsnorm", "activation": "relu"},
+    "wide": {"hidden_size": 128, "num_heads": 4, "intermediate_size": 192},  # features are rotated 64 at a time
 }
 
 
@@ -117,13 +118,13 @@ def test_the_states_are_those_of_the_definition(
 def test_operators_multiply_the_same_integers(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool], name: str
 ) -> None:
-    encoder, batch = quantised(encoder_of(**CONFIGS[name])), batch_of((60, 9))
+    encoder, batch = quantised(encoder_of(**CONFIGS[name])), batch_of((5,) * 100)  # of so few tokens most are all on one side (above)
     by_loops = encoder(batch)
     assert used == [True]
     monkeypatch.setattr(fused, "serves", lambda *_: False)
     by_operators = encoder(batch)
     distances = (by_operators - by_loops).abs().amax(1) / by_loops.std()
-    assert distances.median() < 5e-3, distances.median()
+    assert distances.median() < 1e-4, distances.median()
     assert distances.max() < 0.25, distances.max()
 
 
@@ -159,8 +160,9 @@ def test_weights_are_held_once(encoder_of: Callable[..., Encoder], batch_of: Cal
     assert not any("_packed" in vars(each) for each in matrices)
 
 
-def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encoder], used: list[bool]) -> None:
-    encoder = encoder_of(layer_types=("global",))
+@pytest.mark.parametrize("name", ["modernbert", "wide"])
+def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encoder], used: list[bool], name: str) -> None:
+    encoder = encoder_of(**CONFIGS[name], layer_types=("global",))
     with torch.no_grad():
         encoder.embeddings.tokens.weight[7, 3] = float("nan")
         encoder.embeddings.tokens.weight[8, 5] = float("inf")
@@ -246,6 +248,43 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
     np.testing.assert_array_less(np.abs(found - expected), 4 * 2.0**-24 * size + 1e-6)
 
 
+@pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
+def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
+    import numba
+
+    from encoder.compiled.layer_tiles import _hadamard
+    from encoder.compiled.vectors import LANES, emitted
+
+    def emit(code: Any, tile: Any, width: Any) -> None:
+        _hadamard(code, code.numbers(tile), width)
+
+    rotate = emitted(emit)
+
+    @numba.njit
+    def run(tile: int, width: int) -> None:
+        rotate(tile, width)
+
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(width, LANES, generator=generator) * 2.0 ** torch.randint(-40, 40, (width, LANES), generator=generator)
+    expected = hadamard(x.t()).t()
+    run(x.data_ptr(), width)
+    assert torch.equal(x, expected)
+
+
+def test_sums_without_an_end_stay_with_their_token(by_loops: Callable[..., NDArray[np.float32]]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    matrix = Int8Matrix(torch.randn(48, 128, generator=generator), None, read=True)
+    x = torch.randn(5, 128, generator=generator)
+    x[2] = 3e38
+    clean = x[[0, 1, 3, 4]]
+    for found, others in (
+        (by_loops(x.numpy(), matrix, matrix.levels), by_loops(clean.numpy(), matrix, matrix.levels)),
+        (matrix(x).numpy(), matrix(clean).numpy()),
+    ):
+        assert not np.isfinite(found[2]).any()
+        np.testing.assert_array_equal(found[[0, 1, 3, 4]], others)
+
+
 def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> None:
     """There is no distance to divide by between their smallest and their largest number."""
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
@@ -265,12 +304,12 @@ config = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=128, num_heads=4, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
 )
 encoder = freeze(init_weights(Encoder(config), seed=1), precision="int8")
-batch = pack_ids([list(range(290)), [1, 2, 3], list(range(100))])
-assert fused.serves(encoder.layers, batch, torch.zeros(393, 128), None)
+batch = pack_ids([list(range(start, start + 5)) for start in range(100)])
+assert fused.serves(encoder.layers, batch, torch.zeros(500, 128), None)
 found = encoder(batch)
 fused.serves = lambda *_: False
 distances = (found - encoder(batch)).abs().amax(1) / found.std()
-assert distances.median() < 5e-3 and distances.max() < 0.25, distances
+assert distances.median() < 1e-4 and distances.max() < 0.25, distances
 """
 
 
