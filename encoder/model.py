@@ -112,7 +112,7 @@ class Encoder(nn.Module):
                 return self.forward(batch)
         batch = batch.to(self.device)
         if self.frozen == "int8" and not batch.steady:
-            # The loops answer a lone query sooner than torch's operators do, of which quantised products need two dozen.
+            # The loops answer a lone query sooner than torch's operators do, of which quantised products need some forty.
             batch = replace(batch, steady=True, memo={})
         batch, places = self._arranged(batch)
         ropes = self._ropes(batch.positions)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 SIZES = (64, 16, 4, 1)
-"""Orders of the matrix, powers of four. Neighbouring features are rotated together, so many at a time as divide their number."""
+"""Orders of the matrix, powers of four: how many neighbouring features may be rotated together."""
 
 
 def block(width: int) -> int:

@@ -108,6 +108,7 @@ def test_the_states_are_those_of_the_definition(
     # 300 tokens some number always does, of five seldom one.
     distances = (found - exact).abs().amax(1) / exact.std()
     assert distances.max() < 0.25, distances.max()
+    assert (found - exact).abs().mean() < (plain - exact).abs().mean() / 3
     apart = distances[-sum(short) :]
     assert apart.median() < 1e-5, apart.median()
     assert apart.mean() < ((plain - exact).abs().amax(1) / exact.std())[-sum(short) :].mean() / 3
