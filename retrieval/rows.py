@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,24 @@ from retrieval.protocols import Rows
 from retrieval.records import DenseVectors
 
 
-class MatrixRows:
-    """The rows of a matrix, (n, d) float32, in memory or in a mapped file."""
+class Matrix(Protocol):
+    """What an array of rows has in common with one that is read from a file."""
 
-    def __init__(self, matrix: DenseVectors) -> None:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> DenseVectors:
+        """Some rows."""
+
+
+class MatrixRows:
+    """The rows of a matrix, (n, d) float32, in memory or in a mapped file that is verified as it is read."""
+
+    def __init__(self, matrix: DenseVectors | Matrix) -> None:
         self.matrix = matrix
 
     @property

@@ -5,6 +5,7 @@ Shapes: Q queries, D documents of a block, k hits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,13 @@ from retrieval.bm25.scoring import Best, Scored, score_postings, split_words, to
 from retrieval.bm25.tables import WordTable, word_tables
 from retrieval.indexes import Filter, Index
 from retrieval.indexes.engines import Bitmap
+from retrieval.indexes.errors import LostTextError
 from retrieval.indexes.exact.ranking import check_k
 from retrieval.indexes.segments import OpenSegment
 from retrieval.progress import progress_bar
 from retrieval.records import Hits
+
+logger = logging.getLogger(__name__)
 
 # The stored texts, as their segment's manifest entry calls them.
 _TEXTS = "documents.jsonl"
@@ -155,5 +159,9 @@ def _contents(segment: OpenSegment, *, use_title: bool, progress: bool) -> Itera
         raise ValueError("this segment was opened without its texts")
     with progress_bar("words", len(segment.documents), enabled=progress) as advance:
         for row in range(len(segment.documents)):
-            yield texts[row].content(use_title=use_title)
+            try:
+                yield texts[row].content(use_title=use_title)
+            except LostTextError as error:  # a repair has said so; a document without words is never found by them
+                logger.warning("%s", error)
+                yield ""
             advance(1)

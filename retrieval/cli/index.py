@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +14,12 @@ from encoder.data_files import read_lines
 from retrieval.biencoder import BiEncoder
 from retrieval.cli.index_export import export
 from retrieval.cli.output import (
+    GenerationOption,
     Int8Option,
     JsonOption,
     OverwriteOption,
     ProgressOption,
+    VerifyOption,
     help_alone,
     print_json,
     print_table,
@@ -44,6 +46,7 @@ from retrieval.indexes import (
 from retrieval.indexes.calibration import HITS, LEAST_HITS, QUERIES
 from retrieval.indexes.engines import Setting
 from retrieval.indexes.recall_table import Rung
+from retrieval.indexes.repair import RepairReport
 from retrieval.models import load_model
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and look at indexes.")
@@ -177,45 +180,78 @@ def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, Json
     report = check_index(folder)
     if as_json:
         generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
-        print_json({"folder": str(folder), "whole": not report.problems, "generations": generations, "leftovers": _names(report.leftovers)})
+        whole = {"folder": str(folder), "whole": not report.problems, "head": report.head_problems}
+        print_json({**whole, "generations": generations, "leftovers": _names(report.leftovers)})
     else:
         for each in report.generations:
             say(f"generation {each.generation}: {'whole' if not each.problems else 'damaged'}")
             for problem in each.problems:
                 say(f"  {problem}")
+        for problem in report.head_problems:
+            say(problem)
         for path in report.leftovers:
             say(f"left by an interrupted build or commit: {path}")
-        if not report.generations:
+        if not report.generations and not report.head_problems:
             say("nothing has been committed yet")
     if report.problems:
         raise typer.Exit(1)
 
 
-@app.command("repair", epilog="Example: quiver index repair indexes/scifact")
-def repair(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, JsonOption] = False) -> None:
-    """Make the index what is whole of it, and say what is lost."""
-    report = repair_index(folder)
+@app.command("repair", epilog="Example: quiver index repair indexes/scifact --dry-run")
+def repair(
+    folder: Annotated[Path, FolderArgument],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be kept and lost.")] = False,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Keep all that is whole of a damaged index, and name what is lost.
+
+    What is damaged is moved to the folder quarantine/ in the index; nothing is deleted.
+    """
+    report = repair_index(folder, dry_run=dry_run)
     if as_json:
-        print_json({**dataclasses.asdict(report), "removed": _names(report.removed)})
+        print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
         return
-    for problem in report.problems:
-        say(problem)
-    if report.problems:
-        lost = "an unknown number of" if report.documents_before is None else f"{report.documents_before - report.documents:,}"
-        say(f"{folder}: generation {report.generation} has the content of {report.restored}; {lost} documents are lost")
-    else:
-        say(f"{folder}: whole, nothing to repair")
-    say(f"{report.documents:,} documents, {len(report.removed)} files and folders removed")
+    for line in _repaired(folder, report):
+        say(line)
+
+
+def _repaired(folder: Path, report: RepairReport) -> Iterator[str]:
+    """What a repair did or would do, a line each."""
+    if not report.problems:
+        yield f"{folder}: whole, nothing to repair ({report.documents:,} documents)"
+        return
+    yield from report.problems
+    yield from (f"corrected: {each}" for each in report.corrected)
+    for what, ids in (
+        ("lost", report.lost),
+        ("taken from an older generation", report.recovered),
+        ("kept without text", report.without_text),
+        ("kept without fields to filter by", report.without_fields),
+    ):
+        if ids:
+            yield f"{len(ids):,} documents {what}: {' '.join(ids)}"
+    if report.lost_unnamed:
+        yield f"{report.lost_unnamed:,} documents lost whose ids are lost too"
+    if report.undone_deletions:
+        yield f"{report.undone_deletions:,} deleted documents are found again, because the record of their deletion is lost"
+    before = "an unknown number of" if report.documents_before is None else f"{report.documents_before:,}"
+    if report.dry_run:
+        yield f"{folder}: a repair would keep {report.documents:,} of {before} documents (generation {report.restored})"
+        return
+    yield f"{folder}: generation {report.generation} keeps {report.documents:,} of {before} documents of generation {report.restored}"
+    if report.quarantined:
+        yield f"{len(report.quarantined)} files and folders are in {report.quarantined[0].parent}; delete it when you no longer need them"
 
 
 @app.command("info", epilog="Example: quiver index info indexes/scifact --json")
 def info(
     folder: Annotated[Path, FolderArgument],
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file and compare its checksum.")] = True,
+    generation: Annotated[int | None, GenerationOption] = None,
+    verify: Annotated[bool, VerifyOption] = True,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Say what an index holds and who built it."""
-    _describe(open_index(folder, verify=verify), as_json)
+    _describe(open_index(folder, generation=generation, verify=verify), as_json)
 
 
 def read_ids(path: Path) -> list[str]:
@@ -252,7 +288,15 @@ def _describe(index: Index, as_json: bool) -> None:
         content = {**dataclasses.asdict(manifest), "kind": manifest.kind, "tokens": dataclasses.asdict(manifest.tokens)}
         content["presets"] = index.presets()
         sizes = {"documents": len(index), "deleted": manifest.deleted, "vectors": manifest.vectors, "bytes": manifest.bytes}
-        print_json({"folder": str(index.path), **sizes, "fields": {name: [*types] for name, types in index.fields.items()}, **content})
+        print_json(
+            {
+                "folder": str(index.path),
+                "verified": index.verified,
+                **sizes,
+                "fields": {name: [*types] for name, types in index.fields.items()},
+                **content,
+            }
+        )
         return
     tokens = manifest.tokens
     rows = [
@@ -272,6 +316,7 @@ def _describe(index: Index, as_json: bool) -> None:
         ("fingerprint", manifest.model.fingerprint[:16]),
         ("generation", f"{manifest.generation} ({manifest.operation})"),
         ("created", manifest.created),
+        ("verification", "blocks, when they are first read" if index.verified else "off: this index was opened unverified"),
     ]
     print_table(str(index.path), ("", "value"), rows)
     _print_presets(index)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from encoder import InputError
-from retrieval.cli.output import JsonOption, OverwriteOption, ProgressOption, print_json, say, show_progress
+from retrieval.cli.output import JsonOption, OverwriteOption, ProgressOption, VerifyOption, print_json, say, show_progress
 from retrieval.indexes import open_index
 from retrieval.indexes.export import export_index
 from retrieval.interoperation import export_to
@@ -38,7 +38,7 @@ def export(
         str | None, typer.Option("--collection", help="Of --to: name of the collection or table; by default the index's.")
     ] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file first and compare its checksum.")] = True,
+    verify: Annotated[bool, VerifyOption] = True,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:

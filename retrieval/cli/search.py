@@ -17,12 +17,13 @@ from encoder.files import check_target
 from retrieval import bm25
 from retrieval.cli.explained import explanation_json, explanation_view
 from retrieval.cli.index import read_ids
-from retrieval.cli.output import JsonOption, ProgressOption, print_json, print_table, say, show_progress
+from retrieval.cli.output import GenerationOption, JsonOption, ProgressOption, VerifyOption, print_json, print_table, say, show_progress
 from retrieval.cli.sharded import AddressOption, ReplicasOption, ShardChoices, ShardMemoryOption, ShardsOption, report_missing, sharded
 from retrieval.cli.sources import Choices, Explained, Opened, SecondStage, Source, short_names
 from retrieval.corpus import read_queries
 from retrieval.hybrid import Fusion, search_fused
-from retrieval.indexes import Filter, Index
+from retrieval.indexes import DamagedIndexError, Filter, Index
+from retrieval.indexes.errors import LostTextError
 from retrieval.records import Query, Run
 from retrieval.reranking import rerank as rerank_run
 from retrieval.run import ranked, write_run
@@ -101,7 +102,8 @@ def search(
     shard_memory: Annotated[str | None, ShardMemoryOption] = None,
     replicas: Annotated[int | None, ReplicasOption] = None,
     address: Annotated[str | None, AddressOption] = None,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file first and compare its checksum.")] = True,
+    generation: Annotated[int | None, GenerationOption] = None,
+    verify: Annotated[bool, VerifyOption] = True,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -120,8 +122,10 @@ def search(
     where = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
     how = _fusion(beside or [], fusion, weights, normalise)
     asked = [Query(_QUERY, text)] if text is not None else list(read_queries(queries or Path()))
+    if generation is not None and (shards or shard_memory):
+        raise InputError("--generation opens one index in this process; leave --shards and --shard-memory out")
     spread = context.with_resource(sharded(folder, ShardChoices(shards, shard_memory, replicas, address), verify=verify))
-    opened = Opened(folder, model=model, verify=verify, sharded=spread)
+    opened = Opened(folder, model=model, generation=generation, verify=verify, sharded=spread)
     stage = None if rerank is None else opened.second_stage(rerank)
     choices = Choices(where, (effort or Effort.BALANCED).value, target_recall, show_progress(progress))
     sources = _sources(opened, [str(folder), *(beside or [])], how, choices)
@@ -239,11 +243,16 @@ def _hits(opened: Opened, found: Found, explained: Mapping[str, Mapping[str, Exp
             hit["candidate"] = candidates[document]
         if lists:
             hit["lists"] = {name: places.get(document) for name, places in lists.items()}
-        if (stored := opened.stored(document)) is not None:
-            # Explanations are of the text as it was encoded.
-            hit["text"] = stored.text if explained else _excerpt(stored.text)
-            if stored.metadata:
-                hit["metadata"] = stored.metadata
+        try:
+            stored = opened.stored(document)
+        except (DamagedIndexError, LostTextError) as error:  # what was found is right all the same
+            hit["text_error"] = str(error)
+        else:
+            if stored is not None:
+                # Explanations are of the text as it was encoded.
+                hit["text"] = stored.text if explained else _excerpt(stored.text)
+                if stored.metadata:
+                    hit["metadata"] = stored.metadata
         if explained:
             hit["explained"] = explanation_json(explained[document])
         if opened.missing is not None:
@@ -269,7 +278,7 @@ def _origin(hit: Mapping[str, Any]) -> list[str]:
 
 def _print_table(hits: Sequence[Mapping[str, Any]], found: Found, documents: int) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
-    rows = [(hit["id"], f"{hit['score']:.4f}", *_origin(hit), hit.get("text", "")) for hit in hits]
+    rows = [(hit["id"], f"{hit['score']:.4f}", *_origin(hit), hit.get("text", hit.get("text_error", ""))) for hit in hits]
     print_table(f"{len(hits)} of {documents:,} documents", ("document", "score", *origins, "text"), rows)
 
 

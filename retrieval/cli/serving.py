@@ -11,7 +11,7 @@ import typer
 
 from encoder import InputError
 from retrieval import bm25
-from retrieval.cli.output import JsonOption, print_json, say
+from retrieval.cli.output import JsonOption, VerifyOption, print_json, say
 from retrieval.cli.settings import parse_size
 from retrieval.cli.sources import short_names
 
@@ -44,7 +44,7 @@ def serve(
         float, typer.Option("--drain-delay", min=0, help="Seconds behind SIGTERM in which requests are still taken, and readiness says no.")
     ] = 1.0,
     drain: Annotated[float, typer.Option("--drain", min=1, help="Seconds in which requests may end then.")] = 30.0,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Read every file first and compare its checksum.")] = True,
+    verify: Annotated[bool, VerifyOption] = True,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Serve indexes over HTTP, with a search page, until SIGTERM or Ctrl-C.

@@ -92,7 +92,8 @@ class Opened:
     Args:
         folder: The first index.
         model: Its model; None for the one that built it.
-        verify: Whether every file is compared with its checksum.
+        generation: Which of its generations; None for the newest.
+        verify: Whether blocks of its files are compared with their checksums when they are first read.
         sharded: The first index over shards, which are searched instead; None to search it here.
 
     Attributes:
@@ -103,11 +104,15 @@ class Opened:
         InputError: The index cannot be opened.
     """
 
-    def __init__(self, folder: Path, *, model: str | None, verify: bool, sharded: ShardedIndex | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, model: str | None, verify: bool, generation: int | None = None, sharded: ShardedIndex | None = None
+    ) -> None:
         self._model = model
         self._verify = verify
         self._sharded = sharded
         self._indexes: dict[Path, Index] = {} if sharded is None else {folder.resolve(): sharded.whole}
+        if generation is not None:
+            self._indexes[folder.resolve()] = open_index(folder, generation=generation, verify=verify)
         self._models: dict[str, BiEncoder | ColBERT] = {}
         self.efforts: dict[str, Mapping[str, Setting]] = {}
         self.missing: Missing | None = None

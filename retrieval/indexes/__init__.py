@@ -12,7 +12,8 @@ from retrieval.indexes.in_memory import BuiltIndex, build_in_memory, check_kind,
 from retrieval.indexes.index import Index, open_index
 from retrieval.indexes.options import BuildOptions
 from retrieval.indexes.recall_table import Calibration
-from retrieval.indexes.store.checking import check_index, repair_index
+from retrieval.indexes.repair import repair_index
+from retrieval.indexes.store.checking import check_index
 from retrieval.indexes.store.manifest import Manifest
 
 __all__ = [

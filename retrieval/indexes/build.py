@@ -26,6 +26,7 @@ from retrieval.indexes.encoded import Model
 from retrieval.indexes.engine_table import engine, engine_name
 from retrieval.indexes.engines import AnyCodec
 from retrieval.indexes.index import Index, check_model, open_index, open_manifest
+from retrieval.indexes.mapped import Files
 from retrieval.indexes.options import DEFAULTS, BuildOptions
 from retrieval.indexes.pieces import ENCODES_NOTHING, CodecPlace, Pieces
 from retrieval.indexes.segments import Contents, OpenSegment, open_segment
@@ -287,7 +288,7 @@ def _drafted(segments: Sequence[tuple[Path, Contents]]) -> tuple[SegmentEntry, .
 
 
 def _opened(segments: Sequence[tuple[Path, Contents]], codec: AnyCodec, policy: Policy) -> list[OpenSegment]:
-    return [open_segment(folder, codec, each.documents, texts=policy.store_text) for folder, each in segments]
+    return [open_segment(Files(folder), codec, each.documents, texts=policy.store_text) for folder, each in segments]
 
 
 def _added(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> list[SegmentEntry]:

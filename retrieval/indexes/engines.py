@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.indexes.disk import Disk
+from retrieval.indexes.mapped import Files
 
 Preset: TypeAlias = Literal["exact", "balanced", "fast"]
 """How much of an index is looked at: all of it, what the defaults of the engine say, or less than that."""
@@ -158,6 +159,9 @@ class Segment(Protocol[Queries, Effort]):
             (n, d) vectors, row after row in the order given, and how many each row has, (len(rows),).
         """
 
+    def damaged(self) -> Bitmap:
+        """The rows whose vectors a salvaged file has lost, (P,)."""
+
 
 class Codec(Protocol[SegmentType, EffortType]):
     """What is trained once; every segment of an index is written and read with the same one."""
@@ -183,11 +187,11 @@ class Codec(Protocol[SegmentType, EffortType]):
     def writer(self, folder: Path, disk: Disk) -> SegmentWriter:
         """Begin a segment in an existing folder, whose other files are none of the engine's business."""
 
-    def open(self, folder: Path, rows: int) -> SegmentType:
-        """Open a segment whose files are known to be whole; large arrays stay mapped.
+    def open(self, files: Files, rows: int) -> SegmentType:
+        """Open a segment; large arrays stay mapped and are verified as they are read.
 
         Args:
-            folder: The folder that a writer or ``merge`` wrote to.
+            files: What a writer or ``merge`` wrote.
             rows: Number of rows it must have.
 
         Raises:

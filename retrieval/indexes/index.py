@@ -22,7 +22,7 @@ from retrieval.indexes.documents.metadata import describe
 from retrieval.indexes.documents.strings import LOOK
 from retrieval.indexes.engine_table import ENGINES, open_codec
 from retrieval.indexes.engines import AnyCodec, Bitmap, Preset, Setting
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, missing_file
 from retrieval.indexes.exact.ranking import check_k
 from retrieval.indexes.live import LiveDocuments, LiveIds, Place
 from retrieval.indexes.merging import SegmentHits, merged
@@ -31,7 +31,7 @@ from retrieval.indexes.recall_table import Calibration, check_target
 from retrieval.indexes.segments import OpenSegment, open_segment
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import Manifest, SegmentEntry
-from retrieval.indexes.store.reading import open_newest, read_alive, verify_files
+from retrieval.indexes.store.reading import open_files, open_newest, read_alive, read_generation, verify_files
 from retrieval.records import Document, Hits, ModelCard
 
 _PRESETS: tuple[Preset, ...] = get_args(Preset)
@@ -48,13 +48,14 @@ class Index:
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
         fields: The fields that can be filtered by, where these are only some of the segments of an index; None for those they have.
+        verified: See below.
 
     Attributes:
         path: The folder.
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
-        fields: The fields that can be filtered by, each with the types of its values.
+        verified: Whether blocks of its files are compared with their checksums when they are first read.
         matching: Filter -> which rows of each segment may be found under it; None for all of them.
     """
 
@@ -66,15 +67,26 @@ class Index:
         segments: Sequence[OpenSegment],
         *,
         fields: Mapping[str, tuple[str, ...]] | None = None,
+        verified: bool = True,
     ) -> None:
         self.path = path
+        self.verified = verified
         self.manifest = manifest
         self.codec = codec
         self.segments = tuple(segments)
-        self.fields: Mapping[str, tuple[str, ...]] = _fields(self.segments) if fields is None else fields
-        # Not a method: an index that its own memory led back to would keep its lists and its removed files until Python looks for circles.
-        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.path, self.segments, self.fields))
+        self._fields = fields
+        # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
+        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.path, self.segments, fields))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
+
+    @cached_property
+    def fields(self) -> Mapping[str, tuple[str, ...]]:
+        """The fields that can be filtered by, each with the types of its values.
+
+        Raises:
+            DamagedIndexError: The metadata is not what was written.
+        """
+        return _fields_of(self.segments) if self._fields is None else self._fields
 
     @property
     def kind(self) -> str:
@@ -156,7 +168,7 @@ class Index:
             if effort is not None:
                 raise ValueError("give either an effort or a target_recall")
             effort = self.effort_for(target_recall, k)
-        if where is not None and self.segments:
+        if where is not None and where.conditions and self.segments:
             _check_fields(self.path, self.fields, where)
         return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), where)
 
@@ -293,22 +305,30 @@ class Index:
         return self.codec.effort(effort, k=k)
 
 
-def open_index(path: Path | str, *, verify: bool = True) -> Index:
-    """Open an index for searching, at its newest committed state; its vectors and texts stay in their files.
+def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> Index:
+    """Open an index for searching; its vectors and texts stay in their files.
 
     Args:
         path: The folder that ``build_index`` wrote.
-        verify: Compare every file with its sha256 first, which reads them once; otherwise only what is parsed, and all sizes.
+        generation: The number of an older committed state that is still on the disk; None for the newest.
+        verify: Compare each block of a file with its checksum when it is first read, so that no answer comes of damaged bytes. Without,
+            only files that are parsed are verified.
 
     Raises:
-        DamagedIndexError: A file is missing, cut short or changed (names it).
-        InputError: Not an index, another format version, nothing committed yet, or an unknown engine.
+        DamagedIndexError: A file that every search needs is missing, cut short or changed (names it), or the newest state is.
+        InputError: Not an index, another format version, nothing committed yet, no such generation, or an unknown engine.
     """
     layout = Layout(Path(path).resolve())
-    return open_newest(layout, lambda manifest: open_manifest(layout, manifest, verify=verify))
+    if generation is None:
+        return open_newest(layout, lambda manifest: open_manifest(layout, manifest, verify=verify))
+    manifest = read_generation(layout, generation)
+    try:
+        return open_manifest(layout, manifest, verify=verify)
+    except FileNotFoundError as error:
+        raise missing_file(Path(error.filename)) from error
 
 
-def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool, fields: Mapping[str, tuple[str, ...]] | None = None) -> Index:
+def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True, fields: Mapping[str, tuple[str, ...]] | None = None) -> Index:
     """Open a committed state whose manifest has been read; see `open_index`.
 
     Args:
@@ -317,14 +337,24 @@ def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool, fields: M
         verify: See `open_index`.
         fields: What can be filtered by, as the whole index has it; None where the manifest names all segments.
     """
+    codec = open_checked_codec(layout, manifest)
+    segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
+    return Index(layout.root, manifest, codec, segments, fields=fields, verified=verify)
+
+
+def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
+    """The codec of a state, whose files are verified first.
+
+    Raises:
+        DamagedIndexError: They are not what was written, or not those of the manifest's model.
+    """
     folder = layout.codecs / manifest.codec.name
     verify_files(folder, manifest.codec.files, full=True)
     codec = open_codec(manifest.kind, folder)
     # Queries are compared with the manifest's model, and read by loops that take the codec's width for granted.
     if (ENGINES[manifest.kind].kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
         raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
-    segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
-    return Index(layout.root, manifest, codec, segments, fields=fields)
+    return codec
 
 
 def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
@@ -343,14 +373,14 @@ def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
 
 def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:
     folder = layout.segments / entry.name
-    verify_files(folder, entry.files, full=verify)
-    segment = open_segment(folder, codec, entry.documents, texts=manifest.policy.store_text, alive=read_alive(layout, entry))
+    files = open_files(folder, entry.files, verify=verify)
+    segment = open_segment(files, codec, entry.documents, texts=manifest.policy.store_text, alive=read_alive(layout, entry))
     if len(segment.vectors) != entry.documents:
         raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; quiver index repair")
     return segment
 
 
-def _fields(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:
+def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:
     return describe([segment.documents.metadata for segment in segments])
 
 
@@ -362,11 +392,11 @@ def _check_fields(path: Path, known: Mapping[str, tuple[str, ...]], where: Filte
 
 
 def _allowed_rows(
-    path: Path, segments: Sequence[OpenSegment], known: Mapping[str, tuple[str, ...]], where: Filter
+    path: Path, segments: Sequence[OpenSegment], known: Mapping[str, tuple[str, ...]] | None, where: Filter
 ) -> tuple[Bitmap | None, ...]:
     """Which rows of each segment may be found under a filter; None for all of them."""
-    if segments:
-        _check_fields(path, known, where)
+    if segments and where.conditions:
+        _check_fields(path, _fields_of(segments) if known is None else known, where)
     bitmaps: list[Bitmap | None] = []
     for segment in segments:
         allowed = segment.kept

@@ -29,6 +29,7 @@ from retrieval.indexes.encoded import Encoded, Model, joined
 from retrieval.indexes.engine_table import engine, open_codec, train_codec
 from retrieval.indexes.engines import AnyCodec, Sample
 from retrieval.indexes.extents import Extent, groups
+from retrieval.indexes.mapped import Files
 from retrieval.indexes.options import BuildOptions
 from retrieval.indexes.piece_maker import MakeAnywhere, MakeHere, Piece, PieceMaker, Sampled, contents_of
 from retrieval.indexes.plan import PieceLimits, PiecePlan, SamplePiece, chunk_ends, plan_pieces
@@ -231,7 +232,7 @@ class Pieces:
         return segments
 
     def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
-        return open_segment(folder, codec, contents.documents, texts=self._options.store_text)
+        return open_segment(Files(folder), codec, contents.documents, texts=self._options.store_text)
 
     def _choose(self, wanted: Callable[[int], int]) -> list[NDArray[np.int64]]:
         """Numbers of the documents of the sample, ascending, a piece at a time: as many as have the vectors that the engine wants."""

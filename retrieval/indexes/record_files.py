@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.disk import Disk, little_endian
 from retrieval.indexes.engines import Bitmap
+from retrieval.indexes.mapped import CheckedArray
 
 COPIED = 1 << 20
 """Bytes copied at a time."""
@@ -44,14 +45,14 @@ class RecordFiles:
             self._abandon()
             raise
 
-    def copy(self, name: str, records: NDArray[Any], keep: Bitmap) -> None:
+    def copy(self, name: str, records: NDArray[Any] | CheckedArray, keep: Bitmap) -> None:
         """Append those of the records of another segment, (P, ...), that are kept, (P,)."""
         step = _step(records)
         for start in range(0, len(records), step):
             part = slice(start, start + step)
             self.write(name, records[part][keep[part]])
 
-    def copy_span(self, name: str, records: NDArray[Any], first: int, last: int) -> None:
+    def copy_span(self, name: str, records: NDArray[Any] | CheckedArray, first: int, last: int) -> None:
         """Append the records ``first`` to ``last - 1`` of another segment."""
         step = _step(records)
         for start in range(first, last, step):
@@ -76,6 +77,6 @@ class RecordFiles:
                 continue
 
 
-def _step(records: NDArray[Any]) -> int:
+def _step(records: NDArray[Any] | CheckedArray) -> int:
     """Records that are copied at a time."""
     return max(1, COPIED // max(1, records.nbytes // max(1, len(records))))

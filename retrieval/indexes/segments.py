@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from retrieval.indexes.disk import Disk
 from retrieval.indexes.documents.table import DocumentTable, DocumentTableWriter, merge_documents
 from retrieval.indexes.engines import AnyCodec, AnySegment, Bitmap
+from retrieval.indexes.mapped import Files
 from retrieval.records import Document, TextTokens, TokenCounts
 
 
@@ -98,15 +99,15 @@ class SegmentFolderWriter:
         """Finish the files."""
         holds = {**self._documents.close(), **self._vectors.close()}
         # An engine may keep fewer vectors than it was given.
-        kept = int(self._codec.open(self._folder, self.documents).lengths.sum())
+        kept = int(self._codec.open(Files(self._folder), self.documents).lengths.sum())
         return Contents(self.documents, kept, self._counts, holds)
 
 
-def open_segment(folder: Path, codec: AnyCodec, count: int, *, texts: bool, alive: Bitmap | None = None) -> OpenSegment:
-    """Open a segment whose files have been compared with what is known of them.
+def open_segment(files: Files, codec: AnyCodec, count: int, *, texts: bool, alive: Bitmap | None = None) -> OpenSegment:
+    """Open a segment.
 
     Args:
-        folder: Where it is.
+        files: Its files, with the checksums to compare them with.
         codec: Opens the vectors.
         count: Number of documents.
         texts: Whether their texts are there.
@@ -116,7 +117,7 @@ def open_segment(folder: Path, codec: AnyCodec, count: int, *, texts: bool, aliv
         FileNotFoundError: A file is missing.
         InputError: A file does not fit the others.
     """
-    return OpenSegment(DocumentTable(folder, count, texts=texts), codec.open(folder, count), alive)
+    return OpenSegment(DocumentTable.open(files, count, texts=texts), codec.open(files, count), alive)
 
 
 def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, disk: Disk) -> Contents:

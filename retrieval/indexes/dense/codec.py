@@ -53,7 +53,7 @@ from retrieval.indexes.disk import Disk, write_array, write_file
 from retrieval.indexes.engines import Bitmap, Preset, Sample, Setting, Size
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.fast_scan import CODEWORDS
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import Files, map_array
 from retrieval.indexes.once import Once
 from retrieval.indexes.record_files import RecordFiles
 from retrieval.records import ModelCard
@@ -80,7 +80,7 @@ class ListFinder:
 
     Args:
         coding: Of the codec.
-        path: The file of the segment's records.
+        files: The segment's.
         rows: Documents P it must have.
 
     Raises:
@@ -88,10 +88,10 @@ class ListFinder:
         DamagedIndexError: It has another size.
     """
 
-    def __init__(self, coding: CoarseCoding, path: Path, rows: int) -> None:
+    def __init__(self, coding: CoarseCoding, files: Files, rows: int) -> None:
         self._coding = coding
-        self._path = path
-        self._records: NDArray[np.uint8] = map_array(path, np.uint8, (rows, coding.width))
+        self._path = files.folder / COARSE
+        self._records = files.map(COARSE, np.uint8, (rows, coding.width))
         self._lists: Once[InvertedLists] = Once()
 
     @property
@@ -107,11 +107,16 @@ class ListFinder:
         """See `retrieval.indexes.dense.segment.Finder`."""
         files.copy(COARSE, self._records, keep)
 
+    def damaged(self) -> Bitmap:
+        """See `retrieval.indexes.dense.segment.Finder`."""
+        return self._records.damaged()
+
     def _make_lists(self) -> InvertedLists:
-        numbers = self._coding.numbers(self._records)
+        records = self._records.whole()
+        numbers = self._coding.numbers(records)
         if len(numbers) and int(numbers.max()) >= len(self._coding.centroids):
             raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; quiver index repair")
-        return InvertedLists(self._coding, self._records)
+        return InvertedLists(self._coding, records)
 
 
 class ListWriter:
@@ -194,14 +199,14 @@ class ListCodec:
         """Begin a segment in an existing folder."""
         return ListWriter(self._coarse, self._scalar, folder, disk)
 
-    def open(self, folder: Path, rows: int) -> ListsSegment:
+    def open(self, files: Files, rows: int) -> ListsSegment:
         """Open a segment; its codes stay mapped.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: A file has another size.
         """
-        return DenseSegment(RefineStore(self._scalar, folder, rows), ListFinder(self._coarse, folder / COARSE, rows))
+        return DenseSegment(RefineStore(self._scalar, files, rows), ListFinder(self._coarse, files, rows))
 
     def merge(self, parts: Sequence[tuple[ListsSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
         """Write one segment from the rows of others that are kept, byte for byte."""

@@ -58,7 +58,7 @@ from retrieval.indexes.dense.settings import (
 from retrieval.indexes.disk import Disk, write_file
 from retrieval.indexes.engines import Bitmap, Preset, Sample, Setting, Size
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import Files, map_array
 from retrieval.indexes.once import Once
 from retrieval.indexes.record_files import RecordFiles
 from retrieval.indexes.threads import one_thread
@@ -83,18 +83,18 @@ class FaissFinder:
     """Candidates from the index of one segment; see `retrieval.indexes.dense.segment.Finder`.
 
     Args:
-        path: The file of the index.
+        files: The segment's.
         store: The refine store that it was made from.
 
     Raises:
         FileNotFoundError: There is no such file.
     """
 
-    def __init__(self, path: Path, store: RefineStore) -> None:
-        self._path = path
+    def __init__(self, files: Files, store: RefineStore) -> None:
+        self._path = files.folder / _INDEX
         self._shape = (len(store), store.coding.dim)
         # Mapped now and read at the first search: a merge needs no index, and a file that is removed meanwhile stays with who has it open.
-        self._content: NDArray[np.uint8] = map_array(path, np.uint8, (-1,))
+        self._content = files.map(_INDEX, np.uint8, (-1,))
         self._read: Once[_Read] = Once()
 
     @property
@@ -131,6 +131,10 @@ class FaissFinder:
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """Nothing: the index is made from the refine store."""
 
+    def damaged(self) -> Bitmap:
+        """No rows: a merge makes the index anew from the refine store."""
+        return np.zeros(len(self), bool)
+
     def __len__(self) -> int:
         return self._shape[0]
 
@@ -150,7 +154,7 @@ class FaissFinder:
         return found
 
     def _read_index(self) -> _Read:
-        index = read_index(self._content, self._path)
+        index = read_index(self._content.whole(), self._path)
         if (index.ntotal, index.d) != self._shape:
             raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; quiver index repair")
         return _Read(index, _takes_selectors(index, *self._shape))
@@ -205,7 +209,7 @@ class FaissWriter:
     def close(self) -> Mapping[str, str]:
         """Make the index, and finish the files; file name -> what it holds."""
         written = self._files.close()
-        store = RefineStore(self._codec.scalar, self._folder, self._count)
+        store = RefineStore(self._codec.scalar, Files(self._folder), self._count)
         write_index(self._codec.index_of(store), self._folder / _INDEX, self._disk)
         return {**written, _INDEX: f"FAISS's index {self._codec.factory} of the vectors"}
 
@@ -252,15 +256,15 @@ class FaissCodec:
         """Begin a segment in an existing folder."""
         return FaissWriter(self, folder, disk)
 
-    def open(self, folder: Path, rows: int) -> FaissSegment:
+    def open(self, files: Files, rows: int) -> FaissSegment:
         """Open a segment; its index is read when it is first searched.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: A file has another size.
         """
-        store = RefineStore(self.scalar, folder, rows)
-        return DenseSegment(store, FaissFinder(folder / _INDEX, store))
+        store = RefineStore(self.scalar, files, rows)
+        return DenseSegment(store, FaissFinder(files, store))
 
     def merge(self, parts: Sequence[tuple[FaissSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
         """Write one segment from the rows of others that are kept; their codes are copied, the index is made of them."""

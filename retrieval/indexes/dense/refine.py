@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from retrieval.indexes.engines import Bitmap, Found
 from retrieval.indexes.exact.ranking import float32_error
 from retrieval.indexes.exact.walk import nearest_by_scores, search_walk
 from retrieval.indexes.kernels.choice import kernels
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import Files
 from retrieval.indexes.record_files import RecordFiles
 
 SCALES = "scales.f32"
@@ -42,7 +41,7 @@ class RefineStore:
 
     Args:
         coding: Of the codec.
-        folder: What a writer wrote.
+        files: What a writer wrote.
         rows: Documents P it must have.
 
     Raises:
@@ -50,10 +49,10 @@ class RefineStore:
         DamagedIndexError: A file has another size.
     """
 
-    def __init__(self, coding: ScalarCoding, folder: Path, rows: int) -> None:
+    def __init__(self, coding: ScalarCoding, files: Files, rows: int) -> None:
         self.coding = coding
-        self.codes: Codes = map_array(folder / fine(coding), coding.code_type, (rows, coding.dim))
-        self.scales: NDArray[np.float32] = map_array(folder / SCALES, np.float32, (rows,))
+        self.codes = files.map(fine(coding), coding.code_type, (rows, coding.dim))
+        self.scales = files.map(SCALES, np.float32, (rows,))
 
     def __len__(self) -> int:
         return len(self.scales)
@@ -69,13 +68,14 @@ class RefineStore:
 
     def scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Scores of some rows for one query (d,), (len(rows),)."""
-        return kernels().inner_products(self.codes, self.scales, rows, *self.coding.weigh(query)).astype(np.float32)
+        products = kernels().inner_products(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query))
+        return products.astype(np.float32)
 
     def nearest_of(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
         """The k best of some rows for one query (d,), ties to the greater rank, with the scores of `scores`; and the least score of all."""
-        return kernels().nearest_of(self.codes, self.scales, rows, *self.coding.weigh(query), ranks, k)
+        return kernels().nearest_of(self.codes.rows(rows), self.scales.rows(rows), rows, *self.coding.weigh(query), ranks, k)
 
     def search(self, queries: NDArray[np.float32], k: int, *, ranks: NDArray[np.uint32], allowed: Bitmap | None) -> list[Found]:
         """The k best of all rows, or of those allowed, as of scores in float64 rounded once; ties go to the greater rank.
@@ -101,7 +101,11 @@ class RefineStore:
 
     @cached_property
     def _largest_scale(self) -> np.float32:
-        return np.max(self.scales, initial=np.float32(0))
+        return np.max(self.scales.whole(), initial=np.float32(0))
+
+    def damaged(self) -> Bitmap:
+        """The rows that a salvaged file has lost, (P,)."""
+        return self.codes.damaged() | self.scales.damaged()
 
 
 def fine(coding: ScalarCoding) -> str:

@@ -85,6 +85,9 @@ class Finder(Protocol[Effort]):
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """Append what it has on the disk of the rows that are kept, (P,), byte for byte."""
 
+    def damaged(self) -> Bitmap:
+        """The rows that a salvaged file has lost, (P,)."""
+
 
 class DenseSegment(Generic[Effort]):
     """The documents of one segment; see `retrieval.indexes.engines.Segment`.
@@ -147,6 +150,10 @@ class DenseSegment(Generic[Effort]):
     def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The vectors of some rows as the refine store has them, (n, d), and one each, (n,)."""
         return self.store.decode(rows), np.ones(len(rows), np.int64)
+
+    def damaged(self) -> Bitmap:
+        """See `retrieval.indexes.engines.Segment`."""
+        return self.store.damaged() | self._finder.damaged()
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """Append the rows that are kept, (P,), to the files of another segment, byte for byte."""

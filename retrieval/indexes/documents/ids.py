@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from retrieval.indexes.disk import Disk, write_array
 from retrieval.indexes.documents.strings import LOOK, PackedStrings
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import CheckedArray, Files
 
-_STEM = "ids"
+STEM = "ids"
+"""What the names of the files begin with."""
+
 _HASHES = "ids.hashes"
 _ROWS = "ids.rows"
 _RANKS = "ids.ranks"
@@ -32,17 +34,16 @@ class IdTable:
 
     Attributes:
         strings: The ids by row.
-        ranks: The rank of each id in ascending order, (P,) uint32.
     """
 
-    def __init__(self, strings: PackedStrings, hashes: NDArray[np.uint64], rows: NDArray[np.uint32], ranks: NDArray[np.uint32]) -> None:
+    def __init__(self, strings: PackedStrings, hashes: CheckedArray, rows: CheckedArray, ranks: CheckedArray) -> None:
         self.strings = strings
-        self.ranks = ranks
         self._hashes = hashes
         self._rows = rows
+        self._ranks = ranks
 
     @classmethod
-    def open(cls, folder: Path, count: int) -> IdTable:
+    def open(cls, files: Files, count: int) -> IdTable:
         """Map what `write_ids` wrote.
 
         Raises:
@@ -50,11 +51,16 @@ class IdTable:
             DamagedIndexError: A file does not fit the number of documents.
         """
         return cls(
-            PackedStrings.open(folder / _STEM, count),
-            map_array(folder / _HASHES, np.uint64, (count,)),
-            map_array(folder / _ROWS, np.uint32, (count,)),
-            map_array(folder / _RANKS, np.uint32, (count,)),
+            PackedStrings.open(files, STEM, count),
+            files.map(_HASHES, np.uint64, (count,)),
+            files.map(_ROWS, np.uint32, (count,)),
+            files.map(_RANKS, np.uint32, (count,)),
         )
+
+    @property
+    def ranks(self) -> NDArray[np.uint32]:
+        """The rank of each id in ascending order, (P,)."""
+        return self._ranks.whole()
 
     def __len__(self) -> int:
         return len(self.strings)
@@ -69,12 +75,13 @@ class IdTable:
         if not len(self) or not len(ids):
             return found
         hashes, asked = id_hashes(ids), PackedStrings.pack(ids)
-        places = np.searchsorted(self._hashes, hashes)
+        stored = self._hashes.whole()
+        places = np.searchsorted(stored, hashes)
         open_questions = np.arange(len(ids))
         # Nearly always one round: another one is for ids of equal hash, which stand side by side.
         while len(open_questions):
             open_questions = open_questions[places[open_questions] < len(self)]
-            open_questions = open_questions[self._hashes[places[open_questions]] == hashes[open_questions]]
+            open_questions = open_questions[stored[places[open_questions]] == hashes[open_questions]]
             rows = self._rows[places[open_questions]].astype(np.int64)
             if (rows >= len(self)).any():
                 raise DamagedIndexError(f"the table of ids names a row that there is not; {LOOK}")
@@ -92,7 +99,7 @@ def write_ids(folder: Path, strings: PackedStrings, disk: Disk) -> dict[str, str
     by_hash = np.argsort(hashes, kind="stable")
     ranks = np.empty(len(strings), np.uint32)
     ranks[strings.order()] = np.arange(len(strings), dtype=np.uint32)
-    holds = strings.save(folder / _STEM, disk, "document ids in the order of the rows")
+    holds = strings.save(folder / STEM, disk, "document ids in the order of the rows")
     write_array(folder / _HASHES, hashes[by_hash], disk)
     write_array(folder / _ROWS, by_hash.astype(np.uint32), disk)
     write_array(folder / _RANKS, ranks, disk)
@@ -105,7 +112,7 @@ def write_ids(folder: Path, strings: PackedStrings, disk: Disk) -> dict[str, str
 
 def is_ids(name: str) -> bool:
     """Whether a file of a segment holds the ids themselves."""
-    return name == f"{_STEM}.utf8"
+    return name == f"{STEM}.utf8"
 
 
 def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from retrieval.indexes.disk import Disk, write_array, write_file
 from retrieval.indexes.documents.strings import PackedStrings
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import CheckedArray, Files, as_checked
 from retrieval.records import Metadata, Value
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,10 @@ _LONGEST = 512
 _INT64 = 1 << 63
 
 
-@dataclass(frozen=True)
 class Column:
     """The values of one field that have one type.
 
-    Attributes:
+    Args:
         field: Name of the field.
         type: Type of the values.
         values: The n distinct values in ascending order.
@@ -50,17 +49,40 @@ class Column:
         rows: Rows in the order of the values, ascending for each, uint32.
     """
 
-    field: str
-    type: Type
-    values: Values
-    ends: NDArray[np.int64]
-    rows: NDArray[np.uint32]
+    def __init__(
+        self,
+        field: str,
+        type: Type,  # noqa: A002
+        values: PackedStrings | NDArray[Any] | CheckedArray,
+        ends: NDArray[np.int64] | CheckedArray,
+        rows: NDArray[np.uint32] | CheckedArray,
+    ) -> None:
+        self.field = field
+        self.type: Type = type
+        self._values = values if isinstance(values, PackedStrings) else as_checked(values)
+        self._ends = as_checked(ends)
+        self._rows = as_checked(rows)
+
+    @property
+    def values(self) -> Values:
+        """The n distinct values in ascending order."""
+        return self._values if isinstance(self._values, PackedStrings) else self._values.whole()
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where the rows of each value end, (n,)."""
+        return self._ends.whole()
+
+    @property
+    def rows(self) -> NDArray[np.uint32]:
+        """Rows in the order of the values, ascending for each."""
+        return self._rows.whole()
 
     def rows_between(self, first: int, last: int) -> NDArray[np.uint32]:
         """Rows that have one of the values ``first`` to ``last - 1``; a row may be there twice."""
         if first >= last:
-            return self.rows[:0]
-        return self.rows[(self.ends[first - 1] if first else 0) : self.ends[last - 1]]
+            return self._rows[:0]
+        return self._rows[(self._ends.item(first - 1) if first else 0) : self._ends.item(last - 1)]
 
 
 class MetadataTable:
@@ -74,21 +96,20 @@ class MetadataTable:
         self.columns = tuple(columns)
 
     @classmethod
-    def open(cls, folder: Path) -> MetadataTable:
+    def open(cls, files: Files) -> MetadataTable:
         """Map what a writer wrote.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: The files do not fit each other.
         """
-        path = folder / _LIST
         try:
-            listed = json.loads(path.read_bytes())
-            return cls([_open_column(folder, number, **fields) for number, fields in enumerate(listed)])
+            listed = json.loads(files.read(_LIST))
+            return cls([_open_column(files, number, **fields) for number, fields in enumerate(listed)])
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, DamagedIndexError):
                 raise
-            raise DamagedIndexError(f"{path}: not the list of the metadata ({error}); quiver index repair") from error
+            raise DamagedIndexError(f"{files.folder / _LIST}: not the list of the metadata ({error}); quiver index repair") from error
 
 
 def is_metadata(name: str) -> bool:
@@ -130,6 +151,10 @@ class MetadataWriter:
         """Write the columns; file name -> what it holds."""
         if self._left_out:
             logger.warning("%d metadata values of more than %d characters cannot be filtered by", self._left_out, _LONGEST)
+        return write_columns(folder, self.columns(), disk)
+
+    def columns(self) -> list[Column]:
+        """The columns of what was added."""
         columns = []
         for (field, kind), collected in self._columns.items():
             values: Values
@@ -139,7 +164,7 @@ class MetadataWriter:
                 values = np.array(list(collected.numbers), _DTYPES[kind])
             codes, rows = np.array(collected.codes, np.int64), np.array(collected.rows, np.uint32)
             columns.append(_to_column(field, kind, values, codes, rows))
-        return write_columns(folder, columns, disk)
+        return columns
 
 
 @dataclass(frozen=True)
@@ -251,15 +276,15 @@ def _distinct(values: Values) -> tuple[Values, NDArray[np.int64]]:
     return values.select(order[new]), place
 
 
-def _open_column(folder: Path, number: int, *, field: str, type: Type, values: int, entries: int) -> Column:  # noqa: A002
-    stem = folder / f"{_STEM}-{number:04d}"
-    opened: Values
+def _open_column(files: Files, number: int, *, field: str, type: Type, values: int, entries: int) -> Column:  # noqa: A002
+    stem = f"{_STEM}-{number:04d}"
+    opened: PackedStrings | CheckedArray
     if type == "string":
-        opened = PackedStrings.open(folder / f"{stem.name}.values", values)
+        opened = PackedStrings.open(files, f"{stem}.values", values)
     else:
-        opened = map_array(folder / f"{stem.name}.values", _DTYPES[type], (values,))
-    ends = map_array(folder / f"{stem.name}.ends", np.int64, (values,))
-    return Column(field, type, opened, ends, map_array(folder / f"{stem.name}.rows", np.uint32, (entries,)))
+        opened = files.map(f"{stem}.values", _DTYPES[type], (values,))
+    ends = files.map(f"{stem}.ends", np.int64, (values,))
+    return Column(field, type, opened, ends, files.map(f"{stem}.rows", np.uint32, (entries,)))
 
 
 def describe(tables: Sequence[MetadataTable]) -> Mapping[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.disk import Disk, write_array
 from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import CheckedArray, Files, as_checked, strings_lost
 
 LOOK = "the index is damaged: quiver index check names the file"
 """What to do where a file that is mapped turns out not to be what was written."""
@@ -34,9 +34,19 @@ class PackedStrings(Sequence[str]):
         ends: Where each string ends, (n,) int64, ascending.
     """
 
-    def __init__(self, blob: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self.blob = blob
-        self.ends = ends
+    def __init__(self, blob: NDArray[np.uint8] | CheckedArray, ends: NDArray[np.int64] | CheckedArray) -> None:
+        self._blob = as_checked(blob)
+        self._ends = as_checked(ends)
+
+    @property
+    def blob(self) -> NDArray[np.uint8]:
+        """The bytes of all strings, verified."""
+        return self._blob.whole()
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where each string ends, (n,), verified."""
+        return self._ends.whole()
 
     @classmethod
     def pack(cls, strings: Iterable[str]) -> PackedStrings:
@@ -46,18 +56,18 @@ class PackedStrings(Sequence[str]):
         return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(lengths))
 
     @classmethod
-    def open(cls, stem: Path, count: int) -> PackedStrings:
-        """Map what ``save`` wrote.
+    def open(cls, files: Files, stem: str, count: int) -> PackedStrings:
+        """Map what ``save`` wrote; the bytes are verified as they are read.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: The files do not fit each other.
         """
-        ends = map_array(stem.with_name(f"{stem.name}.ends"), np.int64, (count,))
-        size = int(ends[-1]) if count else 0
-        if size < 0:
-            raise DamagedIndexError(f"{stem}.ends: the last string ends at {size}; quiver index repair")
-        return cls(map_array(stem.with_name(f"{stem.name}.utf8"), np.uint8, (size,)), ends)
+        ends = files.map(f"{stem}.ends", np.int64, (count,))
+        blob = files.map(f"{stem}.utf8", np.uint8, (-1,))
+        if not files.is_lost(f"{stem}.ends") and len(blob) != (int(ends.item(count - 1)) if count else 0):
+            raise DamagedIndexError(f"{files.folder / stem}.ends: does not fit {len(blob)} bytes of strings; quiver index repair")
+        return cls(blob, ends)
 
     def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
         """Write two files beside each other; file name -> what it holds."""
@@ -66,7 +76,7 @@ class PackedStrings(Sequence[str]):
         return {f"{stem.name}.utf8": f"{what}, UTF-8", f"{stem.name}.ends": f"the end of each of the {what}, int64"}
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self._ends)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -85,7 +95,8 @@ class PackedStrings(Sequence[str]):
 
     def bytes_of(self, index: int) -> bytes:
         """The UTF-8 bytes of one string, 0 <= index < n."""
-        return self.blob[(self.ends[index - 1] if index else 0) : self.ends[index]].tobytes()
+        content: bytes = self._blob[(self._ends.item(index - 1) if index else 0) : self._ends.item(index)].tobytes()
+        return content
 
     def take(self, indices: NDArray[np.intp]) -> list[str]:
         """The strings with these numbers, in the order given.
@@ -93,22 +104,24 @@ class PackedStrings(Sequence[str]):
         Raises:
             DamagedIndexError: They are not what was written.
         """
-        blob = self.blob.data
         if len(indices) <= _FEW:
-            end = self.ends.item
-            return _decoded([blob[end(index - 1) if index else 0 : end(index)] for index in indices.tolist()])
-        begins = self.begins(indices).tolist()
-        return _decoded([blob[begin:end] for begin, end in zip(begins, self.ends[indices].tolist(), strict=True)])
+            end = self._ends.item
+            spans = [(end(index - 1) if index else 0, end(index)) for index in indices.tolist()]
+            return _decoded([self._blob[begin:last].data for begin, last in spans])
+        begins, ends = self.begins(indices), self._ends[indices]
+        blob = self._blob.spans(begins, ends).data
+        return _decoded([blob[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
 
     def begins(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
         """Where the strings with these numbers begin."""
-        begins: NDArray[np.int64] = np.where(indices > 0, self.ends[indices - 1], 0)
+        begins: NDArray[np.int64] = np.where(indices > 0, self._ends[np.maximum(indices - 1, 0)], 0)
         return begins
 
     def select(self, indices: NDArray[np.intp]) -> PackedStrings:
         """The strings with these numbers, in the order given, as packed strings in memory."""
         begins = self.begins(indices)
-        lengths = self.ends[indices] - begins
+        lengths = self._ends[indices] - begins
+        source = self._blob.spans(begins, begins + lengths)
         ends = np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
         blob = np.empty(max(total, 0), np.uint8)
@@ -117,7 +130,7 @@ class PackedStrings(Sequence[str]):
             last = max(first + 1, int(np.searchsorted(ends, done + _PLACES, side="right")))
             end = int(ends[last - 1])
             shifts = begins[first:last] - (ends[first:last] - lengths[first:last])
-            blob[done:end] = self.blob[np.repeat(shifts, lengths[first:last]) + np.arange(done, end)]
+            blob[done:end] = source[np.repeat(shifts, lengths[first:last]) + np.arange(done, end)]
             first, done = last, end
         return PackedStrings(blob, ends)
 
@@ -129,14 +142,22 @@ class PackedStrings(Sequence[str]):
             others: Another pack.
             theirs: Numbers of strings there, as many.
         """
-        lengths = self.ends[indices] - self.begins(indices)
-        same: NDArray[np.bool_] = lengths == others.ends[theirs] - others.begins(theirs)
+        lengths = self._lengths(indices)
+        same: NDArray[np.bool_] = lengths == others._lengths(theirs)
         alike = np.flatnonzero(same & (lengths > 0))
         if len(alike):
             mine = self.select(indices[alike])
             equal = mine.blob == others.select(theirs[alike]).blob
             same[alike] = np.logical_and.reduceat(equal, mine.ends - lengths[alike])
         return same
+
+    def _lengths(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
+        lengths: NDArray[np.int64] = self._ends[indices] - self.begins(indices)
+        return lengths
+
+    def lost(self) -> NDArray[np.bool_]:
+        """The strings that a salvaged file has lost, (n,)."""
+        return strings_lost(self._ends, self._blob)
 
     def order(self) -> NDArray[np.int64]:
         """Numbers of the strings in ascending order, (n,); equal strings stay in the order they have.
@@ -166,11 +187,11 @@ class PackedStrings(Sequence[str]):
     def _words(self, rows: NDArray[np.intp], offset: int, lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Eight bytes of each string from ``offset`` on as a number that sorts like them, filled up with zeros."""
         words = np.zeros((len(rows), 8), np.uint8)
-        begins = self.begins(rows) + offset
+        begins, blob = self.begins(rows) + offset, self.blob
         left = lengths[rows] - offset
         for place in range(8):
             has = np.flatnonzero(left > place)
-            words[has, place] = self.blob[begins[has] + place]
+            words[has, place] = blob[begins[has] + place]
         numbers: NDArray[np.uint64] = words.view(">u8")[:, 0].astype(np.uint64)
         return numbers
 

@@ -5,8 +5,9 @@ Shapes: P documents of a segment.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,11 @@ from retrieval.indexes.documents.ids import IdTable, is_ids, write_ids
 from retrieval.indexes.documents.metadata import MetadataTable, MetadataWriter, is_metadata, merge_columns, write_columns
 from retrieval.indexes.documents.strings import PackedStrings
 from retrieval.indexes.documents.texts import Texts, TextWriter
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.errors import DamagedIndexError, missing_file
+from retrieval.indexes.mapped import CheckedArray, Files
 from retrieval.records import Document, TextTokens, TokenCounts
+
+Part = TypeVar("Part")
 
 DOCUMENT_BYTES = 256
 """What writing or merging holds of a document at most, whatever its id and metadata are: hash, rank and places, and copies of them."""
@@ -33,25 +37,71 @@ class DocumentTable:
     """The documents of a segment, opened.
 
     Args:
-        folder: Where their files are.
-        count: Number of documents P.
-        texts: Whether their texts are there.
+        ids: The ids.
+        metadata: The columns of their metadata, or the damage that keeps these from being read.
+        tokens: What tokenising did to each, (P,), or likewise.
+        texts: The texts, or likewise; None where they are not kept.
 
     Attributes:
         ids: The ids.
-        metadata: The columns of their metadata.
-        texts: The texts; None where they are not kept.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        DamagedIndexError: A file does not fit the others.
     """
 
-    def __init__(self, folder: Path, count: int, *, texts: bool) -> None:
-        self.ids = IdTable.open(folder, count)
-        self.metadata = MetadataTable.open(folder)
-        self.tokens: NDArray[np.uint32] = map_array(folder / _TOKENS, np.uint32, (count,))
-        self.texts = Texts(folder, count) if texts else None
+    def __init__(
+        self,
+        ids: IdTable,
+        metadata: MetadataTable | DamagedIndexError,
+        tokens: CheckedArray | DamagedIndexError,
+        texts: Texts | DamagedIndexError | None,
+    ) -> None:
+        self.ids = ids
+        self._metadata = metadata
+        self._tokens = tokens
+        self._texts = texts
+
+    @classmethod
+    def open(cls, files: Files, count: int, *, texts: bool) -> DocumentTable:
+        """Open what a `DocumentTableWriter` wrote.
+
+        Ids are needed by every search. Texts and metadata are not: where their files are damaged, only what reads them fails.
+
+        Args:
+            files: The segment's.
+            count: Number of documents P.
+            texts: Whether their texts are there.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file of the ids does not fit the others.
+        """
+        return cls(
+            IdTable.open(files, count),
+            _optional(files, lambda: MetadataTable.open(files)),
+            _optional(files, lambda: open_tokens(files, count)),
+            _optional(files, lambda: Texts(files, count)) if texts else None,
+        )
+
+    @property
+    def metadata(self) -> MetadataTable:
+        """The columns of their metadata.
+
+        Raises:
+            DamagedIndexError: They are not what was written.
+        """
+        return _opened(self._metadata)
+
+    @property
+    def tokens(self) -> CheckedArray:
+        """What tokenising did to each, (P,), packed as ``_write_tokens`` says."""
+        return _opened(self._tokens)
+
+    @property
+    def texts(self) -> Texts | None:
+        """The texts; None where they are not kept.
+
+        Raises:
+            DamagedIndexError: They are not what was written.
+        """
+        return None if self._texts is None else _opened(self._texts)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -66,7 +116,7 @@ class DocumentTable:
         Args:
             rows: Which of them, (P,).
         """
-        packed = np.asarray(self.tokens[rows])
+        packed = self.tokens.whole()[rows]
         tokens = int((packed >> 2).sum(dtype=np.int64))
         return TokenCounts(len(packed), tokens, int(np.count_nonzero(packed & 2)), int(np.count_nonzero(packed & 1)))
 
@@ -76,6 +126,32 @@ class DocumentTable:
         rows = self.ids.rows_of(list(ids))
         found[rows[rows >= 0]] = True
         return found
+
+
+def _optional(files: Files, opened: Callable[[], Part]) -> Part | DamagedIndexError:
+    """A part of a segment that a search can do without, or the damage that keeps it from being opened.
+
+    Files are opened now, not when they are wanted: a reader keeps what it has opened when a writer removes the files.
+    """
+    try:
+        return opened()
+    except FileNotFoundError as error:
+        if not files.folder.is_dir():  # the whole segment was removed in this moment
+            raise
+        return missing_file(Path(error.filename))
+    except DamagedIndexError as error:
+        return error
+
+
+def _opened(part: Part | DamagedIndexError) -> Part:
+    if isinstance(part, DamagedIndexError):
+        raise DamagedIndexError(str(part))
+    return part
+
+
+def open_tokens(files: Files, count: int) -> CheckedArray:
+    """What tokenising did to each document, (P,) uint32."""
+    return files.map(_TOKENS, np.uint32, (count,))
 
 
 def is_described(name: str) -> bool:
@@ -146,7 +222,7 @@ def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], fo
     ends = np.concatenate([strings.ends + offset for strings, offset in zip(kept, offsets, strict=True)])
     strings = PackedStrings(np.concatenate([part.blob for part in kept]), ends)
     holds |= write_ids(folder, strings, disk)
-    holds |= _write_tokens(folder, np.concatenate([table.tokens[keep] for table, keep in parts]), disk)
+    holds |= _write_tokens(folder, np.concatenate([table.tokens.whole()[keep] for table, keep in parts]), disk)
     return holds | write_columns(folder, merge_columns([(table.metadata, keep) for table, keep in parts]), disk)
 
 

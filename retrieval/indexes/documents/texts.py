@@ -6,18 +6,20 @@ Reading one document touches that line alone, whatever the size of the corpus.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.indexes.disk import Disk, write_array
-from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.errors import DamagedIndexError, LostTextError
+from retrieval.indexes.mapped import Files, strings_lost
 from retrieval.records import Document
 
 _LINES = "documents.jsonl"
 _ENDS = "documents.ends"
+_LOST = "lost"
 
 
 class TextWriter:
@@ -61,34 +63,49 @@ class TextWriter:
 class Texts:
     """The stored documents by row; both files stay on the disk."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, files: Files, count: int, *, instead: Mapping[int, bytes] | None = None) -> None:
         """Map what `TextWriter` wrote.
 
         Args:
-            folder: Where the two files are.
+            files: The segment's.
             count: Number of documents P.
+            instead: Row -> the line that takes the place of one that cannot be read.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: A file does not fit the number of documents.
         """
-        self._path = folder / _LINES
-        self._ends: NDArray[np.int64] = map_array(folder / _ENDS, np.int64, (count,))
-        size = int(self._ends[-1]) if count else 0
-        if size < 0:
-            raise DamagedIndexError(f"{folder / _ENDS}: the last line ends at {size}; quiver index repair")
-        self._bytes: NDArray[np.uint8] = map_array(self._path, np.uint8, (size,))
+        self._path = files.folder / _LINES
+        self._instead = instead or {}
+        self._ends = files.map(_ENDS, np.int64, (count,))
+        self._bytes = files.map(_LINES, np.uint8, (-1,))
+        if not files.is_lost(_ENDS) and len(self._bytes) != (int(self._ends.item(count - 1)) if count else 0):
+            raise DamagedIndexError(f"{files.folder / _ENDS}: does not fit {len(self._bytes)} bytes of texts; quiver index repair")
 
     def line(self, row: int) -> bytes:
         """The line of a document, with its end."""
-        return self._bytes[(self._ends[row - 1] if row else 0) : self._ends[row]].tobytes()
+        if row in self._instead:
+            return self._instead[row]
+        content: bytes = self._bytes[(self._ends.item(row - 1) if row else 0) : self._ends.item(row)].tobytes()
+        return content
 
     def __getitem__(self, row: int) -> Document:
         try:
             fields = json.loads(self.line(row))
+            if fields.get(_LOST):
+                raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
             return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); quiver index repair") from error
+
+    def lost(self) -> NDArray[np.bool_]:
+        """The rows whose line a salvaged file has lost, (P,)."""
+        return strings_lost(self._ends, self._bytes)
+
+
+def lost_line(key: str) -> bytes:
+    """The line of a document whose text is lost."""
+    return json.dumps({"_id": key, _LOST: True}, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
 def is_texts(name: str) -> bool:

@@ -6,6 +6,7 @@ Shapes: Q queries, P documents, T vectors of all documents, d width.
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,13 @@ from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.exact.arrays import ROWS, largest_norm
 from retrieval.indexes.exact.colbert import document_blocks, exact_maxsim, search_tokens, token_rows
 from retrieval.indexes.exact.dense import exact_products, search_dense
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import CheckedArray, Files, lengths_around, rows_with
 from retrieval.records import DenseVectors, ModelCard, TokenVectors
 from retrieval.rows import MatrixRows
 
 _CODEC = "codec.json"
 _VECTORS = "vectors.f32"
-_OFFSETS = "offsets.i64"
+_LENGTHS = "lengths.u32"
 _FACTS = "vectors.json"
 # What a writer holds beside the places where documents begin: the buffers of its files.
 _BUFFERS = 4 << 20
@@ -40,20 +41,12 @@ class ExactEffort:
     """Exact search has no knobs."""
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What a segment says of its vectors: how many there are, and the length of the longest."""
-
-    vectors: int
-    largest_norm: float
-
-
 class ExactDenseSegment:
     """One vector a document; see `retrieval.indexes.engines.Segment`."""
 
-    def __init__(self, matrix: DenseVectors, facts: _Facts) -> None:
+    def __init__(self, matrix: CheckedArray, largest_norm: float) -> None:
         self.matrix = matrix
-        self._facts = facts
+        self._largest_norm = largest_norm
 
     def __len__(self) -> int:
         return len(self.matrix)
@@ -74,7 +67,7 @@ class ExactDenseSegment:
         """See `retrieval.indexes.engines.Segment`."""
         del effort
         rows = MatrixRows(self.matrix)
-        found = search_dense(rows, queries, k, largest_norm=self._facts.largest_norm, ids=ranks, allowed=allowed, all_exact=True)
+        found = search_dense(rows, queries, k, largest_norm=self._largest_norm, ids=ranks, allowed=allowed, all_exact=True)
         return [Found(rows, scores) for rows, scores in found]
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -85,6 +78,10 @@ class ExactDenseSegment:
         """See `retrieval.indexes.engines.Segment`."""
         return np.asarray(self.matrix[rows]), np.ones(len(rows), np.int64)
 
+    def damaged(self) -> Bitmap:
+        """See `retrieval.indexes.engines.Segment`."""
+        return self.matrix.damaged()
+
     def kept(self, keep: Bitmap) -> Iterator[tuple[DenseVectors, None]]:
         """The rows to keep, a block at a time."""
         for start in range(0, len(self.matrix), ROWS):
@@ -94,10 +91,11 @@ class ExactDenseSegment:
 class ExactTokenSegment:
     """One vector a token; see `retrieval.indexes.engines.Segment`."""
 
-    def __init__(self, tokens: TokenVectors, offsets: NDArray[np.int64], facts: _Facts) -> None:
+    def __init__(self, tokens: CheckedArray, lengths: CheckedArray, largest_norm: float) -> None:
+        filled, self._unplaced = lengths_around(lengths.whole(), lengths.damaged(), len(tokens))
         self.tokens = tokens
-        self.offsets = offsets
-        self._facts = facts
+        self.offsets: NDArray[np.int64] = np.append(0, np.cumsum(filled))
+        self._largest_norm = largest_norm
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -117,7 +115,7 @@ class ExactTokenSegment:
     ) -> list[Found]:
         """See `retrieval.indexes.engines.Segment`."""
         del effort
-        rows, norm = MatrixRows(self.tokens), self._facts.largest_norm
+        rows, norm = MatrixRows(self.tokens), self._largest_norm
         found = search_tokens(rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=True)
         return [Found(rows, scores) for rows, scores in found]
 
@@ -131,6 +129,10 @@ class ExactTokenSegment:
     def vectors(self, rows: NDArray[np.int64]) -> tuple[TokenVectors, NDArray[np.int64]]:
         """See `retrieval.indexes.engines.Segment`."""
         return np.asarray(self.tokens[token_rows(self.offsets, rows)]), self.offsets[rows + 1] - self.offsets[rows]
+
+    def damaged(self) -> Bitmap:
+        """See `retrieval.indexes.engines.Segment`."""
+        return self._unplaced | rows_with(self.tokens.damaged(), self.offsets)
 
     def kept(self, keep: Bitmap) -> Iterator[tuple[TokenVectors, NDArray[np.int64]]]:
         """The documents to keep, a block at a time."""
@@ -150,8 +152,7 @@ class _Writer:
         self._folder = folder
         self._disk = disk
         self._file = disk.create(folder / _VECTORS)
-        self._offsets = array("q", [0]) if tokens else None
-        self._vectors = 0
+        self._lengths = array("I") if tokens else None
         self._norm = 0.0
 
     def add(
@@ -159,22 +160,20 @@ class _Writer:
     ) -> None:
         """See `retrieval.indexes.engines.SegmentWriter`."""
         del token_ids
-        if self._offsets is not None and lengths is not None:
-            self._offsets.extend((self._vectors + np.cumsum(lengths)).tolist())
+        if self._lengths is not None and lengths is not None:
+            self._lengths.extend(lengths.tolist())
         if len(vectors):
             self._file.write(little_endian(np.asarray(vectors, np.float32)).data)
             self._norm = max(self._norm, largest_norm(MatrixRows(vectors)))
-            self._vectors += len(vectors)
 
     def close(self) -> dict[str, str]:
         """See `retrieval.indexes.engines.SegmentWriter`."""
         self._file.close()
-        holds = {_VECTORS: "vectors, (T, d) float32", _FACTS: "number of vectors T and the length of the longest"}
-        if self._offsets is not None:
-            write_array(self._folder / _OFFSETS, np.array(self._offsets, np.int64), self._disk)
-            holds[_OFFSETS] = "first vector of each document, and T, (P + 1,) int64"
-        facts = {"vectors": self._vectors, "largest_norm": self._norm}
-        write_file(self._folder / _FACTS, json.dumps(facts).encode(), self._disk)
+        holds = {_VECTORS: "vectors, (T, d) float32", _FACTS: "the length of the longest vector"}
+        if self._lengths is not None:
+            write_array(self._folder / _LENGTHS, np.array(self._lengths, np.uint32), self._disk)
+            holds[_LENGTHS] = "vectors of each document, (P,) uint32"
+        write_file(self._folder / _FACTS, json.dumps({"largest_norm": self._norm}).encode(), self._disk)
         return holds
 
 
@@ -185,12 +184,12 @@ class ExactCodec(Generic[ExactSegment]):
     Attributes:
         name: ``exact-dense`` or ``exact-tokens``.
         dim: Vector width d.
-        opened: Opens a segment's folder, given the width and the number of rows.
+        opened: Opens a segment's files, given the width and the number of rows.
     """
 
     name: str
     dim: int
-    opened: Callable[[Path, int, int], ExactSegment]
+    opened: Callable[[Files, int, int], ExactSegment]
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
@@ -211,9 +210,9 @@ class ExactCodec(Generic[ExactSegment]):
         """See `retrieval.indexes.engines.Codec`."""
         return _Writer(folder, disk, tokens=self.name == TOKENS)
 
-    def open(self, folder: Path, rows: int) -> ExactSegment:
+    def open(self, files: Files, rows: int) -> ExactSegment:
         """See `retrieval.indexes.engines.Codec`."""
-        return self.opened(folder, self.dim, rows)
+        return self.opened(files, self.dim, rows)
 
     def merge(self, parts: Sequence[tuple[ExactSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
         """See `retrieval.indexes.engines.Codec`."""
@@ -272,7 +271,7 @@ def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
     Raises:
         InputError: It is something else.
     """
-    return ExactCodec(DENSE, _described(folder / _CODEC, {"dim": int})["dim"], _open_dense)
+    return ExactCodec(DENSE, _width_of(folder / _CODEC), _open_dense)
 
 
 def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
@@ -281,7 +280,7 @@ def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
     Raises:
         InputError: It is something else.
     """
-    return ExactCodec(TOKENS, _described(folder / _CODEC, {"dim": int})["dim"], _open_tokens)
+    return ExactCodec(TOKENS, _width_of(folder / _CODEC), _open_tokens)
 
 
 def _check_settings(settings: Mapping[str, Setting]) -> None:
@@ -289,29 +288,42 @@ def _check_settings(settings: Mapping[str, Setting]) -> None:
         raise InputError(f"an exact index has no settings, got {', '.join(settings)}")
 
 
-def _open_dense(folder: Path, dim: int, rows: int) -> ExactDenseSegment:
-    return ExactDenseSegment(map_array(folder / _VECTORS, np.float32, (rows, dim)), _facts(folder))
+def _open_dense(files: Files, dim: int, rows: int) -> ExactDenseSegment:
+    return ExactDenseSegment(files.map(_VECTORS, np.float32, (rows, dim)), _norm_of(files))
 
 
-def _open_tokens(folder: Path, dim: int, rows: int) -> ExactTokenSegment:
-    facts = _facts(folder)
-    offsets = map_array(folder / _OFFSETS, np.int64, (rows + 1,))
-    if offsets[0] != 0 or offsets[-1] != facts.vectors or (offsets[1:] < offsets[:-1]).any():
-        raise DamagedIndexError(f"{folder / _OFFSETS}: does not fit {facts.vectors} vectors; quiver index repair")
-    return ExactTokenSegment(map_array(folder / _VECTORS, np.float32, (facts.vectors, dim)), offsets, facts)
+def _open_tokens(files: Files, dim: int, rows: int) -> ExactTokenSegment:
+    tokens, lengths = files.map(_VECTORS, np.float32, (-1, dim)), files.map(_LENGTHS, np.uint32, (rows,))
+    segment = ExactTokenSegment(tokens, lengths, _norm_of(files))
+    if int(segment.offsets[-1]) != len(tokens):
+        raise DamagedIndexError(f"{files.folder / _LENGTHS}: does not fit {len(tokens)} vectors; quiver index repair keeps the rest")
+    return segment
 
 
-def _facts(folder: Path) -> _Facts:
-    return _Facts(**_described(folder / _FACTS, {"vectors": int, "largest_norm": float}))
+def _norm_of(files: Files) -> float:
+    """The length of the longest vector; not known where repair reads around a damaged file, and not needed there."""
+    if files.is_lost(_FACTS):
+        return math.inf
+    return float(_number(_parsed(files.read(_FACTS), files.folder / _FACTS), "largest_norm", files.folder / _FACTS))
 
 
-def _described(path: Path, numbers: Mapping[str, type[int] | type[float]]) -> dict[str, Any]:
-    """The numbers that a file says, none of which may be negative."""
-    content = read_json(path)
+def _width_of(path: Path) -> int:
+    return int(_number(read_json(path), "dim", path))
+
+
+def _parsed(content: bytes, path: Path) -> Any:
     try:
-        found = {name: kind(content[name]) for name, kind in numbers.items()}
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedIndexError(f"{path}: not JSON ({error}); quiver index repair") from error
+
+
+def _number(content: Any, name: str, path: Path) -> float:
+    """A number that a file holds, which may not be negative."""
+    try:
+        value = float(content[name])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedIndexError(f"{path}: does not say {', '.join(numbers)} ({error}); quiver index repair") from error
-    if not all(value >= 0 for value in found.values()):
-        raise DamagedIndexError(f"{path}: says {found}; quiver index repair")
-    return found
+        raise DamagedIndexError(f"{path}: does not hold {name} ({error}); quiver index repair") from error
+    if not value >= 0:
+        raise DamagedIndexError(f"{path}: {name} is {value}; quiver index repair")
+    return value

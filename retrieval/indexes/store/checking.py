@@ -1,22 +1,18 @@
-"""Looking at every byte of an index, and keeping what is whole of a damaged one.
-
-Repair never touches what is whole: it commits a new generation, which is the newest one that is whole, or else the newest one without
-its damaged segments.
-"""
+"""Reading every byte of an index and comparing it with its checksum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from encoder.errors import InputError
-from retrieval.indexes.disk import REAL, Disk
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.store.blocks import CHECKSUMS, read_digests
 from retrieval.indexes.store.layout import Layout, entries
-from retrieval.indexes.store.manifest import CodecEntry, Manifest, SegmentEntry, read_manifest
-from retrieval.indexes.store.reading import check_format, read_alive, verify_files
-from retrieval.indexes.store.writing import unreferenced, writing
+from retrieval.indexes.store.manifest import FileEntry, Manifest, parse_manifest, read_manifest
+from retrieval.indexes.store.reading import check_format, head_bytes, head_generation, head_manifest, verify_alive, verify_file
+from retrieval.indexes.store.writing import unreferenced
 
 
 @dataclass(frozen=True)
@@ -27,18 +23,11 @@ class GenerationReport:
         generation: Its number.
         manifest: What it is; None where its manifest is damaged.
         problems: What is damaged, one line each.
-        damaged_segments: Names of the segments among it.
     """
 
     generation: int
     manifest: Manifest | None
     problems: tuple[str, ...]
-    damaged_segments: frozenset[str] = frozenset()
-
-    @property
-    def codec_is_whole(self) -> bool:
-        """Whether all that is damaged is segments."""
-        return self.manifest is not None and len(self.problems) == len(self.damaged_segments)
 
 
 @dataclass(frozen=True)
@@ -49,36 +38,17 @@ class CheckReport:
         generations: All states that are there, oldest first; the last is the one that readers open.
         leftovers: Files and folders that no state needs: of an interrupted build, of a commit that did not come to its end, or of a writer
             that is at work.
+        head_problems: What is wrong with the head or with what it names: the newest state may be missing.
     """
 
     generations: tuple[GenerationReport, ...]
     leftovers: tuple[Path, ...]
+    head_problems: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is damaged in the newest state."""
-        return self.generations[-1].problems if self.generations else ()
-
-
-@dataclass(frozen=True)
-class RepairReport:
-    """What `repair_index` did.
-
-    Attributes:
-        generation: The newest state now.
-        restored: The generation whose content it has.
-        problems: What was damaged.
-        documents_before: Documents of the newest state before; None where its manifest was damaged.
-        documents: Documents now.
-        removed: Files and folders that were removed.
-    """
-
-    generation: int
-    restored: int
-    problems: tuple[str, ...]
-    documents_before: int | None
-    documents: int
-    removed: tuple[Path, ...]
+        return (*self.head_problems, *(self.generations[-1].problems if self.generations else ()))
 
 
 def check_index(root: Path | str) -> CheckReport:
@@ -97,30 +67,30 @@ def check_index(root: Path | str) -> CheckReport:
         checked = [_check_generation(layout, generation) for generation in generations]
         there = set(layout.generations())
         reports = tuple(report for report in checked if report.generation in there)
-    return CheckReport(reports, (*_leftovers(layout), *entries(layout.temporary)))
+    return CheckReport(reports, (*_leftovers(layout), *entries(layout.temporary)), head_problems(layout))
 
 
-def repair_index(root: Path | str, *, disk: Disk = REAL) -> RepairReport:
-    """Make the newest state one that is whole, and remove what no state needs, interrupted builds left alone.
+def head_problems(layout: Layout) -> tuple[str, ...]:
+    """What is wrong with the head, or with the manifest that it names."""
+    known = head_generation(layout)
+    newest = max(layout.generations(), default=0)
+    if known is None:
+        committed = newest or entries(layout.segments)
+        return (f"{layout.head}: missing or changed, so the newest generation is unknown",) if committed else ()
+    if known > newest:
+        return (f"{layout.manifest(known)}: missing, and it is the newest generation",)
+    content = head_manifest(layout)
+    if layout.head.read_bytes() != head_bytes(known, content) or (known and not _is_manifest(layout, content)):
+        return (f"{layout.head}: changed; quiver index repair writes it again",)
+    return ()
 
-    Raises:
-        InputError: It is no index, another process is writing to it, a file may not be read, or nothing of it is whole.
-    """
-    root = Path(root)
-    with writing(root, disk=disk, damaged=True) as writer:
-        report = check_index(root)
-        newest = report.generations[-1] if report.generations else None
-        if newest is None:
-            raise InputError(f"{root}: nothing has been committed; build it again")
-        if not newest.problems and newest.manifest is not None:
-            removed = writer.collect_garbage(keep=_whole_from_the_end(report.generations))
-            count = newest.manifest.documents
-            return RepairReport(newest.generation, newest.generation, (), count, count, tuple(removed))
-        source, segments = _best(root, report.generations)
-        restored = writer.commit(replace(source, operation="repair", segments=segments))
-        removed = writer.collect_garbage(keep=1)
-        before = newest.manifest.documents if newest.manifest is not None else None
-        return RepairReport(restored.generation, source.generation, newest.problems, before, restored.documents, tuple(removed))
+
+def _is_manifest(layout: Layout, content: bytes) -> bool:
+    try:
+        parse_manifest(content, layout.head)
+    except InputError:
+        return False
+    return True
 
 
 def _leftovers(layout: Layout) -> list[Path]:
@@ -131,55 +101,30 @@ def _leftovers(layout: Layout) -> list[Path]:
         return []
 
 
-def _best(root: Path, reports: Sequence[GenerationReport]) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
-    """The newest state that is whole; or the newest one whose codec is, without its damaged segments."""
-    for report in reversed(reports):
-        if report.manifest is not None and not report.problems:
-            return report.manifest, report.manifest.segments
-    for report in reversed(reports):
-        if report.manifest is not None and report.codec_is_whole:
-            kept = tuple(segment for segment in report.manifest.segments if segment.name not in report.damaged_segments)
-            if kept:
-                return report.manifest, kept
-    raise InputError(f"{root}: no state of this index is whole, nor is a segment of one; build it again")
-
-
-def _whole_from_the_end(reports: Sequence[GenerationReport]) -> int:
-    """How many of the newest states are whole, without one between them that is not; at least 1."""
-    count = 0
-    for report in reversed(reports):
-        if report.problems:
-            break
-        count += 1
-    return max(count, 1)
-
-
 def _check_generation(layout: Layout, generation: int) -> GenerationReport:
     try:
         manifest = read_manifest(layout.manifest(generation))
     except (DamagedIndexError, FileNotFoundError) as error:
         return GenerationReport(generation, None, (str(error),))
-    problems = [problem for problem in [_codec_problem(layout, manifest.codec)] if problem is not None]
-    damaged = {}
+    problems = _problems(layout.codecs / manifest.codec.name, manifest.codec.files)
     for segment in manifest.segments:
-        problem = _segment_problem(layout, segment)
-        if problem is not None:
-            damaged[segment.name] = problem
-    return GenerationReport(generation, manifest, (*problems, *damaged.values()), frozenset(damaged))
+        problems += _problems(layout.segments / segment.name, segment.files)
+        try:
+            verify_alive(layout, segment)
+        except DamagedIndexError as error:
+            problems.append(str(error))
+    return GenerationReport(generation, manifest, tuple(problems))
 
 
-def _codec_problem(layout: Layout, codec: CodecEntry) -> str | None:
-    try:
-        verify_files(layout.codecs / codec.name, codec.files, full=True)
-    except DamagedIndexError as error:
-        return str(error)
-    return None
-
-
-def _segment_problem(layout: Layout, segment: SegmentEntry) -> str | None:
-    try:
-        verify_files(layout.segments / segment.name, segment.files, full=True)
-        read_alive(layout, segment)
-    except DamagedIndexError as error:
-        return str(error)
-    return None
+def _problems(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
+    """What is damaged in a folder, a line for each file."""
+    problems = []
+    for name, entry in files.items():
+        try:
+            verify_file(folder / name, entry.bytes, entry.sha256)
+        except DamagedIndexError as error:
+            problems.append(str(error))
+    stored = b"".join(digests.tobytes() for digests in read_digests(folder, files).values())
+    if not problems and (not (folder / CHECKSUMS).is_file() or (folder / CHECKSUMS).read_bytes() != stored):
+        problems.append(f"{folder / CHECKSUMS}: missing or changed; quiver index repair writes it again")
+    return problems

@@ -1,11 +1,13 @@
 """Where the files of an index lie.
 
     DIR/FORMAT                              what the folder is, and the version of its format
+    DIR/HEAD                                the newest generation and a copy of its manifest
     DIR/LOCK                                held by the one process that writes
     DIR/manifests/m-<generation>.json       one committed state each, never changed
     DIR/codec/c-<sha256>/                   what all segments share, never changed
     DIR/segments/s-<generation>-<number>/   documents and their vectors, never changed
     DIR/tombstones/t-<segment>-<generation> which rows of a segment are deleted, one bit each
+    DIR/quarantine/<generation>/            what a repair took out of use; nothing reads it, and only its owner deletes it
     DIR/tmp/                                what is being written; only the holder of the lock touches it
     DIR/tmp/b-<fingerprint>/                the pieces of a build, which may be resumed; all else there is rubbish once its writer is gone
 
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = "quiver-index"
-VERSION = 2
+VERSION = 3
 
 _RESUMABLE = "b-"
 _DOOMED = "removed-"
@@ -45,6 +47,16 @@ class Layout:
     def format(self) -> Path:
         """Says what the folder is."""
         return self.root / "FORMAT"
+
+    @property
+    def head(self) -> Path:
+        """Names the newest generation."""
+        return self.root / "HEAD"
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of what repairs took out of use."""
+        return self.root / "quarantine"
 
     @property
     def lock(self) -> Path:

@@ -5,7 +5,6 @@ It is JSON, so that people and other programs can read it. Unknown fields are re
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from encoder.errors import InputError
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, unreadable
 from retrieval.indexes.store.layout import FORMAT, VERSION, Layout, is_codec, is_file, is_segment, is_tombstones
 from retrieval.records import ModelCard, TokenCounts
 
@@ -22,13 +21,17 @@ Record = TypeVar("Record", "FileEntry", "TombstonesEntry", "SegmentEntry", "Code
 
 # Rows are numbered in 32 bits.
 _MOST_DOCUMENTS = 1 << 32
-# What says that a file is not there or has been spoilt; anything else may go away, as a missing permission does.
-_SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file: what it holds, its size in bytes and the sha256 of its content."""
+    """One file.
+
+    Attributes:
+        holds: What it holds.
+        bytes: Its size.
+        sha256: Of the digests of its blocks (`retrieval.indexes.store.blocks`).
+    """
 
     holds: str
     bytes: int
@@ -42,8 +45,8 @@ class TombstonesEntry:
     Attributes:
         name: The file in the folder of tombstones.
         documents: How many are deleted.
-        bytes: Size of the file.
-        sha256: Of its content.
+        bytes: Size of the file, which holds them twice.
+        sha256: Of either copy.
     """
 
     name: str
@@ -189,11 +192,26 @@ def read_manifest(path: Path) -> Manifest:
         InputError: It is of another format version, or may not be read.
     """
     try:
-        content = json.loads(path.read_bytes())
+        stored = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
         raise unreadable(path, error) from error
+    manifest = parse_manifest(stored, path)
+    if path.name != Layout(path.parent).manifest(manifest.generation).name:
+        raise DamagedIndexError(f"{path}: is the manifest of generation {manifest.generation}; the index is damaged: quiver index repair")
+    return manifest
+
+
+def parse_manifest(stored: bytes, path: Path) -> Manifest:
+    """The manifest that some bytes hold; see `read_manifest`.
+
+    Args:
+        stored: The content of a file.
+        path: The file, for messages.
+    """
+    try:
+        content = json.loads(stored)
     except (ValueError, RecursionError) as error:
         raise DamagedIndexError(f"{path}: not JSON ({error}); the index is damaged: quiver index repair") from error
     if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
@@ -204,19 +222,9 @@ def read_manifest(path: Path) -> Manifest:
     if version != VERSION:
         raise InputError(f"{path}: {version_problem(version)}")
     try:
-        manifest = _to_manifest(content)
+        return _to_manifest(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: the fields are not those of version {VERSION} ({error}); build the index again") from error
-    if path.name != Layout(path.parent).manifest(manifest.generation).name:
-        raise DamagedIndexError(f"{path}: is the manifest of generation {manifest.generation}; the index is damaged: quiver index repair")
-    return manifest
-
-
-def unreadable(path: Path, error: OSError) -> InputError:
-    """What to raise where a file cannot be read: damage only where it is the file's fault, for repair throws away what is damaged."""
-    if error.errno in _SPOILT:
-        return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged: quiver index repair")
-    return InputError(f"{path}: cannot be read ({error.strerror})")
 
 
 def version_problem(version: int) -> str:

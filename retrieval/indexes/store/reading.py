@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from encoder.data_files import file_sha256
 from encoder.errors import InputError
-from retrieval.indexes.errors import DamagedIndexError
-from retrieval.indexes.store.layout import FORMAT, VERSION, Layout
-from retrieval.indexes.store.manifest import FileEntry, Manifest, SegmentEntry, read_manifest, unreadable, version_problem
+from retrieval.indexes.errors import DamagedIndexError, missing_file, unreadable
+from retrieval.indexes.mapped import Files
+from retrieval.indexes.store.blocks import digests_sha256, file_digests, read_digests
+from retrieval.indexes.store.layout import FORMAT, VERSION, Layout, entries
+from retrieval.indexes.store.manifest import FileEntry, Manifest, SegmentEntry, TombstonesEntry, read_manifest, version_problem
 
 Opened = TypeVar("Opened")
 
@@ -74,19 +75,85 @@ def newest_manifest(layout: Layout) -> Manifest:
     """The newest committed state.
 
     Raises:
-        DamagedIndexError: Its manifest is not what was written.
+        DamagedIndexError: Its manifest is missing or not what was written; names the newest generation that is known to have existed.
         InputError: The folder is no index, is of another format version, or has no committed state.
     """
     check_format(layout)
     while True:
+        known = head_generation(layout)  # read first: a generation is committed before the head names it
         generations = layout.generations()
-        if not generations:
+        if not generations and (known == 0 or (known is None and not entries(layout.segments))):
             raise InputError(f"{layout.root}: {NOTHING_COMMITTED}")
+        if known is None:
+            raise _not_newest(layout, f"{layout.head}: missing or changed, so the newest generation is unknown", generations)
+        if not generations or generations[-1] < known:
+            raise _not_newest(layout, f"{layout.manifest(known)}: missing, and it is the newest generation", generations)
         try:
             return read_manifest(layout.manifest(generations[-1]))
         except FileNotFoundError as error:
             if generations == layout.generations():  # a link that leads nowhere
                 raise unreadable(layout.manifest(generations[-1]), error) from error
+        except DamagedIndexError as error:
+            raise _not_newest(layout, f"generation {generations[-1]} is the newest, but {error}", generations[:-1]) from error
+
+
+def read_generation(layout: Layout, generation: int) -> Manifest:
+    """The state of a generation that somebody asked for by number, whether or not there are newer ones.
+
+    Raises:
+        DamagedIndexError: Its manifest is not what was written.
+        InputError: There is no such generation.
+    """
+    check_format(layout)
+    try:
+        return read_manifest(layout.manifest(generation))
+    except FileNotFoundError as error:
+        there = ", ".join(map(str, layout.generations())) or "none"
+        raise InputError(f"{layout.root}: has no generation {generation}; there are {there}") from error
+
+
+def head_generation(layout: Layout) -> int | None:
+    """The newest generation that was committed, as the head says; 0 before the first, None where the head is missing or damaged."""
+    try:
+        content = layout.head.read_bytes()
+    except OSError:
+        return None
+    named = [_named(line) for line in content.split(b"\n", 2)[:2]]
+    return max((generation for generation in named if generation is not None), default=None)
+
+
+def head_bytes(generation: int, manifest: bytes) -> bytes:
+    """The head as its file has it: two lines that name the generation, so that one may be damaged, and a copy of its manifest."""
+    return 2 * _head_line(generation) + manifest
+
+
+def head_manifest(layout: Layout) -> bytes:
+    """The copy of the newest manifest in the head; nothing where there is none."""
+    try:
+        return layout.head.read_bytes().split(b"\n", 2)[2]
+    except (OSError, IndexError):
+        return b""
+
+
+def _head_line(generation: int) -> bytes:
+    said = f"{FORMAT} generation {generation}"
+    return f"{said} {hashlib.sha256(said.encode()).hexdigest()[:16]}\n".encode()
+
+
+def _named(line: bytes) -> int | None:
+    words = line.split()
+    if len(words) != 4 or not words[2].isdigit():
+        return None
+    generation = int(words[2])
+    return generation if _head_line(generation) == line + b"\n" else None
+
+
+def _not_newest(layout: Layout, problem: str, older: Sequence[int]) -> DamagedIndexError:
+    """The error where the newest state cannot be opened: an older one is opened by its number only, for it lacks what came later."""
+    remedy = "quiver index repair --dry-run says what can be restored"
+    if older:
+        remedy += f"; --generation {older[-1]} opens that older state as it was"
+    return DamagedIndexError(f"{problem}; {remedy}")
 
 
 def open_newest(layout: Layout, opener: Callable[[Manifest], Opened]) -> Opened:
@@ -107,8 +174,20 @@ def open_newest(layout: Layout, opener: Callable[[Manifest], Opened]) -> Opened:
         except (FileNotFoundError, InputError) as error:
             if layout.generations()[-1:] == [manifest.generation]:
                 if isinstance(error, FileNotFoundError):
-                    raise DamagedIndexError(f"{error.filename}: missing; the index is damaged: quiver index repair") from error
+                    raise missing_file(Path(error.filename)) from error
                 raise
+
+
+def open_files(folder: Path, files: Mapping[str, FileEntry], *, verify: bool) -> Files:
+    """The files of a segment, each block of which is verified when it is first read.
+
+    Args:
+        folder: Where they are.
+        files: The manifest's entries.
+        verify: Whether blocks are verified; files that are parsed are so in any case.
+    """
+    digests = read_digests(folder, files)
+    return Files(folder, {name: each for name, each in digests.items() if verify or name.endswith(_ALWAYS_HASHED)})
 
 
 def verify_files(folder: Path, files: Mapping[str, FileEntry], *, full: bool) -> None:
@@ -138,30 +217,77 @@ def verify_file(path: Path, size: int, sha256: str | None) -> None:
         found = path.stat().st_size
         if found != size:
             raise DamagedIndexError(f"{path}: {found} bytes, but {size} were written; the index is damaged: quiver index repair")
-        if sha256 is not None and file_sha256(path) != sha256:
+        if sha256 is not None and digests_sha256(file_digests(path)) != sha256:
             raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged: quiver index repair")
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def verify_state(layout: Layout, manifest: Manifest, *, shared: Collection[str] = ()) -> None:
+    """Read the files of a state and compare them with their checksums.
+
+    Args:
+        layout: The index.
+        manifest: The state.
+        shared: Names of codecs, segments and tombstones to pass over.
+
+    Raises:
+        DamagedIndexError: One is missing, cut short or changed (names it).
+        InputError: One may not be read, which is no damage.
+    """
+    if manifest.codec.name not in shared:
+        verify_files(layout.codecs / manifest.codec.name, manifest.codec.files, full=True)
+    for segment in manifest.segments:
+        if segment.name not in shared:
+            verify_files(layout.segments / segment.name, segment.files, full=True)
+        if segment.deleted is not None and segment.deleted.name not in shared:
+            verify_alive(layout, segment)
 
 
 def read_alive(layout: Layout, segment: SegmentEntry) -> NDArray[np.bool_] | None:
     """Which rows of a segment are not deleted, (documents,); None for all of them.
 
     Raises:
-        DamagedIndexError: The tombstones are missing or changed.
+        DamagedIndexError: The tombstones are missing, or both copies in their file have changed.
     """
     if segment.deleted is None:
         return None
+    whole = [bits for bits in _tombstones(layout, segment.deleted) if bits is not None]
     path = layout.tombstones / segment.deleted.name
-    verify_file(path, segment.deleted.bytes, segment.deleted.sha256)
-    if segment.deleted.bytes != -(-segment.documents // 8):
+    if not whole:
+        raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged: quiver index repair")
+    if len(whole[0]) != -(-segment.documents // 8):
         raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged: quiver index repair")
-    alive: NDArray[np.bool_] = np.unpackbits(np.fromfile(path, np.uint8), count=segment.documents, bitorder="little") == 0
+    alive: NDArray[np.bool_] = np.unpackbits(whole[0], count=segment.documents, bitorder="little") == 0
     if int(np.count_nonzero(alive)) != segment.alive:
         raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged: quiver index repair")
     return alive
 
 
+def verify_alive(layout: Layout, segment: SegmentEntry) -> None:
+    """Compare both copies of a segment's tombstones with their checksum.
+
+    Raises:
+        DamagedIndexError: They are missing or changed.
+    """
+    read_alive(layout, segment)
+    if segment.deleted is not None and any(bits is None for bits in _tombstones(layout, segment.deleted)):
+        path = layout.tombstones / segment.deleted.name
+        raise DamagedIndexError(f"{path}: one of its two copies has changed; quiver index repair writes it again")
+
+
+def _tombstones(layout: Layout, entry: TombstonesEntry) -> list[NDArray[np.uint8] | None]:
+    """The copies of some tombstones; None for one that is damaged."""
+    path = layout.tombstones / entry.name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    half = entry.bytes // 2
+    copies = [content[:half], content[half : entry.bytes]]
+    return [np.frombuffer(copy, np.uint8) if hashlib.sha256(copy).hexdigest() == entry.sha256 else None for copy in copies]
+
+
 def tombstones_bytes(alive: NDArray[np.bool_]) -> bytes:
-    """The tombstones of a segment as their file has them: one bit a row, set where it is deleted."""
+    """The tombstones of a segment: one bit a row, set where it is deleted."""
     return np.packbits(~alive, bitorder="little").tobytes()

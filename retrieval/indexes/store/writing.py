@@ -24,13 +24,23 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from retrieval.indexes.disk import REAL, Disk, link_if_absent, make_folders, put_file, remove, remove_tree, write_file
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.store.blocks import CHECKSUMS, digests_sha256, file_digests
 from retrieval.indexes.store.layout import VERSION, Layout, entries, is_resumable, segment_name, tombstones_name
 from retrieval.indexes.store.manifest import CodecEntry, FileEntry, Manifest, SegmentEntry, TombstonesEntry, manifest_bytes, read_manifest
-from retrieval.indexes.store.reading import check_format, format_line, format_version, newest_manifest, tombstones_bytes, verify_files
+from retrieval.indexes.store.reading import (
+    check_format,
+    format_line,
+    format_version,
+    head_bytes,
+    head_generation,
+    newest_manifest,
+    tombstones_bytes,
+    verify_files,
+    verify_state,
+)
 from retrieval.records import TokenCounts
 
 logger = logging.getLogger(__name__)
@@ -56,7 +66,7 @@ class StoreWriter:
         self.disk = disk
         self.manifest = manifest
         generations = layout.generations()
-        self.generation = generations[-1] + 1 if generations else 1
+        self.generation = max([*generations[-1:], head_generation(layout) or 0]) + 1
         self._segments = 0
         # Where the states before are not known, they are damaged: nobody can go back to them.
         self._kept = 1 if manifest is None else KEPT
@@ -70,12 +80,27 @@ class StoreWriter:
         return folder
 
     def add_codec(
-        self, folder: Path, engine: str, parameters: Mapping[str, str | int | float | bool | None], holds: Mapping[str, str]
+        self,
+        folder: Path,
+        engine: str,
+        parameters: Mapping[str, str | int | float | bool | None],
+        holds: Mapping[str, str],
+        *,
+        apart: bool = False,
     ) -> CodecEntry:
-        """Put a codec that lies in a scratch folder where readers look; equal ones are kept once."""
+        """Put a codec that lies in a scratch folder where readers look; equal ones are kept once.
+
+        Args:
+            folder: The scratch folder.
+            engine: Name of the engine.
+            parameters: What a report says beside the name.
+            holds: File name -> what it holds.
+            apart: Give it a name of its own beside an equal one that is damaged.
+        """
         self._check_alone()
         files = seal(folder, holds, self.disk)
-        name = f"c-{_digest({file: entry.sha256 for file, entry in files.items()} | {'engine': engine})}"
+        sums = {file: entry.sha256 for file, entry in files.items()} | {"engine": engine}
+        name = f"c-{_digest(sums | ({'generation': str(self.generation)} if apart else {}))}"
         if self._has_codec(self.layout.codecs / name, files):
             remove_tree(folder, self.disk)
         else:
@@ -120,10 +145,10 @@ class StoreWriter:
         path = self.layout.tombstones / name
         if path.exists():  # as in _adopt
             self.disk.unlink(path)
-        write_file(path, content, self.disk)
+        write_file(path, 2 * content, self.disk)  # twice: no other file says which documents are deleted
         self.disk.sync_folder(self.layout.tombstones)
         deleted = segment.documents - int(np.count_nonzero(alive))
-        entry = TombstonesEntry(name, deleted, len(content), hashlib.sha256(content).hexdigest())
+        entry = TombstonesEntry(name, deleted, 2 * len(content), hashlib.sha256(content).hexdigest())
         return replace(segment, deleted=entry)
 
     def commit(self, manifest: Manifest) -> Manifest:
@@ -141,38 +166,77 @@ class StoreWriter:
         self._check_alone()
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         manifest = replace(manifest, generation=self.generation, created=created)
-        temporary = self.layout.temporary / _MANIFEST
-        write_file(temporary, manifest_bytes(manifest), self.disk)
+        temporary, content = self.layout.temporary / _MANIFEST, manifest_bytes(manifest)
+        write_file(temporary, content, self.disk)
         # The lock makes sure that nobody else takes the name in between, where there are no links either.
         link_if_absent(temporary, self.layout.manifest(self.generation), self.disk)
         self.disk.sync_folder(self.layout.manifests)
+        put_file(self.layout.head, head_bytes(self.generation, content), self.disk)
         logger.info("%s: generation %d, %d documents", self.layout.root, self.generation, manifest.documents)
         self.manifest = manifest
         self.generation += 1
         self._segments = 0
         return manifest
 
-    def collect_garbage(self, *, keep: int | None = None) -> list[Path]:
-        """Remove what neither the newest generations nor an interrupted build need.
+    def collect_garbage(self) -> list[Path]:
+        """Remove the generations that readers no longer need, and the files that only those needed.
 
-        Args:
-            keep: Generations that stay, at least 1; by default ``KEPT``.
+        A generation goes only once the newest one is known to be whole wherever it differs: where a file was damaged after its commit, the
+        last state that can be restored stays on the disk.
 
         Returns:
             What was removed.
         """
         generations = self.layout.generations()
-        keep = self._kept if keep is None else keep
-        removed = [self.layout.manifest(generation) for generation in generations[:-keep]]
+        removed = [self.layout.manifest(generation) for generation in generations[: -self._kept] if self._is_superseded(generation)]
         # Oldest first, and manifests before files: whatever manifest is there after a kill still has all its files.
         for path in removed:
             self.disk.unlink(path)
         if removed:
             self.disk.sync_folder(self.layout.manifests)
-        for path in [*unreferenced(self.layout, generations[-keep:]), *_of_version_1(self.layout.root)]:
+        for path in [*unreferenced(self.layout, self.layout.generations()), *_of_version_1(self.layout.root)]:
             self._remove(path)
             removed.append(path)
         return removed
+
+    def quarantine(self, *, head: bytes = b"") -> list[Path]:
+        """Move all that the newest state does not need to a folder of the quarantine; nothing is deleted.
+
+        Args:
+            head: The head as it was before the commit; nothing where there was none.
+
+        Returns:
+            Where each file and folder lies now.
+        """
+        newest = self.layout.generations()[-1]
+        place = self.layout.quarantine / f"{newest:012d}"
+        make_folders(place, self.disk)
+        manifests = [self.layout.manifest(generation) for generation in self.layout.generations()[:-1]]
+        moved = []
+        # Manifests last: a file that none of them names would be taken for a leftover by the next writer, if this one were killed.
+        for path in [*unreferenced(self.layout, [newest]), *manifests]:
+            self.disk.rename(path, place / path.name)
+            moved.append(place / path.name)
+        if head:
+            write_file(place / self.layout.head.name, head, self.disk)
+            moved.append(place / self.layout.head.name)
+        for folder in (place, self.layout.segments, self.layout.codecs, self.layout.tombstones, self.layout.manifests):
+            self.disk.sync_folder(folder)
+        return moved
+
+    def _is_superseded(self, generation: int) -> bool:
+        """Whether the newest state is whole in all that it does not share with an older one."""
+        if self._kept == 1 or self.manifest is None:  # a damaged index was overwritten
+            return True
+        older = read_manifest(self.layout.manifest(generation))
+        shared = {older.codec.name, *(segment.name for segment in older.segments)}
+        shared |= {segment.deleted.name for segment in older.segments if segment.deleted}
+        try:
+            verify_state(self.layout, self.manifest, shared=shared)
+        except DamagedIndexError as error:
+            logger.warning("%s; generation %d stays on the disk, because it may be the last that is whole", error, generation)
+            return False
+        return True
 
     def _check_alone(self) -> None:
         """Refuse to go on where the lock has not kept another process out, before a file of its is taken for a leftover."""
@@ -255,18 +319,24 @@ def check_place(root: Path, *, overwrite: bool) -> None:
 
 
 def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEntry]:
-    """Make the files of a folder durable and take their checksums.
+    """Make the files of a folder durable, take their checksums and write those of their blocks beside them.
 
     Args:
         folder: Holds exactly these files.
         holds: File name -> what it holds.
         disk: Syncs.
     """
-    files = {}
+    files, stored = {}, bytearray()
     for name in sorted(holds):
         path = folder / name
         disk.sync_file(path)
-        files[name] = FileEntry(holds[name], path.stat().st_size, file_sha256(path))
+        digests = file_digests(path)
+        stored += digests.tobytes()
+        files[name] = FileEntry(holds[name], path.stat().st_size, digests_sha256(digests))
+    checksums = folder / CHECKSUMS
+    if checksums.exists():  # of the work that a build may resume
+        disk.unlink(checksums)
+    write_file(checksums, bytes(stored), disk)
     disk.sync_folder(folder)
     return files
 
@@ -299,6 +369,8 @@ def _prepare(layout: Layout, disk: Disk) -> None:
     """Make what a new index lacks; the file that says what the folder is comes first."""
     if format_version(layout.root) != VERSION:
         put_file(layout.format, format_line(VERSION), disk)
+    if not layout.head.exists() and not layout.generations():
+        put_file(layout.head, head_bytes(0, b""), disk)
     missing = [folder for folder in layout.folders if not folder.is_dir()]
     for folder in missing:
         disk.mkdir(folder)
@@ -315,11 +387,13 @@ def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
     generations = layout.generations()
     try:
         leftovers = unreferenced(layout, generations)
-        manifest = newest_manifest(layout) if generations else None
+        manifest = newest_manifest(layout) if generations or head_generation(layout) else None
     except DamagedIndexError:
         if not damaged:
             raise
         return None
+    if manifest is not None and head_generation(layout) != manifest.generation:  # a writer was killed right after its commit
+        put_file(layout.head, head_bytes(manifest.generation, manifest_bytes(manifest)), disk)
     for path in leftovers:
         logger.info("%s: left by an interrupted commit; removed", path)
         remove(path, disk)
@@ -359,6 +433,7 @@ def _remove_unused(layout: Layout, *, remove_root: bool) -> None:
             if folder.is_dir():
                 folder.rmdir()
         layout.format.unlink(missing_ok=True)
+        layout.head.unlink(missing_ok=True)
         layout.lock.unlink(missing_ok=True)
         if remove_root:
             layout.root.rmdir()

@@ -29,7 +29,7 @@ from retrieval.indexes.engines import Bitmap, Preset, Sample, Setting
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.fast_scan import CODEWORDS, product_quantizer, train_codebooks
 from retrieval.indexes.kernels import reference
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import Files, map_array
 from retrieval.indexes.tokens.candidates import CODED_DIMENSIONS
 from retrieval.indexes.tokens.coding import TOO_LONG, Coding
 from retrieval.indexes.tokens.pair_codes import check_bits, learn_pairs, multiple
@@ -134,14 +134,14 @@ class TokenCodec:
         """Begin a segment in an existing folder."""
         return TokenWriter(self._coding, pool_factor=self._pool_factor, folder=folder, disk=disk)
 
-    def open(self, folder: Path, rows: int) -> TokenSegment:
+    def open(self, files: Files, rows: int) -> TokenSegment:
         """Open a segment; its codes stay mapped.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: A file has another size than the others ask for.
         """
-        return TokenSegment(self._coding, folder, rows)
+        return TokenSegment(self._coding, files, rows)
 
     def merge(self, parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
         """Write one segment from the rows of others that are kept, byte for byte."""

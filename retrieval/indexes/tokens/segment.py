@@ -10,7 +10,6 @@ Shapes: Q queries, P documents (rows), T vectors of all documents, n vectors of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from retrieval.indexes.engines import Bitmap, Found, Size
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.kernels.choice import kernels
 from retrieval.indexes.kernels.packing import lanes
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import Files, lengths_around, rows_with
 from retrieval.indexes.once import Once
 from retrieval.indexes.tokens.candidates import CandidateLists
 from retrieval.indexes.tokens.coding import Coding
@@ -45,7 +44,7 @@ class TokenSegment:
 
     Args:
         coding: Of the codec.
-        folder: What a writer wrote.
+        files: What a writer wrote.
         rows: Documents it must have.
 
     Raises:
@@ -53,19 +52,21 @@ class TokenSegment:
         DamagedIndexError: A file has another size than the others ask for.
     """
 
-    def __init__(self, coding: Coding, folder: Path, rows: int) -> None:
+    def __init__(self, coding: Coding, files: Files, rows: int) -> None:
         self._coding = coding
-        lengths = map_array(folder / LENGTHS, np.uint32, (rows,))
+        self.coarse = files.map(COARSE, np.uint8, (-1, coding.coarse_width))
+        """Coarse parts, (T, bytes), mapped."""
+        self.fine = files.map(FINE, np.uint8, (len(self.coarse), coding.fine_width))
+        """Fine parts, (T, bytes), mapped."""
+        stored = files.map(LENGTHS, np.uint32, (rows,))
+        lengths, self._unplaced = lengths_around(stored.whole(), stored.damaged(), len(self.coarse))
         self.offsets: NDArray[np.int64] = np.append(0, np.cumsum(lengths, dtype=np.int64))
         """First vector of each document, and T, (P + 1,)."""
-        total = int(self.offsets[-1])
-        self.coarse: NDArray[np.uint8] = np.asarray(map_array(folder / COARSE, np.uint8, (total, coding.coarse_width)))
-        """Coarse parts, (T, bytes), mapped."""
-        self.fine: NDArray[np.uint8] = np.asarray(map_array(folder / FINE, np.uint8, (total, coding.fine_width)))
-        """Fine parts, (T, bytes), mapped."""
+        if int(self.offsets[-1]) != len(self.coarse):
+            raise DamagedIndexError(f"{files.folder / LENGTHS}: does not fit {len(self.coarse)} vectors; quiver index repair")
         self._filled: Bitmap = self.offsets[1:] > self.offsets[:-1]
         self._findable = int(np.count_nonzero(self._filled))
-        self._folder = folder
+        self._folder = files.folder
         self._lists: Once[CandidateLists] = Once()
 
     def __len__(self) -> int:
@@ -135,7 +136,8 @@ class TokenSegment:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Rows that may be among the k best of these, with their scores; where rows are left out, their estimates say that they are not."""
         table = self._coding.table(query)
-        estimates = self._checked(rows, kernels().estimate(self.coarse, self.offsets[rows], self.offsets[rows + 1], similarities, table))
+        begins, ends = self.offsets[rows], self.offsets[rows + 1]
+        estimates = self._checked(rows, kernels().estimate(self.coarse.spans(begins, ends), begins, ends, similarities, table))
         order = np.argsort(-estimates, kind="stable")
         rows, estimates = rows[order], estimates[order]
         scores = self._scores(query, rows[: max(_FIRST, 2 * k)], similarities)
@@ -162,7 +164,8 @@ class TokenSegment:
 
     def _scores(self, query: NDArray[np.float32], rows: NDArray[np.int64], similarities: NDArray[np.float32]) -> NDArray[np.float32]:
         begins, ends, coding = self.offsets[rows], self.offsets[rows + 1], self._coding
-        scores = kernels().score(self.coarse, self.fine, begins, ends, similarities, coding.products, coding.pairs, lanes(query))
+        coarse, fine = self.coarse.spans(begins, ends), self.fine.spans(begins, ends)
+        scores = kernels().score(coarse, fine, begins, ends, similarities, coding.products, coding.pairs, lanes(query))
         return self._checked(rows, scores)
 
     def _checked(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -181,8 +184,13 @@ class TokenSegment:
         self._numbers(coarse)
         return self._coding.decode(coarse, self.fine[places]), self.offsets[rows + 1] - self.offsets[rows]
 
+    def damaged(self) -> Bitmap:
+        """See `retrieval.indexes.engines.Segment`."""
+        return self._unplaced | rows_with(self.coarse.damaged() | self.fine.damaged(), self.offsets)
+
     def _make_lists(self) -> CandidateLists:
-        codes, numbers = self.coarse[:, : self._coding.dim // 8], self._numbers(self.coarse)
+        coarse = self.coarse.whole()
+        codes, numbers = coarse[:, : self._coding.dim // 8], self._numbers(coarse)
         return CandidateLists(self._coding.clustering, self._coding.products, codes, numbers, self.lengths)
 
     def _numbers(self, coarse: NDArray[np.uint8]) -> NDArray[np.integer[Any]]:

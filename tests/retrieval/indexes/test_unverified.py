@@ -39,14 +39,12 @@ USES: dict[str, Callable[[Index, ModuleType], object]] = {
         # The number of a token's centroid is in the last two bytes of its record.
         ("ivf-tokens", "coarse.u8", -1, 0xFF, ["look at everything", "look at little", "decode", "score"]),
         ("ivf-dense", "coarse.u8", -1, 0xFF, ["look at little"]),
-        # Places where documents begin that go backwards: the ninth of ten 64-bit numbers.
-        ("exact-tokens", "offsets.i64", 8 * 8 + 7, 0x7F, ["open"]),
-        ("exact-tokens", "offsets.i64", 8 * 8, 0, ["open"]),
+        ("exact-tokens", "lengths.u32", 3, 0xFF, ["open"]),
         ("ivf-tokens", "lengths.u32", 3, 0xFF, ["open"]),
         ("exact-dense", "ids.rows", 3, 0xFF, ["locate"]),
         ("exact-dense", "ids.utf8", 1, 0xFF, ["name"]),
         ("exact-dense", "ids.ends", -1, 0xFF, ["open"]),
-        ("exact-dense", "documents.ends", -1, 0xFF, ["open"]),
+        ("exact-dense", "documents.ends", -1, 0xFF, ["show"]),
         ("exact-dense", "documents.jsonl", 0, 0xFF, ["show"]),
         ("exact-dense", "metadata-0000.rows", 3, 0xFF, ["filter"]),
     ],

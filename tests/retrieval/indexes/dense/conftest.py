@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from retrieval.indexes.disk import REAL
 from retrieval.indexes.engine_table import train_codec
 from retrieval.indexes.engines import Sample
+from retrieval.indexes.mapped import Files
 from retrieval.records import ModelCard
 
 ENGINES: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -69,7 +70,7 @@ def write(codec: Any, folder: Path, vectors: NDArray[np.float32], *, chunk: int 
     for start in range(0, len(vectors), chunk):
         writer.add(vectors[start : start + chunk])
     assert set(writer.close()) == {path.name for path in folder.iterdir()}
-    return codec.open(folder, len(vectors))
+    return codec.open(Files(folder), len(vectors))
 
 
 def brute_force(

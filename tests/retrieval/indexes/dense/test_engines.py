@@ -17,6 +17,7 @@ from retrieval.indexes.disk import REAL
 from retrieval.indexes.engine_table import ENGINES, open_codec
 from retrieval.indexes.engines import Sample
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import Files
 from retrieval.similarity import comparable
 
 KINDS = ["pq", "pq4", "pq16", "ivf", "faiss-ivf", "faiss-graph", "faiss-codes", "faiss-rotated"]
@@ -242,7 +243,7 @@ def test_files_that_are_missing_or_of_another_size_are_damage(dense: Any, docume
     assert len(names) == 3
 
     def search() -> None:
-        segment = codec.open(tmp_path / "s", 300)
+        segment = codec.open(Files(tmp_path / "s"), 300)
         segment.search(documents.queries(1), 3, effort=codec.effort("fast", k=3), ranks=documents.ranks)
 
     for name in names:
@@ -255,7 +256,7 @@ def test_files_that_are_missing_or_of_another_size_are_damage(dense: Any, docume
                 search()
         path.unlink()
         with pytest.raises(FileNotFoundError):
-            codec.open(tmp_path / "s", 300)
+            codec.open(Files(tmp_path / "s"), 300)
         path.write_bytes(content)
     search()
 
@@ -267,7 +268,7 @@ def test_a_list_that_does_not_exist_is_damage_and_no_crash(dense: Any, documents
     content = bytearray(path.read_bytes())
     content[-1] = 0xFF
     path.write_bytes(content)
-    segment = codec.open(tmp_path / "s", 300)
+    segment = codec.open(Files(tmp_path / "s"), 300)
     with pytest.raises(DamagedIndexError, match="names a list that the codec does not have"):
         segment.search(documents.queries(1), 3, effort=codec.effort("fast", k=3), ranks=documents.ranks)
 

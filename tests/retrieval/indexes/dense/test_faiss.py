@@ -18,6 +18,7 @@ from retrieval.indexes.disk import REAL, RealDisk
 from retrieval.indexes.engine_table import ENGINES
 from retrieval.indexes.engines import Sample
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import Files
 
 
 class FullDisk(RealDisk):
@@ -111,7 +112,7 @@ def test_an_index_of_other_vectors_is_damage(documents: Any, dense: Any, tmp_pat
     for name, count in (("few", 20), ("many", 700)):
         dense.write(codec, tmp_path / name, documents.vectors[:count])
     (tmp_path / "few" / "index.faiss").rename(tmp_path / "many" / "index.faiss")
-    segment = codec.open(tmp_path / "many", 700)
+    segment = codec.open(Files(tmp_path / "many"), 700)
     with pytest.raises(DamagedIndexError, match=r"20 vectors of width 16, not \(700, 16\)"):
         segment.search(documents.queries(1), 2, effort=codec.effort("balanced", k=2), ranks=documents.ranks)
 

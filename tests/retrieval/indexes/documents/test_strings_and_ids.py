@@ -15,6 +15,7 @@ from retrieval.indexes.documents import strings
 from retrieval.indexes.documents.ids import IdTable, id_hashes, write_ids
 from retrieval.indexes.documents.strings import PackedStrings
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import Files
 
 
 def some_ids(seed: int) -> list[str]:
@@ -63,7 +64,7 @@ def test_choosing_strings_holds_them_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_table_finds_every_row_and_ranks_every_id(tmp_path: Path, seed: int) -> None:
     ids = some_ids(seed)
     assert set(write_ids(tmp_path, PackedStrings.pack(ids), REAL)) == {path.name for path in tmp_path.iterdir()}
-    table = IdTable.open(tmp_path, len(ids))
+    table = IdTable.open(Files(tmp_path), len(ids))
     assert table.rows_of([*ids, "no such id", *ids[:3]]).tolist() == [*range(len(ids)), -1, *range(len(ids[:3]))]
     assert [ids[row] for row in np.argsort(table.ranks)] == sorted(ids)
     assert list(table.strings) == ids
@@ -73,7 +74,7 @@ def test_ids_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ids_module, "id_hashes", lambda ids: id_hashes(ids) % np.uint64(3))
     ids = [f"d{number}" for number in range(50)]
     write_ids(tmp_path, PackedStrings.pack(ids), REAL)
-    table = IdTable.open(tmp_path, 50)
+    table = IdTable.open(Files(tmp_path), 50)
     assert table.rows_of(ids[::-1]).tolist() == list(range(49, -1, -1))
     assert table.rows_of(["d50", "", "e"]).tolist() == [-1, -1, -1]
 
@@ -85,11 +86,11 @@ def test_hashes_are_the_same_on_every_machine() -> None:
 def test_files_that_do_not_fit_are_damage(tmp_path: Path) -> None:
     write_ids(tmp_path, PackedStrings.pack(["a", "bb", "c"]), REAL)
     with pytest.raises(DamagedIndexError, match=r"ids\.ends: 24 bytes are not an array of shape \(4,\)"):
-        IdTable.open(tmp_path, 4)
+        IdTable.open(Files(tmp_path), 4)
     (tmp_path / "ids.utf8").write_bytes(b"abb")
-    with pytest.raises(DamagedIndexError, match=r"ids\.utf8: 3 bytes"):
-        IdTable.open(tmp_path, 3)
+    with pytest.raises(DamagedIndexError, match=r"ids\.ends: does not fit 3 bytes"):
+        IdTable.open(Files(tmp_path), 3)
     (tmp_path / "ids.rows").unlink()
     (tmp_path / "ids.utf8").write_bytes(b"abbc")
     with pytest.raises(FileNotFoundError):
-        IdTable.open(tmp_path, 3)
+        IdTable.open(Files(tmp_path), 3)

@@ -21,6 +21,7 @@ from retrieval.indexes.documents.filters import Condition, Filter
 from retrieval.indexes.documents.metadata import describe
 from retrieval.indexes.documents.table import DocumentTable, DocumentTableWriter, merge_documents
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import Files
 from retrieval.records import Document, TextTokens, TokenCounts
 
 VALUES: list[Any] = [
@@ -80,7 +81,7 @@ def write(folder: Path, documents: Sequence[Document], *, texts: bool = True) ->
     for start in range(0, len(documents), 7):
         writer.add(documents[start : start + 7], tokens_of(documents[start : start + 7]))
     assert set(writer.close()) == {path.name for path in folder.iterdir()}
-    return DocumentTable(folder, len(documents), texts=texts)
+    return DocumentTable.open(Files(folder), len(documents), texts=texts)
 
 
 def is_number(value: object) -> bool:
@@ -132,7 +133,7 @@ def test_merged_documents_are_byte_for_byte_those_that_a_writer_writes(tmp_path:
     bytes_of = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("merged", "whole")]
     assert bytes_of[0] == bytes_of[1]
     assert set(holds) == set(bytes_of[0])
-    opened = DocumentTable(tmp_path / "merged", len(kept), texts=texts)
+    opened = DocumentTable.open(Files(tmp_path / "merged"), len(kept), texts=texts)
     assert opened.token_counts(np.ones(len(kept), bool)) == tokens_of(kept).total() == whole.token_counts(np.ones(len(kept), bool))
     if texts:
         assert opened.texts is not None
@@ -157,7 +158,7 @@ def test_long_values_are_left_out_and_a_chosen_field_alone_is_kept(tmp_path: Pat
     documents = [Document("id0", "", "", {"a": "x" * 513, "b": 1}), Document("id1", "", "", {"a": "x" * 512})]
     writer.add(documents, tokens_of(documents))
     writer.close()
-    table = DocumentTable(tmp_path / "s", 2, texts=False)
+    table = DocumentTable.open(Files(tmp_path / "s"), 2, texts=False)
     assert table.matching(Condition("a", ">=", ("x",))).tolist() == [False, True]
     assert list(describe([table.metadata])) == ["a"]
     assert "1 metadata values of more than 512 characters" in caplog.text
@@ -219,5 +220,5 @@ def test_texts_that_were_changed_are_damage(tmp_path: Path) -> None:
     with pytest.raises(DamagedIndexError, match=r"documents\.jsonl:1: not a document"):
         table.texts[0]
     path.write_bytes(b"x")
-    with pytest.raises(DamagedIndexError, match="1 bytes are not an array"):
-        DocumentTable(tmp_path / "s", len(table), texts=True)
+    with pytest.raises(DamagedIndexError, match="does not fit 1 bytes of texts"):
+        DocumentTable.open(Files(tmp_path / "s"), len(table), texts=True).texts  # noqa: B018 - reading it is the test

@@ -15,6 +15,7 @@ from retrieval.indexes.engine_table import open_codec, train_codec
 from retrieval.indexes.engines import AnyCodec, AnySegment, Sample
 from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.exact.arrays import largest_norm
+from retrieval.indexes.mapped import Files
 from retrieval.records import ModelCard
 from retrieval.rows import MatrixRows
 
@@ -42,7 +43,7 @@ def write(codec: AnyCodec, folder: Path, vectors: NDArray[np.float32], lengths: 
         stop = min(start + chunk, len(lengths))
         writer.add(vectors[ends[start] : ends[stop]], None if codec.name == "exact-dense" else lengths[start:stop])
     assert set(writer.close()) == {path.name for path in folder.iterdir()}
-    return codec.open(folder, len(lengths))
+    return codec.open(Files(folder), len(lengths))
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -57,7 +58,7 @@ def test_a_saved_codec_opens_as_it_was(tmp_path: Path, kind: str) -> None:
     assert (opened.name, dict(opened.parameters)) == (codec.name, {"precision": "float32"})
     vectors, lengths = documents(kind, 20)
     segment = write(codec, tmp_path / "s", vectors, lengths, 20)
-    np.testing.assert_array_equal(segment.vectors(np.arange(20))[0], opened.open(tmp_path / "s", 20).vectors(np.arange(20))[0])
+    np.testing.assert_array_equal(segment.vectors(np.arange(20))[0], opened.open(Files(tmp_path / "s"), 20).vectors(np.arange(20))[0])
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
@@ -140,7 +141,7 @@ def test_facts_that_are_missing_or_cannot_be_are_damage(tmp_path: Path, content:
     write(codec, tmp_path / "s", *documents("dense", 20), 20)
     (tmp_path / "s" / "vectors.json").write_text(content)
     with pytest.raises(DamagedIndexError, match=r"vectors\.json"):
-        codec.open(tmp_path / "s", 20)
+        codec.open(Files(tmp_path / "s"), 20)
     (tmp_path / "codec.json").write_text(content)
     for name in NAMES.values():
         with pytest.raises(DamagedIndexError, match=r"codec\.json"):

@@ -18,6 +18,7 @@ from encoder.errors import InputError
 from retrieval.indexes.disk import REAL
 from retrieval.indexes.engines import Sample
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.mapped import Files
 from retrieval.indexes.tokens.codec import TokenCodec, check_settings, open_tokens, train
 from retrieval.indexes.tokens.segment import TokenSegment
 from retrieval.indexes.tokens.settings import TokenEffort
@@ -39,7 +40,7 @@ def write(codec: TokenCodec, folder: Path, tokens: Any, *, chunk: int = 10**9) -
         part = slice(ends[start], ends[stop])
         writer.add(tokens.vectors[part], tokens.lengths[start:stop], tokens.token_ids[part])
     assert set(writer.close()) == {path.name for path in folder.iterdir()}
-    return codec.open(folder, len(tokens.lengths))
+    return codec.open(Files(folder), len(tokens.lengths))
 
 
 def bytes_of(folder: Path) -> Mapping[str, bytes]:
@@ -224,7 +225,7 @@ def test_a_file_of_another_size_is_damage(codec: TokenCodec, tokens: Any, tmp_pa
     if damage != "missing":
         path.write_bytes(content[:-1] if damage == "short" else content + b"\0\0\0\0")
     with pytest.raises(FileNotFoundError if damage == "missing" else DamagedIndexError):
-        codec.open(tmp_path / "s", len(tokens.lengths))
+        codec.open(Files(tmp_path / "s"), len(tokens.lengths))
 
 
 def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: TokenCodec, tokens: Any, tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: TokenCodec
     content[-1] = 0xFF
     path.write_bytes(content)
     with pytest.raises(DamagedIndexError, match="names a centroid that the codec does not have"):
-        codec.open(tmp_path / "s", len(tokens.lengths)).search(
+        codec.open(Files(tmp_path / "s"), len(tokens.lengths)).search(
             tokens.queries(1), 3, effort=codec.effort("balanced", k=3), ranks=tokens.ranks
         )
 
