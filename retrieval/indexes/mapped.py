@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from retrieval.indexes.errors import DamagedIndexError, unreadable
-from retrieval.indexes.store.blocks import BLOCK, BlockChecks, count_blocks
+from retrieval.indexes.store.blocks import BLOCK, BlockChecks
 
 
 def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -142,6 +142,7 @@ class Files:
     Args:
         folder: The folder.
         digests: File name -> the digests of its blocks; what is not named is not verified.
+        sizes: File name -> bytes that were written, for files whose size is known.
         salvaged: File name -> what is left of a damaged file, which is read in its place.
     """
 
@@ -150,9 +151,11 @@ class Files:
         folder: Path,
         digests: Mapping[str, NDArray[np.uint8]] | None = None,
         *,
+        sizes: Mapping[str, int] | None = None,
         salvaged: Mapping[str, SalvagedFile] | None = None,
     ) -> None:
         self.folder = folder
+        self._sizes = sizes or {}
         self._digests = digests or {}
         self._salvaged = salvaged or {}
 
@@ -160,13 +163,15 @@ class Files:
         """Map a file; see `map_array`."""
         if name in self._salvaged:
             return self._salvage(self._salvaged[name], dtype, shape)
-        array = map_array(self.folder / name, dtype, shape)
+        path = self.folder / name
+        array = map_array(path, dtype, shape)
+        if self._sizes.get(name, array.nbytes) != array.nbytes:
+            raise DamagedIndexError(
+                f"{path}: {array.nbytes} bytes, but {self._sizes[name]} were written; quiver index repair keeps the rest"
+            )
         digests = self._digests.get(name)
-        if digests is None:
-            return CheckedArray(array)
-        if len(digests) != count_blocks(array.nbytes):
-            raise DamagedIndexError(f"{self.folder / name}: has another size than was written; quiver index repair keeps the rest")
-        return CheckedArray(array, BlockChecks(self.folder / name, array.reshape(-1).view(np.uint8), digests))
+        checks = None if digests is None else BlockChecks(path, array.reshape(-1).view(np.uint8), digests)
+        return CheckedArray(array, checks)
 
     def read(self, name: str) -> bytes:
         """The content of a file, verified.

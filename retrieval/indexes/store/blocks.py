@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, unreadable
 
 if TYPE_CHECKING:
     from retrieval.indexes.store.manifest import FileEntry
+
+Content = TypeVar("Content")
 
 BLOCK = 1 << 14
 """Bytes of a block; the last one of a file may be shorter."""
@@ -74,11 +76,11 @@ def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDAr
     Args:
         folder: The folder of a segment or codec.
         files: The manifest's entries.
+
+    Raises:
+        InputError: A file may not be read, which is no damage.
     """
-    try:
-        stored = (folder / CHECKSUMS).read_bytes()
-    except OSError:
-        stored = b""
+    stored = _read_around(folder / CHECKSUMS, Path.read_bytes) or b""
     wanted = DIGEST * sum(count_blocks(entry.bytes) for entry in files.values())
     stored = stored[:wanted].ljust(wanted, b"\0")
     found, place = {}, 0
@@ -93,11 +95,23 @@ def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDAr
 
 
 def _recomputed(path: Path, entry: FileEntry, otherwise: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    digests = _read_around(path, file_digests)
+    return digests if digests is not None and digests_sha256(digests) == entry.sha256 else otherwise
+
+
+def _read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
+    """What is read of a file; None where the file is damaged.
+
+    Raises:
+        InputError: It cannot be read for a reason that is not damage.
+    """
     try:
-        digests = file_digests(path)
-    except OSError:
-        return otherwise
-    return digests if digests_sha256(digests) == entry.sha256 else otherwise
+        return read(path)
+    except OSError as error:
+        problem = unreadable(path, error)
+        if isinstance(problem, DamagedIndexError):
+            return None
+        raise problem from error
 
 
 class BlockChecks:

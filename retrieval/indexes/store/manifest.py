@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from encoder.errors import InputError
 from retrieval.indexes.errors import DamagedIndexError, unreadable
+from retrieval.indexes.store.blocks import DIGEST, count_blocks
 from retrieval.indexes.store.layout import FORMAT, VERSION, Layout, is_codec, is_file, is_segment, is_tombstones
 from retrieval.records import ModelCard, TokenCounts
 
@@ -170,9 +171,9 @@ class Manifest:
     @property
     def bytes(self) -> int:
         """Size of all files, the manifest left out."""
-        sizes = [entry.bytes for entry in self.codec.files.values()]
-        sizes += [entry.bytes for segment in self.segments for entry in segment.files.values()]
-        return sum(sizes) + sum(segment.deleted.bytes for segment in self.segments if segment.deleted)
+        sizes = [entry.bytes for files in (self.codec.files, *(segment.files for segment in self.segments)) for entry in files.values()]
+        checksums = DIGEST * sum(map(count_blocks, sizes))
+        return sum(sizes) + checksums + sum(segment.deleted.bytes for segment in self.segments if segment.deleted)
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

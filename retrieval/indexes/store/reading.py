@@ -187,7 +187,8 @@ def open_files(folder: Path, files: Mapping[str, FileEntry], *, verify: bool) ->
         verify: Whether blocks are verified; files that are parsed are so in any case.
     """
     digests = read_digests(folder, files)
-    return Files(folder, {name: each for name, each in digests.items() if verify or name.endswith(_ALWAYS_HASHED)})
+    checked = {name: each for name, each in digests.items() if verify or name.endswith(_ALWAYS_HASHED)}
+    return Files(folder, checked, sizes={name: entry.bytes for name, entry in files.items()})
 
 
 def verify_files(folder: Path, files: Mapping[str, FileEntry], *, full: bool) -> None:

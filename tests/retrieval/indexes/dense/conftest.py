@@ -78,7 +78,7 @@ def brute_force(
 ) -> tuple[list[int], NDArray[np.float32]]:
     """The k best rows by the codes that the segment keeps, in double precision rounded once, and their scores."""
     store = segment.store
-    vectors = store.codes.astype(float) * store.scales[:, None] * store.coding.spread + store.coding.centre
+    vectors = store.codes.whole().astype(float) * store.scales.whole()[:, None] * store.coding.spread + store.coding.centre
     scores = (vectors @ query.astype(float)).astype(np.float32)
     rows = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
     best = sorted(rows.tolist(), key=lambda row: (scores[row], ranks[row]), reverse=True)[:k]

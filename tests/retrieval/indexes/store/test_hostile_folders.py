@@ -27,7 +27,7 @@ from retrieval.indexes import (
     repair_index,
 )
 from retrieval.indexes.disk import REAL, RealDisk, make_folders, remove_tree
-from retrieval.indexes.store import checking, reading
+from retrieval.indexes.store import blocks, checking, reading
 from retrieval.indexes.store import manifest as manifests
 from retrieval.indexes.store import writing as store_writing
 from retrieval.indexes.store.layout import Layout
@@ -99,7 +99,7 @@ def test_a_check_beside_a_writer_takes_no_state_that_is_gone_for_damage(
     built: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading all files of a large index takes long enough for two commits, which remove what is just being read."""
-    verify, commits = checking.verify_files, iter(["old1", "old2", "old3"])
+    verify, commits = checking.verify_file, iter(["old1", "old2", "old3"])
 
     def slowly(*arguments: Any, **named: Any) -> None:
         for key in commits:
@@ -107,7 +107,7 @@ def test_a_check_beside_a_writer_takes_no_state_that_is_gone_for_damage(
             delete_documents(built, [key])
         verify(*arguments, **named)
 
-    monkeypatch.setattr(checking, "verify_files", slowly)
+    monkeypatch.setattr(checking, "verify_file", slowly)
     report = check_index(str(built))
     assert report.problems == ()
     assert [each.problems for each in report.generations] == [()] * len(report.generations)
@@ -186,12 +186,13 @@ def test_a_file_that_may_not_be_read_is_no_damage_and_repair_keeps_it(
         raise OSError(failure, os.strerror(failure), str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(reading, "file_sha256", refused)
+        patched.setattr(blocks, "file_digests", refused)
+        patched.setattr(reading, "file_digests", refused)
         for attempt in (open_index, check_index, repair_index):
             with pytest.raises(InputError, match=os.strerror(failure)) as caught:
                 attempt(built)
             assert not isinstance(caught.value, DamagedIndexError)
-        patched.setattr(reading, "file_sha256", lambda path: refused_with_io_error(path))
+        patched.setattr(reading, "file_digests", lambda path: refused_with_io_error(path))
         with pytest.raises(DamagedIndexError, match="quiver index repair"):
             open_index(built)
     assert len(open_index(built)) == 27
