@@ -36,7 +36,7 @@ from encoder.files import read_json
 from retrieval.bm25.scoring import PARAMETERS, Postings, Words, count_words, in_blocks, split_words
 from retrieval.indexes.disk import REAL, write_array, write_file
 from retrieval.indexes.documents.strings import PackedStrings
-from retrieval.indexes.mapped import map_array
+from retrieval.indexes.mapped import Files, map_array
 from retrieval.indexes.store.manifest import FileEntry
 from retrieval.indexes.store.reading import verify_files
 from retrieval.indexes.store.writing import seal
@@ -169,7 +169,8 @@ def _open_block(stem: Path, sizes: Sequence[int]) -> WordTable:
     lengths = map_array(stem.with_name(f"{stem.name}.lengths"), np.uint32, (documents,))
     starts = map_array(stem.with_name(f"{stem.name}.starts"), np.int64, (words + 1,))
     return WordTable(
-        PackedStrings.open(stem.with_name(f"{stem.name}.words"), words), Postings(lengths, arrays["documents"], arrays["counts"], starts)
+        PackedStrings.open(Files(stem.parent), f"{stem.name}.words", words),
+        Postings(lengths, arrays["documents"], arrays["counts"], starts),
     )
 
 

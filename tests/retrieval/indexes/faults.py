@@ -320,11 +320,17 @@ def state(path: Path) -> State:
         return State("none" if any(word in str(error) for word in words) else type(error).__name__)
     if check_index(path).problems:
         return State("problems")
+    near, content = answers(path)
+    return State(content, (len(index.manifest.segments), index.manifest.deleted), index.manifest.calibration is not None, near)
+
+
+def answers(path: Path) -> tuple[str, str]:
+    """What an index finds where it looks at as little as it can; and its documents, with what it finds where it looks at everything."""
+    index = open_index(path)
     kind = ENGINES[index.kind]
     queries = kind.model.encode(["word3 new", "first"], "query").vectors
     near = repr(listed(index.search(queries, 1, effort=kind.narrow)))
-    content = repr((list(index.documents), listed(index.search(queries, 4, effort="exact"))))
-    return State(content, (len(index.manifest.segments), index.manifest.deleted), index.manifest.calibration is not None, near)
+    return near, repr((list(index.documents), listed(index.search(queries, 4, effort="exact"))))
 
 
 def listed(hits: Hits) -> list[list[tuple[str, float]]]:
