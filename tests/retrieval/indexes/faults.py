@@ -431,7 +431,7 @@ def write(folder: Path, seed: int) -> None:
             keys = [f"k{number + offset}" for offset in range(rng.randrange(1, 4))]
             number += len(keys)
             say("adding", *keys)
-            add_documents(folder, [Document(key, f"{key} word{len(key)} text") for key in keys], model, restart=True, disk=FAST)
+            add_documents(folder, [Document(key, f"{key} word{len(key)} text") for key in keys], model, disk=FAST)
             alive |= set(keys)
             say("added", *keys)
         elif chosen < 0.85:

@@ -214,7 +214,7 @@ def test_an_index_with_a_damaged_codec_can_be_built_again_in_its_place(built: Pa
 
 def test_two_writers_whose_lock_does_not_hold_lose_nothing(built: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems take a lock and keep nobody out: the one that commits second is refused, and touches nothing."""
-    monkeypatch.setattr(store_writing, "_locked", lambda layout: nullcontext())
+    monkeypatch.setattr(store_writing, "_locked", lambda layout, wait: nullcontext())
     before = files_of(built)
     for use in (
         lambda writer: writer.commit(writer.manifest),
