@@ -1,31 +1,12 @@
-"""What the commands take as text: sizes, and settings of an engine."""
+"""What the commands take as text: the memory of a build, and settings of an engine."""
 
 from __future__ import annotations
 
-import re
-
 from encoder import InputError
 from retrieval.indexes.engines import Setting
+from retrieval.units import parse_size
 
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
 _LEAST_MEMORY = 16 << 20
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def parse_size(text: str) -> int:
-    """Bytes from a number and a unit; the units are powers of 1,024.
-
-    Raises:
-        InputError: It is none.
-
-    Example:
-        >>> parse_size("1.5 GB")
-        1610612736
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise InputError(f"{text!r} is not a size; write one as 500MB or 2GB")
-    return int(float(match["number"]) * (1 << _UNITS[match["unit"].upper()]))
 
 
 def parse_memory(text: str) -> int:

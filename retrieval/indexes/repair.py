@@ -171,12 +171,13 @@ class _Plan:
         return sum(part.documents for part in self.parts)
 
 
-def repair_index(root: Path | str, *, dry_run: bool = False, disk: Disk = REAL) -> RepairReport:
+def repair_index(root: Path | str, *, dry_run: bool = False, wait: float = 0.0, disk: Disk = REAL) -> RepairReport:
     """Commit a generation of what is whole of a damaged index, and move what is damaged to its quarantine.
 
     Args:
         root: The index.
         dry_run: Change nothing; say what would be kept and lost.
+        wait: Seconds to wait for another process that is writing.
         disk: Takes all changes.
 
     Raises:
@@ -186,7 +187,7 @@ def repair_index(root: Path | str, *, dry_run: bool = False, disk: Disk = REAL) 
     problems = _problems(layout)
     if dry_run:
         return _repaired(layout, problems, None)
-    with writing(layout.root, damaged=True, disk=disk) as writer:
+    with writing(layout.root, damaged=True, wait=wait, disk=disk) as writer:
         return _repaired(layout, problems, writer)
 
 

@@ -5,9 +5,12 @@
     tmp/b-<fingerprint>/<name>.done       which of these folders is the piece, its files' sizes and checksums, and what else is known of
                                           it: appears in one step when all that is durable, and only if there is none yet
 
-The fingerprint is of everything that decides the result: the documents, the model, the settings. A build of something else in the same
-index does not mix with it, and does not silently throw it away either. Two workers that make the same piece make the same bytes, and
-whichever is first is taken.
+The fingerprint covers everything that decides the content of the pieces: the documents, the model, the settings, the codec that is there.
+Work of another fingerprint is left alone, so that an unrelated addition goes ahead of one that was killed, which resumes when it is
+repeated. Work that nobody resumes expires (`retrieval.indexes.store.writing.UNFINISHED_SECONDS`). Nothing in a piece depends on the
+generation that is committed at the time: which ids exist already is looked up under the writers' lock whenever the work is resumed.
+
+Two workers that make the same piece make the same bytes, and whichever is first is taken.
 """
 
 from __future__ import annotations
@@ -20,10 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from encoder.errors import InputError
-from encoder.files import read_json
 from retrieval.indexes.disk import Disk, link_if_absent, remove_tree, write_file
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, unreadable
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import FileEntry
 from retrieval.indexes.store.reading import verify_files
@@ -64,18 +65,20 @@ class PieceFolders:
     worker: str = ""
 
     def finished(self, name: str) -> Finished | None:
-        """A piece that is finished and whole; None for one that is to be made."""
+        """A piece that is finished and whole; None for one that is to be made.
+
+        Raises:
+            InputError: It cannot be read, for a reason that is not damage, such as too many open files.
+        """
         marker = self._marker(name)
         if not marker.is_file():
             return None
         try:
-            content = read_json(marker)
-            if content.pop("checksum", None) != _digest(content):
-                raise DamagedIndexError(f"{marker}: its checksum does not match")
+            content = _read_marker(marker)
             files = {file: FileEntry(**entry) for file, entry in content["files"].items()}
             folder = self.folder / content["folder"]
             verify_files(folder, files, full=True)
-        except (InputError, KeyError, TypeError) as error:
+        except (DamagedIndexError, KeyError, TypeError) as error:
             logger.warning("%s: is made again (%s)", self.folder / name, error)
             return None
         return Finished(folder, {file: entry.holds for file, entry in files.items()}, content["facts"])
@@ -135,30 +138,18 @@ class WorkFolder:
     Args:
         layout: The index.
         plan: Everything that decides the result, as JSON has it.
-        restart: Throw away what an interrupted build of something else has left.
         disk: Takes all changes.
 
     Attributes:
         folder: The folder.
         pieces: What is in it.
-
-    Raises:
-        InputError: There is an interrupted build of something else, and it is not to be thrown away.
     """
 
-    def __init__(self, layout: Layout, plan: Mapping[str, Any], *, restart: bool, disk: Disk) -> None:
+    def __init__(self, layout: Layout, plan: Mapping[str, Any], *, disk: Disk) -> None:
         self._disk = disk
         self._layout = layout
         self.folder = layout.pieces(_digest(plan)[:24])
         self.pieces = PieceFolders(self.folder, disk)
-        for other in layout.interrupted_builds():
-            if other != self.folder or restart:
-                if not restart:
-                    raise InputError(
-                        f"{layout.root}: a build of other documents or settings was interrupted here; run that one again, which resumes, "
-                        "or throw it away with --restart (restart=True)"
-                    )
-                self._throw_away(other)
         if self.folder.is_dir():
             logger.info("%s: going on with the build that was interrupted", layout.root)
         else:
@@ -172,14 +163,23 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Remove the folder with all pieces."""
-        self._throw_away(self.folder)
-
-    def _throw_away(self, folder: Path) -> None:
         # Renamed first: a worker whose build was killed may be about to make one more file in it, and now cannot. What is left of a
         # folder of this name is removed by whoever writes to the index next.
-        doomed = self._layout.doomed(folder.name)
-        self._disk.rename(folder, doomed)
+        doomed = self._layout.doomed(self.folder.name)
+        self._disk.rename(self.folder, doomed)
         remove_tree(doomed, self._disk)
+
+
+def _read_marker(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise DamagedIndexError(f"{path}: not JSON ({error})") from error
+    if not isinstance(content, dict) or content.pop("checksum", None) != _digest(content):
+        raise DamagedIndexError(f"{path}: its checksum does not match")
+    return content
 
 
 def _digest(content: Mapping[str, Any]) -> str:

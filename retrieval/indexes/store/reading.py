@@ -50,14 +50,17 @@ def check_format(layout: Layout) -> None:
 
 def format_version(root: Path) -> int | None:
     """The format version of the index in a folder, whatever its state; None where there is none of ours."""
+    path = Layout(root).format
     try:
-        line = Layout(root).format.read_bytes()
+        line = path.read_bytes()
         version = int(line.split()[1])
         return version if line == format_line(version) else None
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, IndexError):
+    except (NotADirectoryError, IsADirectoryError, ValueError, IndexError):
         return None
+    except OSError as error:
+        raise unreadable(path, error) from error
     try:  # version 1 had one manifest, at the root
         content = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
