@@ -108,7 +108,7 @@ def add(
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Add documents to an index; an addition that was killed goes on when it is started again."""
-    loaded = model_of(open_index(folder, verify=False), model)
+    loaded = model_of(open_index(folder), model)
     index = add_documents(
         folder,
         corpus,
@@ -165,7 +165,7 @@ def calibrate(
     wanted, texts, loaded = ks or HITS, None, None
     if queries is not None:
         texts = [query.text for query in read_queries(queries)]
-        loaded = model_of(open_index(folder, verify=False), model)
+        loaded = model_of(open_index(folder), model)
     elif model is not None:
         raise InputError("--model encodes the queries of --queries FILE; add it, or leave --model out")
     elif min(wanted) < LEAST_HITS:

@@ -106,7 +106,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             writer.commit(replace(draft, codec=entry, segments=tuple(_added(writer, segments))))
             work.remove()
         writer.collect_garbage()
-    return open_index(out, verify=False)  # every byte was hashed a moment ago
+    return open_index(out)
 
 
 def add_documents(
@@ -146,7 +146,7 @@ def add_documents(
     with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
         check_model(path, before, model.card)
-        index = open_manifest(writer.layout, before, verify=False)
+        index = open_manifest(writer.layout, before)
         replaced: list[str] = []
         with _surveyed(writer, corpus, index=index, replaced=replaced) as source:
             if replaced and not replace_existing:
@@ -169,7 +169,7 @@ def add_documents(
                 writer.commit(replace(draft, segments=(*entries, *_added(writer, segments))))
                 work.remove()
         writer.collect_garbage()
-    return open_index(path, verify=False)
+    return open_index(path)
 
 
 def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bool, ks: Sequence[int] = HITS) -> dict[str, Any] | None:

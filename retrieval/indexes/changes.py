@@ -41,7 +41,7 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
     path = Path(path)
     with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
-        index = open_manifest(writer.layout, before, verify=False)
+        index = open_manifest(writer.layout, before)
         wanted = list(dict.fromkeys(ids))
         missing = [key for key, place in zip(wanted, index.locate(wanted), strict=True) if place is None]
         if missing:
@@ -52,7 +52,7 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
             segments = [entry if after is former else writer.delete(entry, after.kept) for former, after, entry in changed]
             writer.commit(replace(before, operation="delete", versions=versions(), segments=tuple(segments)))
         writer.collect_garbage()
-    return open_index(path, verify=False)
+    return open_index(path)
 
 
 def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: float = 0.0, disk: Disk = REAL) -> Index:
@@ -72,17 +72,17 @@ def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: floa
     path, begun = Path(path), time.monotonic()
     with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
-        index = open_manifest(writer.layout, before, verify=True)
+        index = open_manifest(writer.layout, before)
         extents = [live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
         segments: list[SegmentEntry] = []
         for run in groups(index.codec, extents, memory) if extents else ():
             segments += _compacted(writer, index, run)
         if tuple(segments) != before.segments:
             draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
-            opened = open_manifest(writer.layout, draft, verify=False).segments
+            opened = open_manifest(writer.layout, draft).segments
             writer.commit(remeasured(draft, index, opened, begun, memory=memory, progress=False))
         writer.collect_garbage()
-    return open_index(path, verify=False)
+    return open_index(path)
 
 
 def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each choice
@@ -120,12 +120,12 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
     path = Path(path)
     with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
-        index = open_manifest(writer.layout, before, verify=False)
+        index = open_manifest(writer.layout, before)
         vectors = None if queries is None else _encoded(index, model, queries, progress=progress)
         found = calibrate(index, queries=vectors, count=count, ks=ks, seed=seed, progress=progress)
         writer.commit(replace(before, operation="calibrate", versions=versions(), calibration=found.to_json()))
         writer.collect_garbage()
-    return open_index(path, verify=False)
+    return open_index(path)
 
 
 def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:

@@ -77,7 +77,7 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
         folder: The index.
         model: The one that built it.
         words: Count words for BM25; what was counted before is read from the user's cache.
-        verify: Compare every file with its checksum.
+        verify: Compare each block of a file with its checksum when it is first read.
 
     Raises:
         InputError: It cannot be opened, another model built it, or it has no texts for BM25.

@@ -91,7 +91,7 @@ def open_service(
         token: Allows changes; None allows none.
         limits: What is refused.
         workers: Batches that a retriever searches at a time.
-        verify: Compare every file with its checksum first.
+        verify: Compare each block of a file with its checksum when it is first read.
 
     Raises:
         InputError: One cannot be opened, or its model cannot.
@@ -114,7 +114,7 @@ def open_service(
 def _served(
     folder: Path, models: dict[str, SharedModel], model: str | None, threads: ThreadPoolExecutor, *, words: bool, verify: bool
 ) -> ServedIndex:
-    card = open_index(folder, verify=False).manifest.model
+    card = open_index(folder).manifest.model
     if card.fingerprint not in models:
         try:
             models[card.fingerprint] = SharedModel(load_model(model or card.source, precision=card.precision))
@@ -124,6 +124,6 @@ def _served(
 
     def newest() -> Generation:
         # What is newer was hashed when it was written; what was there has been compared at the start.
-        return open_generation(folder, shared, words=words, verify=False)
+        return open_generation(folder, shared, words=words, verify=verify)
 
     return ServedIndex(folder, newest, open_generation(folder, shared, words=words, verify=verify), threads)

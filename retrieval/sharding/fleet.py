@@ -48,7 +48,7 @@ class Fleet:
         plan: Which segments go where.
         launcher: Starts shards.
         patience: How long is waited for them.
-        verify: Whether shards compare their files with their checksums first.
+        verify: Whether shards compare each block of a file with its checksum when it is first read.
 
     Raises:
         FileNotFoundError: A file of the index is missing.

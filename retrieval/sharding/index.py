@@ -181,7 +181,7 @@ class ShardedIndex:
 
     def _started(self) -> Fleet:
         def opened(manifest: Manifest) -> Fleet:
-            whole = open_manifest(self._layout, manifest, verify=False)
+            whole = open_manifest(self._layout, manifest, verify=self._verify)
             plan = plan_shards(whole, self._sharding)
             return Fleet(whole, plan, self._launcher, patience=self._patience, verify=self._verify)
 
@@ -198,7 +198,7 @@ def open_sharded(
         sharding: How its segments are spread.
         launcher: Starts the shards, such as `retrieval.sharding.ray_shards.RayLauncher`.
         patience: Limits of time.
-        verify: Shards compare every file of theirs with its sha256 first.
+        verify: Shards compare each block of a file with its checksum when it is first read.
 
     Raises:
         DamagedIndexError: A file is missing, cut short or changed (names it).

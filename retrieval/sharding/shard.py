@@ -28,7 +28,7 @@ class ShardSpec:
         manifest: The committed state, with the segments of this shard alone.
         fields: What the whole index can be filtered by.
         bytes: What the segments and the codec take in memory.
-        verify: Compare every file with its sha256 first.
+        verify: Compare each block of a file with its checksum when it is first read.
     """
 
     root: Path
