@@ -7,7 +7,7 @@ import re
 from encoder import InputError
 from retrieval.indexes.engines import Setting
 
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
 _LEAST_MEMORY = 16 << 20
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
