@@ -111,7 +111,7 @@ class ExactDenseIndex:
         Raises:
             ValueError: k < 1, another width than the index, or a query that is not finite or makes scores that float32 cannot hold.
         """
-        check_k(k)
+        k = check_k(k)
         matrix = dense_queries(queries, self.dim)
         found = search_dense(self._rows, matrix, k, largest_norm=self._largest_norm, ids=self._names)
         return Hits([self._names[rows].tolist() for rows, _ in found], [scores for _, scores in found])
