@@ -202,6 +202,7 @@ class SearchAnswer:
         milliseconds: Where the time went.
         generation: The committed state of the index that was searched.
         partial: Whether a part of the index could not be asked.
+        warning: Why this ranking cannot be compared with the first retriever's: its index holds other documents. Null where it can.
     """
 
     retriever: str
@@ -209,6 +210,7 @@ class SearchAnswer:
     milliseconds: Milliseconds
     generation: int
     partial: bool = False
+    warning: str | None = None
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,9 @@ async def _answers(
     asked = Asked(queries, Choices(request.k, where, request.effort, request.target_recall))
     ranked = await retriever.search(asked)
     hits = await loop.run_in_executor(service.threads, _hits, retriever, asked, ranked, request.explain)
+    warning = await loop.run_in_executor(service.threads, service.warning_for, retriever)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-    return [SearchAnswer(retriever.name, found, times, ranked.generation.number) for found in hits]
+    return [SearchAnswer(retriever.name, found, times, ranked.generation.number, warning=warning) for found in hits]
 
 
 def _hits(retriever: Retriever, asked: Asked, ranked: Ranked, explain: bool) -> list[list[Hit]]:
