@@ -10,7 +10,6 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -126,7 +125,8 @@ def checked_document(document: Document) -> Document:
 def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | None:
     """Metadata as an index keeps them: field -> string, finite number, truth value, or list of these.
 
-    The fields of an object within get its name and a dot before theirs, and those of objects in a list become lists. Null is no value.
+    The fields of an object within get its name and a dot before theirs, and those of objects in a list become lists. Null and
+    NaN are no values: a table has them where a value is missing.
 
     Args:
         fields: Of one document.
@@ -153,7 +153,7 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
         name = ".".join(path)
         if isinstance(value, Mapping):
             left += [((*path, inner), each, listed) for inner, each in reversed(list(value.items()))]
-        elif value is not None:
+        elif not _is_missing(value):
             if paths.setdefault(name, path) != path:
                 raise InputError(f"{where}: two metadata fields are called {name!r}, a field with a dot and one of an object; rename one")
             if isinstance(value, list | tuple):
@@ -167,12 +167,16 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
     return cast(Metadata, found) or None
 
 
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float | np.floating) and math.isnan(value))
+
+
 def _value(value: object, name: str, where: str) -> Value:
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, str | int) or (isinstance(plain, float) and math.isfinite(plain)):
         return plain
     kinds = "strings, finite numbers, truth values, or lists or objects of them"
-    raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {plain!r}")
+    raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {_shown(plain)}")
 
 
 def to_query(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Query:
@@ -216,7 +220,9 @@ def check_id(place: Place, key: str) -> str:
 
 def key_of(value: object) -> str | None:
     """An id as a string, whether it was a string or an integer; None where it is neither."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | np.integer):
         return str(int(value))
     return value if isinstance(value, str) else None
 

@@ -154,11 +154,7 @@ def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
 
 def differing_documents(first: Index, other: Index) -> str | None:
     """How the documents of two indexes differ, by their ids, as a part of a sentence; None where both have the same."""
-    sizes, shared = (len(first), len(other)), first.shared_documents(other)
-    if sizes == (shared, shared):
-        return None
-    every = sum(sizes) - shared
-    return f"{shared:,} documents are in both, {sizes[0]:,} in one and {sizes[1]:,} in the other ({shared / every:.0%} in common)"
+    return _difference(first.shared_documents(other), len(first), len(other))
 
 
 def check_fusible(first: Index, other: Index) -> None:
@@ -167,15 +163,22 @@ def check_fusible(first: Index, other: Index) -> None:
     Raises:
         InputError: Both have documents, and no id is in both.
     """
-    difference = differing_documents(first, other)
-    if difference is None:
-        return
-    if len(first) and len(other) and not first.shared_documents(other):
+    shared = first.shared_documents(other)
+    if not shared and len(first) and len(other):
         raise InputError(
             f"{other.path}: none of its {len(other):,} document ids is among the {len(first):,} of {first.path}; rankings are fused by"
             " document id, so build both indexes from one corpus"
         )
-    logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
+    difference = _difference(shared, len(first), len(other))
+    if difference is not None:
+        logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
+
+
+def _difference(shared: int, first: int, other: int) -> str | None:
+    if first == other == shared:
+        return None
+    share = shared / (first + other - shared)
+    return f"{shared:,} documents are in both, {first:,} in one and {other:,} in the other ({share:.0%} in common)"
 
 
 class System(Protocol):

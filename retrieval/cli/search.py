@@ -213,7 +213,8 @@ def _sources(opened: Opened, given: Sequence[str], fusion: Fusion | None, choice
         InputError: An index cannot be opened, or shares no document with the first one.
     """
     weights = (1.0,) if fusion is None else fusion.weights_of(len(given))
-    sources, indexes = [], []
+    sources: list[Source] = []
+    indexes: list[Index] = []
     for place, (path, name, weight) in enumerate(zip(given, short_names(given), weights, strict=True)):
         if not weight:
             continue

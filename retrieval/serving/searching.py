@@ -57,11 +57,8 @@ def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], 
 
 
 def _filter(given: str | list[str]) -> Filter | None:
-    conditions = [given] if isinstance(given, str) else given
-    if not conditions:
-        return None
     try:
-        return Filter.parse(conditions)
+        return Filter.parse(given) if given != [] else None
     except InputError as error:
         raise RequestError(422, "bad_filter", str(error)) from error
 

@@ -147,7 +147,7 @@ def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., 
     ("row", "message"),
     [
         ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields are called 'a.b'"),
-        ('{"_id": "d", "text": "x", "a": [1, NaN]}', "metadata field 'a' must hold strings, finite numbers"),
+        ('{"_id": "d", "text": "x", "a": [1, Infinity]}', "metadata field 'a' must hold strings, finite numbers"),
     ],
 )
 def test_build_names_the_line_of_metadata_that_it_refuses(

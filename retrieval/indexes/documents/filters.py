@@ -104,13 +104,14 @@ class Filter:
     ids: frozenset[str] | None = None
 
     @classmethod
-    def parse(cls, conditions: Sequence[str], *, ids: Sequence[str] | None = None) -> Filter:
-        """A filter from conditions as text.
+    def parse(cls, conditions: str | Sequence[str], *, ids: Sequence[str] | None = None) -> Filter:
+        """A filter from a condition as text, or from several that must all hold.
 
         Raises:
             InputError: One is malformed.
         """
-        return cls(tuple(map(Condition.parse, conditions)), None if ids is None else frozenset(ids))
+        texts = [conditions] if isinstance(conditions, str) else conditions
+        return cls(tuple(map(Condition.parse, texts)), None if ids is None else frozenset(ids))
 
 
 Where: TypeAlias = Filter | str | Sequence[str] | None
@@ -129,10 +130,9 @@ def as_filter(where: Where) -> Filter | None:
     """
     if where is None or isinstance(where, Filter):
         return where
-    conditions = [where] if isinstance(where, str) else where
-    if not isinstance(conditions, Sequence) or not all(isinstance(condition, str) for condition in conditions):
+    if not isinstance(where, Sequence) or not all(isinstance(condition, str) for condition in where):
         raise InputError(f"where must be a Filter, a condition such as 'year>=2015' or a list of conditions, got {where!r}")
-    return Filter.parse(conditions)
+    return Filter.parse(where)
 
 
 def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDArray[np.bool_]:

@@ -69,7 +69,14 @@ def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
 def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, alive = changed
     queries = model.encode(QUERIES, "query").vectors
-    for where in ("year>2004", ["year>2004"], ["year > 2004", "part!=7"], ("year==2005",), Filter.parse(["year>2004"])):
+    for where in (
+        "year>2004",
+        ["year>2004"],
+        ["year > 2004", "part!=7"],
+        ("year==2005",),
+        Filter.parse("year>2004"),
+        Filter.parse(["year>2004"]),
+    ):
         conditions = [where] if isinstance(where, str) else where
         wanted = index.search(queries, 9, where=where if isinstance(where, Filter) else Filter.parse(conditions))
         same(index.search(queries, 9, where=where), wanted)
@@ -99,7 +106,7 @@ def test_the_number_of_hits_may_be_any_integer(changed: tuple[Index, list[Docume
 def test_python_documents_follow_the_rules_of_files(tmp_path: Path, word_sum: Any) -> None:
     rows: list[dict[str, Any]] = [
         {"_id": 1, "text": "a", "year": 2001, "venue": {"name": "ACL", "rank": 1}, "authors": [{"name": "A"}, {"name": "B"}], "doi": None},
-        {"_id": 2, "text": "b", "tags": ["x", None, ["y"]], "empty": [], "nothing": {"at": {"all": None}}},
+        {"_id": 2, "text": "b", "tags": ["x", None, ["y"]], "score": float("nan"), "empty": [], "nothing": {"at": {"all": None}}},
     ]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = [Document(row["_id"], row["text"], metadata={k: v for k, v in row.items() if k not in ("_id", "text")}) for row in rows]
@@ -132,7 +139,7 @@ def test_an_integer_id_is_its_digits(tmp_path: Path, word_sum: Any) -> None:
         (Document(None, "x"), "the id of a document must be a string or an integer, got None"),  # type: ignore[arg-type]
         (Document(True, "x"), "the id of a document must be a string or an integer, got True"),
         (Document(" ", "x"), "the id of a document is blank"),
-        (Document("d", "x", metadata={"a": float("nan")}), "document 'd': metadata field 'a' must hold strings, finite numbers"),
+        (Document("d", "x", metadata={"a": float("inf")}), "document 'd': metadata field 'a' must hold strings, finite numbers"),
         (Document("d", "x", metadata={"a": {"b": {1}}}), "document 'd': metadata field 'a.b' must hold strings"),  # type: ignore[dict-item]
         (Document("d", "x", metadata={"a": {"b": 1}, "a.b": 2}), "document 'd': two metadata fields are called 'a.b'"),  # type: ignore[dict-item]
         (Document("d", "x", metadata={1: "a"}), "document 'd': the name of a metadata field must be a string, got 1"),  # type: ignore[dict-item]
