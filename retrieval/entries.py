@@ -89,7 +89,8 @@ def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR
 def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Metadata | None:
     """The metadata of a row: all that it has beside the fields of a document, see `flat_metadata`; None if there is nothing.
 
-    The fields of BEIR's object ``metadata`` count as the row's own, which come first where both are there.
+    The fields of BEIR's object ``metadata`` count as the row's own, which come first where both are there; what is no object is a field
+    of that name.
 
     Raises:
         InputError: A value is no metadata; names the field.
@@ -99,7 +100,7 @@ def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR
         {'tags': ['b', 'c'], 'year': 2019}
     """
     inner = row.get("metadata")
-    fields = {**inner} if isinstance(inner, Mapping) else {}
+    fields = {**inner} if isinstance(inner, Mapping) else {"metadata": inner}
     own = {*columns.id, columns.text, columns.title, "metadata"}
     fields |= {name: value for name, value in row.items() if name not in own}
     return flat_metadata(fields, where=str(place))
@@ -118,8 +119,10 @@ def checked_document(document: Document) -> Document:
     key = as_id(document.id)
     if not key.strip():
         raise InputError("the id of a document is blank")
-    metadata = document.metadata and flat_metadata(document.metadata, where=f"document {key!r}")
-    return document._replace(id=key, metadata=metadata or None)
+    given: object = document.metadata
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"document {key!r}: the metadata must be a mapping from field to value, got {_shown(given)}")
+    return document._replace(id=key, metadata=flat_metadata(given or {}, where=f"document {key!r}"))
 
 
 def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | None:

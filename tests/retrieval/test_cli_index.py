@@ -134,11 +134,13 @@ def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., 
             "doi": None,
         },
         {"_id": 2, "text": "a fish", "metadata": {"venue": {"name": "EMNLP"}}, "pages": [1, None, [2]], "none": {}, "doi": None},
+        {"_id": 3, "text": "a stone", "metadata": "raw"},
     ]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert quiver("index", "build", tmp_path / "corpus.jsonl", "--model", model, "--out", tmp_path / "index").code == 0
     info = json.loads(quiver("index", "info", tmp_path / "index", "--json").out)
-    assert info["fields"] == {"authors.name": ["string"], "pages": ["integer"], "venue.city.name": ["string"], "venue.name": ["string"]}
+    strings = dict.fromkeys(("authors.name", "metadata", "venue.city.name", "venue.name"), ["string"])
+    assert info["fields"] == {**strings, "pages": ["integer"]}
     assert search(quiver, tmp_path / "index", "--filter", "authors.name=B") == {"1"}
     assert search(quiver, tmp_path / "index", "--filter", "venue.name=EMNLP", "--filter", "pages=2") == {"2"}
 
