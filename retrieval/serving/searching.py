@@ -71,8 +71,11 @@ async def _answers(
     where = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
     asked = Asked(queries, Choices(request.k, where, request.effort, request.target_recall))
     ranked = await retriever.search(asked)
-    hits = await loop.run_in_executor(service.threads, _hits, retriever, asked, ranked, request.explain)
-    warning = await loop.run_in_executor(service.threads, service.warning_for, retriever)
+
+    def shown() -> tuple[list[list[Hit]], str | None]:
+        return _hits(retriever, asked, ranked, request.explain), service.warning_for(retriever)
+
+    hits, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
     return [SearchAnswer(retriever.name, found, times, ranked.generation.number, warning=warning) for found in hits]
 

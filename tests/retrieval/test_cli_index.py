@@ -139,7 +139,7 @@ def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., 
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert quiver("index", "build", tmp_path / "corpus.jsonl", "--model", model, "--out", tmp_path / "index").code == 0
     info = json.loads(quiver("index", "info", tmp_path / "index", "--json").out)
-    strings = dict.fromkeys(("authors.name", "metadata", "venue.city.name", "venue.name"), ["string"])
+    strings = {key: ["string"] for key in ("authors.name", "metadata", "venue.city.name", "venue.name")}
     assert info["fields"] == {**strings, "pages": ["integer"]}
     assert search(quiver, tmp_path / "index", "--filter", "authors.name=B") == {"1"}
     assert search(quiver, tmp_path / "index", "--filter", "venue.name=EMNLP", "--filter", "pages=2") == {"2"}
