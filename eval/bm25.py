@@ -27,7 +27,7 @@ def bm25_run(collection: Collection, *, k: int = 1000, use_title: bool = True, e
         InputError: bm25s is not installed.
         ValueError: k < 1.
     """
-    check_k(k)
+    k = check_k(k)
     policy = Policy(exclude_self=exclude_self, use_title=use_title)
     hits = rank_streamed(
         lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),

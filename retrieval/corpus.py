@@ -156,7 +156,7 @@ def read_documents(path: Path) -> Iterator[Document]:
     """Stream the documents of a corpus, one JSON object a line: ``_id`` (or ``id``), ``text`` and perhaps ``title``.
 
     An id may be a JSON integer, as in some BEIR collections; it becomes a string. A text may be empty. Further fields, and those of
-    BEIR's object ``metadata``, become the document's metadata.
+    BEIR's object ``metadata``, become the document's metadata, see `retrieval.entries.flat_metadata`.
 
     Args:
         path: A ``.jsonl`` or ``.jsonl.gz`` file, or a folder that holds ``corpus.jsonl[.gz]``.
@@ -253,7 +253,7 @@ def _documents(path: Path) -> Iterator[tuple[Place, Document]]:
     file = find_jsonl(path, "corpus") if path.is_dir() else path
     for number, row in read_json_lines(file):
         place = Place(file, number)
-        yield place, to_document(place, row)._replace(metadata=to_metadata(row))
+        yield place, to_document(place, row)._replace(metadata=to_metadata(place, row))
 
 
 def _queries(path: Path) -> Iterator[tuple[Place, Query]]:

@@ -11,12 +11,12 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from encoder.errors import InputError
-from retrieval.records import Document, Metadata, Query
+from retrieval.records import Document, Metadata, Query, Value
 
 # Nine digits fit every integer type that a scorer may keep grades in; a longer one is damage, not a judgement.
 _GRADE = re.compile(r"[+-]?[0-9]{1,9}")
@@ -86,26 +86,100 @@ def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR
     return Document(key, _text(place, row, columns), title or "")
 
 
-def to_metadata(row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Metadata | None:
-    """What a row has beside the fields of a document: strings, finite numbers, truth values and lists of them; None if there is nothing.
+def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Metadata | None:
+    """The metadata of a row: all that it has beside the fields of a document, see `flat_metadata`; None if there is nothing.
 
-    The fields of BEIR's object ``metadata`` count as the row's own, which come first where both are there. Other objects, and lists
-    that hold anything else, are left out.
+    The fields of BEIR's object ``metadata`` count as the row's own, which come first where both are there; what is no object is a field
+    of that name.
+
+    Raises:
+        InputError: A value is no metadata; names the field.
 
     Example:
-        >>> to_metadata({"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"], "nested": {}}})
+        >>> to_metadata(Place(Path("c.jsonl"), 1), {"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"]}})
         {'tags': ['b', 'c'], 'year': 2019}
     """
     inner = row.get("metadata")
-    fields = {**inner} if isinstance(inner, Mapping) else {}
+    fields = {**inner} if isinstance(inner, Mapping) else {"metadata": inner}
     own = {*columns.id, columns.text, columns.title, "metadata"}
     fields |= {name: value for name, value in row.items() if name not in own}
-    found = {name: value for name, value in fields.items() if _is_value(value) or (isinstance(value, list) and all(map(_is_value, value)))}
+    return flat_metadata(fields, where=str(place))
+
+
+def checked_document(document: Document) -> Document:
+    """A document that Python code gave, by the rules that hold for files: an integer id becomes a string, metadata become flat.
+
+    Raises:
+        InputError: The id is blank or neither a string nor an integer, or a value is no metadata.
+
+    Example:
+        >>> checked_document(Document(7, "x", metadata={"author": {"name": "Bo"}, "year": None}))
+        Document(id='7', text='x', title='', metadata={'author.name': 'Bo'})
+    """
+    key = as_id(document.id)
+    if not key.strip():
+        raise InputError("the id of a document is blank")
+    given: object = document.metadata
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"document {key!r}: the metadata must be a mapping from field to value, got {_shown(given)}")
+    return document._replace(id=key, metadata=flat_metadata(given or {}, where=f"document {key!r}"))
+
+
+def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | None:
+    """Metadata as an index keeps them: field -> string, finite number, truth value, or list of these.
+
+    The fields of an object within get its name and a dot before theirs, and those of objects in a list become lists. Null and
+    NaN are no values: a table has them where a value is missing.
+
+    Args:
+        fields: Of one document.
+        where: Its place, for errors.
+
+    Returns:
+        The fields; None if there are none.
+
+    Raises:
+        InputError: A value is something else, a field's name is no string, or two fields get one name.
+
+    Example:
+        >>> flat_metadata({"venue": {"name": "ACL", "year": 2020}, "authors": [{"name": "A"}, {"name": "B"}], "doi": None}, where="d1")
+        {'venue.name': 'ACL', 'venue.year': 2020, 'authors.name': ['A', 'B']}
+    """
+    found: dict[str, Value | list[Value]] = {}
+    lists: dict[str, list[Value]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
+    left: list[tuple[tuple[Any, ...], object, bool]] = [((name,), value, False) for name, value in reversed(list(fields.items()))]
+    while left:
+        path, value, listed = left.pop()
+        if not isinstance(path[-1], str):
+            raise InputError(f"{where}: the name of a metadata field must be a string, got {path[-1]!r}")
+        name = ".".join(path)
+        if isinstance(value, Mapping):
+            left += [((*path, inner), each, listed) for inner, each in reversed(list(value.items()))]
+        elif not _is_missing(value):
+            if paths.setdefault(name, path) != path:
+                raise InputError(f"{where}: two metadata fields are called {name!r}, a field with a dot and one of an object; rename one")
+            if isinstance(value, list | tuple):
+                left += [(path, each, True) for each in reversed(value)]
+                found.update({} if value else {name: lists.setdefault(name, [])})
+            elif listed:
+                found[name] = lists.setdefault(name, [])
+                lists[name].append(_value(value, name, where))
+            else:
+                found[name] = _value(value, name, where)
     return cast(Metadata, found) or None
 
 
-def _is_value(value: object) -> bool:
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float | np.floating) and math.isnan(value))
+
+
+def _value(value: object, name: str, where: str) -> Value:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, str | int) or (isinstance(plain, float) and math.isfinite(plain)):
+        return plain
+    kinds = "strings, finite numbers, truth values, or lists or objects of them"
+    raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {_shown(plain)}")
 
 
 def to_query(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Query:
@@ -149,9 +223,23 @@ def check_id(place: Place, key: str) -> str:
 
 def key_of(value: object) -> str | None:
     """An id as a string, whether it was a string or an integer; None where it is neither."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | np.integer):
+        return str(int(value))
     return value if isinstance(value, str) else None
+
+
+def as_id(value: object) -> str:
+    """An id that Python code gave, as a string: an integer becomes one, as in files.
+
+    Raises:
+        InputError: It is neither a string nor an integer.
+    """
+    key = key_of(value)
+    if key is None:
+        raise InputError(f"the id of a document must be a string or an integer, got {value!r}")
+    return key
 
 
 def unique(

@@ -10,6 +10,7 @@ Shaw, TREC-2, 1994 (CombSUM); Bruch, Gai and Ingber, arXiv:2210.11934, on normal
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from retrieval.bm25 import WordIndex
-from retrieval.indexes import Filter, Index
+from retrieval.indexes import Index
+from retrieval.indexes.documents.filters import Where
 from retrieval.indexes.engines import Preset, Setting
 from retrieval.indexes.exact.ranking import check_k
 from retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from retrieval.records import Hits, Query, Run
 from retrieval.run import ranked
 from retrieval.search import search
+
+logger = logging.getLogger(__name__)
 
 Ranking: TypeAlias = Mapping[str, float]
 """The documents of one query, id -> score; the order is by score, then id, both descending."""
@@ -123,7 +127,7 @@ def fuse_runs(runs: Sequence[Run], fusion: Fusion, *, k: int | None = None) -> d
         ValueError: No runs, k < 1, or a score that is not finite.
     """
     if k is not None:
-        check_k(k)
+        k = check_k(k)
     queries = dict.fromkeys(query for run in runs for query in run)
     fused = {query: fuse([run.get(query, {}) for run in runs], fusion) for query in queries}
     return {query: dict(list(scores.items())[:k]) for query, scores in fused.items()}
@@ -146,6 +150,35 @@ def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
     names = [str(query) for query in range(len(hits[0]))]
     fused = fuse_runs([each.to_run(names) for each in hits], fusion, k=k)
     return Hits([list(fused[name]) for name in names], [np.array(list(fused[name].values()), np.float32) for name in names])
+
+
+def differing_documents(first: Index, other: Index) -> str | None:
+    """How the documents of two indexes differ, by their ids, as a part of a sentence; None where both have the same."""
+    return _difference(first.shared_documents(other), len(first), len(other))
+
+
+def check_fusible(first: Index, other: Index) -> None:
+    """Refuse to fuse the rankings of two indexes that have no document in common; log a warning where they have only some.
+
+    Raises:
+        InputError: Both have documents, and no id is in both.
+    """
+    shared = first.shared_documents(other)
+    if not shared and len(first) and len(other):
+        raise InputError(
+            f"{other.path}: none of its {len(other):,} document ids is among the {len(first):,} of {first.path}; rankings are fused by"
+            " document id, so build both indexes from one corpus"
+        )
+    difference = _difference(shared, len(first), len(other))
+    if difference is not None:
+        logger.warning("%s and %s hold different documents: %s", first.path, other.path, difference)
+
+
+def _difference(shared: int, first: int, other: int) -> str | None:
+    if first == other == shared:
+        return None
+    share = shared / (first + other - shared)
+    return f"{shared:,} documents are in both, {first:,} in one and {other:,} in the other ({share:.0%} in common)"
 
 
 class System(Protocol):
@@ -182,7 +215,7 @@ def search_fused(systems: Sequence[System], queries: Sequence[Query], k: int, *,
         InputError: Not as many weights as systems, or a system cannot search.
         ValueError: No systems, or k < 1.
     """
-    check_k(k)
+    k = check_k(k)
     weights = fusion.weights_of(len(systems))
     lists = tuple(system(queries, max(k, depth)) if weight else {} for system, weight in zip(systems, weights, strict=True))
     run = fuse_runs(lists, fusion, k=k)
@@ -193,7 +226,7 @@ def index_system(
     index: VectorIndex[Any] | Index,
     model: DenseModel | TokenModel,
     *,
-    where: Filter | None = None,
+    where: Where = None,
     effort: Preset | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
@@ -206,7 +239,7 @@ def index_system(
     return system
 
 
-def word_system(words: WordIndex, *, where: Filter | None = None) -> System:
+def word_system(words: WordIndex, *, where: Where = None) -> System:
     """BM25 over the documents of an index as a system."""
     return lambda queries, k: words.search([query.text for query in queries], k, where=where).to_run([query.id for query in queries])
 

@@ -51,7 +51,7 @@ def rerank(run: Run, queries: Sequence[Query], scorer: Scorer, k: int) -> dict[s
         InputError: The scorer cannot score a candidate.
         ValueError: k < 1, or a score is NaN.
     """
-    check_k(k)
+    k = check_k(k)
     candidates = [list(run.get(query.id, {})) for query in queries]
     scores = scorer([query.text for query in queries], candidates)
     reranked = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encoder.errors import InputError
-from retrieval.indexes.documents.filters import Filter
+from retrieval.indexes.documents.filters import Where
 from retrieval.indexes.engines import Preset, Setting
 from retrieval.indexes.exact.ranking import check_k
 from retrieval.indexes.index import Index
@@ -39,7 +39,7 @@ def search(
     queries: Sequence[Query],
     k: int,
     *,
-    where: Filter | None = None,
+    where: Where = None,
     effort: Preset | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
@@ -52,7 +52,8 @@ def search(
         model: Encodes the queries; it must be the one that encoded the documents.
         queries: At least one, each with an id of its own.
         k: Hits a query; capped at the number of documents.
-        where: Which documents may be found; only an opened index knows more of them than their vectors.
+        where: Which documents may be found, see `retrieval.indexes.index.Index.search`; only an opened index knows more of them than their
+            vectors.
         effort: How much of an opened index is looked at; see `retrieval.indexes.index.Index.search`.
         target_recall: Instead of an effort, the share of the k best documents that an opened index is to find; see there.
         progress: Show the model's progress.
@@ -63,9 +64,10 @@ def search(
         ValueError: k < 1, the query vectors do not fit the index, both an effort and a target, or for vectors in memory a filter, an effort
             or a target.
     """
-    check_k(k)
+    k = check_k(k)
     if isinstance(index, Index | ShardedIndex):
         index.check_model(model.card)
+        where = index.check_filter(where)
         if target_recall is not None:
             index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
     elif where is not None:

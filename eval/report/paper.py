@@ -116,7 +116,7 @@ def render_paper(results: Sequence[Results], *, against: str | None = None) -> s
     """The layouts as Markdown.
 
     Args:
-        results: One or more systems; those that were measured on none of a table's collections are left out of it.
+        results: One or more systems; a table leaves out those that were measured on none of its collections, and names them.
         against: A row of the paper, such as ``ModernBERT-base``, to take the difference to.
 
     Raises:
@@ -151,7 +151,8 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> 
         against: A row of the paper, such as ``ModernBERT-base``, to take the difference to.
 
     Raises:
-        InputError: There are no results, they do not fit in one table, or the paper has no such row.
+        InputError: There are no results, they do not fit in one table, the paper has no such row, or a system would have no row: no
+            table has a column for what it was measured on.
     """
     names = [row.name for row in TABLE_1]
     if against is not None and against not in names:
@@ -161,6 +162,7 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> 
     kinds: dict[str, Kind] = {label: result.system.kind for label, result in named}
     lines = rows(named)
     measured = _Measured(tuple(lines), {row.label: kinds.get(row.label, "bm25") for row in lines}, collections(results), against)
+    _check_placed(measured, [label for label, _ in named])
     layouts = [
         _beir(measured, paper, kind)
         for kind, paper in BEIR_TABLES.items()
@@ -169,6 +171,16 @@ def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> 
     layouts.append(_overview(measured))
     stand_ins = _stand_ins(measured)
     return [*layouts, stand_ins] if stand_ins.lines else layouts
+
+
+def _check_placed(measured: _Measured, systems: Sequence[str]) -> None:
+    for row in measured.rows:
+        placed = _overview_cells(measured, row)[1] or any(measured.keys(row, column) for column in STAND_INS)
+        if row.label in systems and not placed:
+            raise InputError(
+                f"{row.label}: no table of the paper has a column for {', '.join(row.scores)}; leave these results out, or write the report"
+                " with --layout results"
+            )
 
 
 def _beir(measured: _Measured, paper: BeirTable, kind: Kind) -> Layout:

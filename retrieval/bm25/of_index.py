@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from encoder.errors import InputError
 from retrieval.bm25.scoring import Best, Scored, score_postings, split_words, total_statistics
 from retrieval.bm25.tables import WordTable, word_tables
-from retrieval.indexes import Filter, Index
+from retrieval.indexes import Index
+from retrieval.indexes.documents.filters import Where
 from retrieval.indexes.engines import Bitmap
 from retrieval.indexes.errors import LostTextError
 from retrieval.indexes.exact.ranking import check_k
@@ -103,22 +104,23 @@ class WordIndex:
     def __len__(self) -> int:
         return len(self.index)
 
-    def search(self, queries: Sequence[str], k: int, *, where: Filter | None = None) -> Hits:
+    def search(self, queries: Sequence[str], k: int, *, where: Where = None) -> Hits:
         """The k best documents of each query that share a word with it; ties go to the greater id.
 
         Args:
             queries: Q texts.
             k: Hits a query.
-            where: Which documents may be found.
+            where: Which documents may be found; see `retrieval.indexes.index.Index.search`.
 
         Raises:
-            InputError: The filter names a field that no document has.
+            InputError: The filter is malformed or names a field that no document has.
             ValueError: k < 1.
         """
-        check_k(k)
+        k = check_k(k)
+        chosen = self.index.check_filter(where)
         words = split_words(queries)
         scored = self._scored(words.vocabulary)
-        bitmaps = [segment.alive for segment in self.index.segments] if where is None else self.index.matching(where)
+        bitmaps = [segment.alive for segment in self.index.segments] if chosen is None else self.index.matching(chosen)
         best = [Best(k) for _ in queries]
         for block, postings in zip(self._blocks, scored, strict=True):
             allowed = bitmaps[block.number]

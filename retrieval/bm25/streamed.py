@@ -45,7 +45,7 @@ def rank_streamed(read: Callable[[], Iterable[tuple[str, str]]], queries: Sequen
         InputError: bm25s is not installed.
         ValueError: k < 1.
     """
-    check_k(k)
+    k = check_k(k)
     words = split_words(queries)
     reading = _blocks(read(), words.vocabulary)
     first = list(islice(reading, 2))

@@ -72,7 +72,10 @@ def build(
     int8: Annotated[bool, Int8Option] = False,
     title: Annotated[bool, typer.Option("--title/--no-title", help="Put titles before the texts.")] = True,
     text: Annotated[bool, typer.Option("--text/--no-text", help="Keep the texts, so that search can show them.")] = True,
-    field: Annotated[list[str] | None, typer.Option("--field", help="A field to filter by; may be repeated. By default all.")] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option("--field", help="Metadata field to filter by, such as year or author.name; may be repeated. Default: all."),
+    ] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency in the end.")] = True,
     executor: Annotated[str, ExecutorOption] = "local",
     workers: Annotated[int | None, WorkersOption] = None,

@@ -68,7 +68,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
     Title and cells are others' words (a path, a document): rich would read ``[bold]`` and ``:smile:`` in a string as its own.
     """
-    columns = list(zip(header, zip(*rows, strict=True), strict=True))
+    columns = [(name, [row[place] for row in rows]) for place, name in enumerate(header)]
     numbers = [all(_NUMBER.fullmatch(cell) for cell in column) for _, column in columns]
     console = Console()
     for place, part in enumerate(_parts(columns, numbers, console.width)):

@@ -21,8 +21,9 @@ from retrieval.cli.output import GenerationOption, JsonOption, ProgressOption, V
 from retrieval.cli.sharded import AddressOption, ReplicasOption, ShardChoices, ShardMemoryOption, ShardsOption, report_missing, sharded
 from retrieval.cli.sources import Choices, Explained, Opened, SecondStage, Source, short_names
 from retrieval.corpus import read_queries
-from retrieval.hybrid import Fusion, search_fused
+from retrieval.hybrid import Fusion, check_fusible, search_fused
 from retrieval.indexes import DamagedIndexError, Filter, Index
+from retrieval.indexes.documents.filters import GRAMMAR
 from retrieval.indexes.errors import LostTextError
 from retrieval.records import Query, Run
 from retrieval.reranking import rerank as rerank_run
@@ -79,7 +80,12 @@ def search(
     queries: Annotated[Path | None, typer.Option("--queries", help="Queries from a .jsonl[.gz] or .tsv file instead.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Write a TREC run there (with --queries).")] = None,
     conditions: Annotated[
-        list[str] | None, typer.Option("--filter", help="field=value, !=, <, <=, >, >= or 'field in a,b'; all of several must hold.")
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            help=f"Condition on a field: {GRAMMAR}. May be repeated; all must hold. Fields and values with spaces or operators stand in"
+            " double quotes: --filter 'city=\"New York\"'.",
+        ),
     ] = None,
     ids: Annotated[Path | None, typer.Option("--ids", help="Search only the documents whose ids are in this file, one a line.")] = None,
     effort: Annotated[Effort | None, typer.Option("--effort", help="How much of the index is looked at; by default balanced.")] = None,
@@ -124,6 +130,7 @@ def search(
     asked = [Query(_QUERY, text)] if text is not None else list(read_queries(queries or Path()))
     if generation is not None and (shards or shard_memory):
         raise InputError("--generation opens one index in this process; leave --shards and --shard-memory out")
+    _check_queries(asked, queries)
     spread = context.with_resource(sharded(folder, ShardChoices(shards, shard_memory, replicas, address), verify=verify))
     opened = Opened(folder, model=model, generation=generation, verify=verify, sharded=spread)
     stage = None if rerank is None else opened.second_stage(rerank)
@@ -135,16 +142,24 @@ def search(
     report_missing(opened.missing, run=run)
     if run is not None:
         write_run(found.run, run, tag="quiver")
-        say(f"{run}: {len(asked)} queries, {sum(map(len, found.run.values()))} documents")
+        _report_run(run, found.run)
         return
     explained = _explained(text or "", found, sources, stage) if explain else {}
     hits = _hits(opened, found, explained)
     if as_json:
         print_json(hits)
+    elif not hits:
+        say(f"nothing found in {len(opened.index(folder)):,} documents")
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
         _print_table(hits, found, len(opened.index(folder)))
+
+
+def _report_run(path: Path, run: Run) -> None:
+    empty = sum(not documents for documents in run.values())
+    nothing = f"; nothing found for {empty} of them" if empty else ""
+    say(f"{path}: {len(run)} queries, {sum(map(len, run.values()))} documents{nothing}")
 
 
 def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
@@ -154,6 +169,12 @@ def _check_options(text: str | None, queries: Path | None, run: Path | None, *, 
         raise InputError("--queries FILE and --run FILE go together")
     if explain and text is None:
         raise InputError("--explain says why one text finds what it finds; it does not go with --queries")
+
+
+def _check_queries(asked: Sequence[Query], file: Path | None) -> None:
+    blank = next((query for query in asked if not query.text.strip()), None)
+    if blank is not None:
+        raise InputError("the query is blank; give a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
 
 
 def _check_effort(effort: Effort | None, target_recall: float | None) -> None:
@@ -190,13 +211,23 @@ def _weights(text: str | None) -> tuple[float, ...] | None:
 
 
 def _sources(opened: Opened, given: Sequence[str], fusion: Fusion | None, choices: Choices) -> list[Source]:
-    """The rankings whose weight is not 0; the first one is the index."""
+    """The rankings whose weight is not 0; the first one is the index.
+
+    Raises:
+        InputError: An index cannot be opened, or shares no document with the first one.
+    """
     weights = (1.0,) if fusion is None else fusion.weights_of(len(given))
-    sources = []
+    sources: list[Source] = []
+    indexes: list[Index] = []
     for place, (path, name, weight) in enumerate(zip(given, short_names(given), weights, strict=True)):
-        if weight:
-            words = place > 0 and path == bm25.NAME
-            sources.append(opened.words(choices) if words else opened.source(path, choices, name=name))
+        if not weight:
+            continue
+        words = place > 0 and path == bm25.NAME
+        index = opened.index(Path(given[0] if words else path))
+        if indexes:
+            check_fusible(indexes[0], index)
+        indexes.append(index)
+        sources.append(opened.words(choices) if words else opened.source(path, choices, name=name))
     return sources
 
 

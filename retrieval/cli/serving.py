@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +30,17 @@ def serve(
         Path | None, typer.Option("--token-file", help="Allow adding and deleting with the token in this file (or in QUIVER_TOKEN).")
     ] = None,
     origins: Annotated[
-        list[str] | None, typer.Option("--allow-origin", help="A web page elsewhere that may ask; may be repeated. By default none.")
+        list[str] | None,
+        typer.Option("--allow-origin", help="Origin of web pages that may ask, such as https://example.com, or *; may be repeated."),
+    ] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            help="Host name that requests may be sent to, such as search.example.com, *.example.com, or * for any; may be repeated. Always"
+            " allowed are localhost, 127.0.0.1, [::1] and --host. If --host is no loopback address, so are this machine's name and every IP"
+            " address, by which orchestrators check health. Other requests get 421.",
+        ),
     ] = None,
     max_k: Annotated[int, typer.Option("--max-k", min=1, help="Hits a query, at most.")] = 1000,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Queries of a request, at most.")] = 64,
@@ -57,14 +68,25 @@ def serve(
     if missing:
         raise InputError(f"quiver serve needs {', '.join(missing)}: pip install 'quiver-retrieval[serve]'")
     from retrieval.serving.access import read_token
+    from retrieval.serving.hosts import host_name, web_origin
     from retrieval.serving.limits import Limits
     from retrieval.serving.server import Address, run_service
     from retrieval.serving.service import open_service
 
     if beside not in (None, [], [bm25.NAME]):
         raise InputError(f"--with is for {bm25.NAME}; give further indexes as arguments")
+    _check_finite({"--timeout": timeout, "--patience": patience, "--poll": poll, "--drain-delay": drain_delay, "--drain": drain})
     limits = Limits(
-        k=max_k, batch=max_batch, hits=max_hits, body_bytes=parse_size(max_body), queue=max_queue, seconds=timeout, read_seconds=patience
+        k=max_k, batch=max_batch, hits=max_hits, body_bytes=_body_size(max_body), queue=max_queue, seconds=timeout, read_seconds=patience
+    )
+    address = Address(
+        host,
+        port,
+        [web_origin(each) for each in origins or ()],
+        [host_name(each) for each in hosts or ()],
+        poll_seconds=poll,
+        drain_delay=drain_delay,
+        drain_seconds=drain,
     )
     folders = named_folders(indexes)
     token = read_token(token_file)
@@ -76,11 +98,21 @@ def serve(
         else:
             say(f"{url} serves {', '.join(service.retrievers)}; Ctrl-C stops it")
 
-    run_service(
-        service,
-        Address(host, port, origins or (), poll_seconds=poll, drain_delay=drain_delay, drain_seconds=drain),
-        started=started,
-    )
+    run_service(service, address, started=started)
+
+
+def _body_size(text: str) -> int:
+    size = parse_size(text)
+    if size < 1:
+        raise InputError(f"--max-body must be at least 1 byte, got {text}; write it as 64KB or 1MB")
+    return size
+
+
+def _check_finite(seconds: Mapping[str, float]) -> None:
+    """Refuse what passes for a number above the least, and is none: nan, and inf, which no timer takes."""
+    for option, value in seconds.items():
+        if not math.isfinite(value):
+            raise InputError(f"{option} must be a finite number of seconds, got {value}")
 
 
 def named_folders(given: Sequence[str]) -> dict[str, Path]:

@@ -76,8 +76,8 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         disk: Takes all changes.
 
     Raises:
-        InputError: A malformed corpus (file:line), no documents, an id twice, a vector that is not finite, options that do not go with the
-            model, ``out`` is taken, or a worker cannot see it or load the model.
+        InputError: A malformed corpus (file:line), no documents, an id twice, a field to filter by that no document has, a vector that is
+            not finite, options that do not go with the model, ``out`` is taken, or a worker cannot see it or load the model.
         WorkerError: Workers died, again and again; run it once more, which resumes.
     """
     out, begun = Path(out), time.monotonic()
@@ -86,6 +86,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
         _surveyed(writer, corpus, spooled=executor.remote) as source,
     ):
+        _check_fields(options, source)
         name = engine_name(options.engine, model.card, source.count)
         engine(name, model.card).check(options.settings, model.card)
         plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
@@ -280,6 +281,14 @@ def committed(writer: StoreWriter) -> Manifest:
     if writer.manifest is None:
         raise InputError(f"{writer.layout.root}: {NOTHING_COMMITTED}")
     return writer.manifest
+
+
+def _check_fields(options: BuildOptions, source: Source) -> None:
+    # All documents have been read, and none has been encoded.
+    missing = [name for name in options.fields or () if name not in source.fields]
+    if missing:
+        there = f"there are {', '.join(sorted(source.fields))}" if source.fields else "they have none"
+        raise InputError(f"no document has the field {', '.join(map(repr, missing))} to filter by; {there}")
 
 
 def _kept(options: BuildOptions) -> dict[str, Any]:

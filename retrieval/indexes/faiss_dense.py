@@ -154,7 +154,7 @@ class FaissDenseIndex:
         Raises:
             ValueError: k < 1, another width than the index, or a query that is not finite.
         """
-        check_k(k)
+        k = check_k(k)
         matrix = dense_queries(queries, self.dim)
         if not len(matrix):
             return Hits([], [])

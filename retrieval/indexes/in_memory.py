@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
+from retrieval.entries import checked_document
 from retrieval.indexes.exact.colbert import ExactColBERTIndex
 from retrieval.indexes.exact.dense import ExactDenseIndex
 from retrieval.indexes.faiss_dense import FaissDenseIndex, check_factory
@@ -112,7 +113,7 @@ def _length(documents: Iterable[Document]) -> int | None:
 def _build(model: Model, documents: Iterable[Document], *, total: int | None, use_title: bool, progress: bool) -> BuiltIndex:
     ids: list[str] = []
     parts: list[_Part] = []
-    stream = iter(documents)
+    stream = map(checked_document, documents)
     # Without a total there is no time to go; the model's own bars then show at least that something happens.
     with progress_bar("documents", total or 0, enabled=progress) as advance:
         while chunk := list(islice(stream, _CHUNK)):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.documents.filters import Filter
+from retrieval.indexes.documents.filters import Filter, Where, as_filter
 from retrieval.indexes.documents.metadata import describe
 from retrieval.indexes.documents.strings import LOOK
 from retrieval.indexes.engine_table import ENGINES, open_codec
@@ -28,7 +28,7 @@ from retrieval.indexes.live import LiveDocuments, LiveIds, Place
 from retrieval.indexes.merging import SegmentHits, merged
 from retrieval.indexes.queries import SearchRequest, dense_queries, token_queries
 from retrieval.indexes.recall_table import Calibration, check_target
-from retrieval.indexes.segments import OpenSegment, open_segment
+from retrieval.indexes.segments import OpenSegment, open_segment, shared_documents
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import Manifest, SegmentEntry
 from retrieval.indexes.store.reading import open_files, open_newest, read_alive, read_generation, verify_files
@@ -76,7 +76,7 @@ class Index:
         self.segments = tuple(segments)
         self._fields = fields
         # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
-        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.path, self.segments, fields))
+        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
 
     @cached_property
@@ -126,7 +126,7 @@ class Index:
         queries: Any,
         k: int,
         *,
-        where: Filter | None = None,
+        where: Where = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> Hits:
@@ -135,14 +135,15 @@ class Index:
         Args:
             queries: (Q, d) for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product, searched as float32.
             k: Hits a query; capped at the number of documents that have a vector and may be found.
-            where: Which documents may be found; it is applied inside the search, so that k are found if there are k.
+            where: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
+                or a `Filter`. It is applied inside the search, so that k are found if there are k.
             effort: How much of the index is looked at: a preset, or the engine's knobs by name; None for ``balanced``.
             target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
                 ``effort_for``. It was measured without a filter; under one a search looks more widely.
 
         Raises:
-            InputError: The filter names a field that no document has, there is no such preset, the engine has no such knob, or its recall
-                was not measured.
+            InputError: The filter is malformed or names a field that no document has, there is no such preset, the engine has no such
+                knob, or its recall was not measured.
             ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
         """
         return self.answer(self.request(queries, k, where=where, effort=effort, target_recall=target_recall))
@@ -152,7 +153,7 @@ class Index:
         queries: Any,
         k: int,
         *,
-        where: Filter | None = None,
+        where: Where = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> SearchRequest:
@@ -162,15 +163,14 @@ class Index:
             InputError: As `search`.
             ValueError: As `search`.
         """
-        check_k(k)
+        k = check_k(k)
         asked = self._checked(queries)
         if target_recall is not None:
             if effort is not None:
                 raise ValueError("give either an effort or a target_recall")
             effort = self.effort_for(target_recall, k)
-        if where is not None and where.conditions and self.segments:
-            _check_fields(self.path, self.fields, where)
-        return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), where)
+        chosen = self.check_filter(where)
+        return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
         """The hits of a request, which may have been checked by an index of more segments than this one has: nothing else is asked here.
@@ -205,7 +205,7 @@ class Index:
             ValueError: The target is not in (0, 1].
         """
         check_target(target_recall)
-        check_k(k)
+        k = check_k(k)
         ladder = self.codec.ladder(k)
         if len(ladder) == 1:
             return asdict(ladder[0])
@@ -217,7 +217,7 @@ class Index:
 
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """The knobs of the presets for k hits."""
-        check_k(k)
+        k = check_k(k)
         return {name: asdict(self.codec.effort(name, k=k)) for name in _PRESETS}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
@@ -228,6 +228,10 @@ class Index:
             for which in np.flatnonzero(rows >= 0).tolist():
                 places[which] = Place(number, int(rows[which]))
         return places
+
+    def shared_documents(self, other: Index) -> int:
+        """The number of documents of this index whose ids are in another one too, deleted ones left out."""
+        return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
     def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
         """Scores of some documents by the best vectors that the index keeps, (len(ids),).
@@ -277,6 +281,19 @@ class Index:
         if not self.manifest.policy.store_text:
             raise InputError(f"{self.path}: built without texts; build it with them to show documents")
         return LiveDocuments(self.segments)
+
+    def check_filter(self, where: Where) -> Filter | None:
+        """Read a filter, and refuse one by a field that no document has.
+
+        Raises:
+            InputError: It is malformed, or no document has a field of that name (names those that there are).
+        """
+        chosen = as_filter(where)
+        for condition in () if chosen is None or not self.segments else chosen.conditions:
+            if condition.field not in self.fields:
+                there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
+                raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
+        return chosen
 
     def check_model(self, card: ModelCard) -> None:
         """Refuse a model that would put queries elsewhere than the documents are.
@@ -384,19 +401,8 @@ def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]
     return describe([segment.documents.metadata for segment in segments])
 
 
-def _check_fields(path: Path, known: Mapping[str, tuple[str, ...]], where: Filter) -> None:
-    for condition in where.conditions:
-        if condition.field not in known:
-            there = f"there are {', '.join(known)}" if known else "they have none"
-            raise InputError(f"{path}: no document has the field '{condition.field}' to filter by; {there}")
-
-
-def _allowed_rows(
-    path: Path, segments: Sequence[OpenSegment], known: Mapping[str, tuple[str, ...]] | None, where: Filter
-) -> tuple[Bitmap | None, ...]:
+def _allowed_rows(segments: Sequence[OpenSegment], where: Filter) -> tuple[Bitmap | None, ...]:
     """Which rows of each segment may be found under a filter; None for all of them."""
-    if segments and where.conditions:
-        _check_fields(path, _fields_of(segments) if known is None else known, where)
     bitmaps: list[Bitmap | None] = []
     for segment in segments:
         allowed = segment.kept

@@ -19,7 +19,8 @@ class BuildOptions:
         memory: Bytes that building may hold beside the model and one chunk of documents.
         use_title: Whether titles are put before the texts.
         store_text: Whether the texts are kept in the index, so that hits can be shown.
-        fields: The fields of the metadata that can be filtered by; None for all.
+        fields: The fields of the metadata that can be filtered by, each of which a document must have; None for all. A field of a nested
+            object has the names of both with a dot between.
         calibrate: Whether the recall and latency of its search are measured in the end (`retrieval.indexes.calibration`), where its engine
             is not exact; see `retrieval.indexes.calibration.allowed_seconds` for the time it takes.
         threads: Threads that each worker encodes with; None for those of this process, shared out among the workers that run on its

@@ -18,6 +18,9 @@ from retrieval.indexes.engines import AnyCodec, AnySegment, Bitmap
 from retrieval.indexes.mapped import Files
 from retrieval.records import Document, TextTokens, TokenCounts
 
+# Ids that are compared at a time.
+_TOGETHER = 1 << 20
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -59,6 +62,18 @@ class OpenSegment:
         """The row of each id; -1 where there is no such document, or it is deleted."""
         rows = self.documents.ids.rows_of(ids)
         return rows if self.alive is None else np.where(self.alive[rows] & (rows >= 0), rows, -1)
+
+
+def shared_documents(one: OpenSegment, other: OpenSegment) -> int:
+    """How many ids two segments have in common, deleted documents left out."""
+    mine, theirs = (each.documents.ids.hashes_of(each.alive) for each in (one, other))
+    shared = 0
+    for start in range(0, len(mine), _TOGETHER):
+        wanted = mine[start : start + _TOGETHER]
+        places = np.searchsorted(theirs, wanted)
+        inside = places < len(theirs)
+        shared += int(np.count_nonzero(theirs[places[inside]] == wanted[inside]))
+    return shared
 
 
 class SegmentFolderWriter:

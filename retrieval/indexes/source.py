@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from retrieval.corpus import read_documents
+from retrieval.entries import checked_document
 from retrieval.indexes.disk import Disk
 from retrieval.indexes.documents.ids import id_hashes
 from retrieval.records import Document
@@ -67,12 +68,14 @@ class Source:
         count: How many there are.
         sha256: Of all that is in them, in their order.
         lengths: Characters of each one's text, (count,).
+        fields: Names of the metadata fields that any of them has.
     """
 
     read_from: Callable[[int], Iterator[Document]]
     count: int
     sha256: str
     lengths: NDArray[np.uint32]
+    fields: frozenset[str]
 
     @property
     def spool(self) -> Spool:
@@ -138,24 +141,26 @@ def survey(
         look: Is shown every chunk.
 
     Raises:
-        InputError: A malformed corpus (file:line), no documents, an id that comes twice, or a document that no file could hold.
+        InputError: A malformed corpus (file:line), no documents, an id that comes twice or is none, or a document that no file could
+            hold.
     """
     path = Path(corpus) if isinstance(corpus, str | Path) else None
     if spooled or isinstance(corpus, Iterator):
-        documents = read_documents(path) if path is not None else iter(cast(Iterable[Document], corpus))
+        documents = read_documents(path) if path is not None else map(checked_document, cast(Iterable[Document], corpus))
         return _surveyed(_write(documents, spool, disk), look)
     if path is not None:
         return _surveyed(lambda first: islice(read_documents(path), first, None), look)
     given = cast(Iterable[Document], corpus)
-    return _surveyed(lambda first: islice(iter(given), first, None), look)
+    return _surveyed(lambda first: map(checked_document, islice(given, first, None)), look)
 
 
 def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[list[Document]], None] | None) -> Source:
-    digest, hashes, lengths, stream = hashlib.sha256(), array("Q"), array("I"), read_from(0)
+    digest, hashes, lengths, fields, stream = hashlib.sha256(), array("Q"), array("I"), set[str](), read_from(0)
     while chunk := list(islice(stream, _CHUNK)):
         for document in chunk:
             digest.update(_line(document))
             lengths.append(len(document.text))
+            fields.update(document.metadata or ())
         hashes.frombytes(id_hashes([document.id for document in chunk]).tobytes())
         if look is not None:
             look(chunk)
@@ -167,7 +172,7 @@ def _surveyed(read_from: Callable[[int], Iterator[Document]], look: Callable[[li
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if suspects:
         _check_unique(read_from(0), suspects)
-    return Source(read_from, count, digest.hexdigest(), np.frombuffer(lengths, np.uint32))
+    return Source(read_from, count, digest.hexdigest(), np.frombuffer(lengths, np.uint32), frozenset(fields))
 
 
 def _check_unique(documents: Iterator[Document], suspects: set[int]) -> None:

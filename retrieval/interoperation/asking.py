@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from retrieval.indexes.documents.filters import Filter
+from retrieval.indexes.documents.filters import Where, as_filter
 from retrieval.indexes.engines import Preset, Setting
 from retrieval.indexes.index import Index, open_index
 from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.records import Document, Query
 from retrieval.search import search
-
-Where = Filter | Sequence[str] | None
-"""Which documents may be found: a filter, or conditions as the command line has them, such as ``["year >= 2015"]``."""
 
 
 class Answer(NamedTuple):
@@ -100,12 +97,3 @@ def metadata_of(answer: Answer) -> dict[str, object]:
     document = answer.document
     own = {"id": document.id, "score": answer.score} | ({"title": document.title} if document.title else {})
     return {**(document.metadata or {}), **own}
-
-
-def as_filter(where: Where) -> Filter | None:
-    """Conditions as a filter.
-
-    Raises:
-        InputError: One is malformed.
-    """
-    return where if where is None or isinstance(where, Filter) else Filter.parse(where)

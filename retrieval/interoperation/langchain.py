@@ -9,7 +9,8 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
-from retrieval.interoperation.asking import Asker, Where, metadata_of
+from retrieval.indexes.documents.filters import Where
+from retrieval.interoperation.asking import Asker, metadata_of
 
 
 class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed

@@ -19,6 +19,7 @@ from retrieval.serving.changes import Changes
 from retrieval.serving.contract import REFUSALS, bound, refusals
 from retrieval.serving.gate import Gate
 from retrieval.serving.generations import Generation
+from retrieval.serving.hosts import AllowedHosts
 from retrieval.serving.metrics import CONTENT_TYPE
 from retrieval.serving.page import content_security_policy, page_html
 from retrieval.serving.problems import RequestError, answer_problems
@@ -41,12 +42,15 @@ from retrieval.versions import installed_version
 _bearer = HTTPBearer(auto_error=False, description="The token that quiver serve was started with.")
 
 
-def create_application(service: Service, *, origins: Sequence[str] = (), poll_seconds: float = 2.0) -> FastAPI:
+def create_application(
+    service: Service, *, origins: Sequence[str] = (), hosts: AllowedHosts | None = None, poll_seconds: float = 2.0
+) -> FastAPI:
     """The application.
 
     Args:
         service: What it serves.
         origins: Web pages elsewhere that may ask it (CORS); none by default.
+        hosts: Which hosts requests may name; None for all, where something in front of the application checks that.
         poll_seconds: From one look for newer generations to the next.
     """
 
@@ -72,7 +76,7 @@ def create_application(service: Service, *, origins: Sequence[str] = (), poll_se
     routes.add_to(app)
     bound(app, service.limits, list(service.retrievers))
     answer_problems(app)
-    app.add_middleware(Gate, limits=service.limits, metrics=service.metrics, draining=lambda: service.draining)
+    app.add_middleware(Gate, limits=service.limits, hosts=hosts, metrics=service.metrics, draining=lambda: service.draining)
     if origins:
         app.add_middleware(
             CORSMiddleware,

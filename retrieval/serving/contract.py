@@ -18,6 +18,7 @@ _MEANINGS = {
     408: "The request did not come in time.",
     409: "The index cannot be changed so, or somebody else is writing.",
     413: "The body is too large.",
+    421: "The request names a host that the service does not answer as.",
     422: "The request is against the schema or beyond a limit, or cannot be done.",
     429: "Too much is waiting.",
     500: "The service has failed.",
@@ -33,7 +34,7 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
         429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
     }
     found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({408, 413, 500, *statuses}):
+    for status in sorted({408, 413, 421, 500, *statuses}):
         found[status] = {"model": ErrorAnswer, "description": _MEANINGS[status]}
         if status in headers:
             found[status]["headers"] = headers[status]

@@ -1,6 +1,7 @@
 """What every request passes before and after the routes: bodies are read whole, within a size and a time, and everything is counted.
 
-Slow headers, and clients that do not read their answers, are the business of `retrieval.serving.server`.
+Requests for other hosts are refused here, by `retrieval.serving.hosts`. Slow headers, and clients that do not read their answers, are
+the business of `retrieval.serving.server`.
 
 An ASGI middleware. It knows nothing of searches.
 """
@@ -12,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
+from retrieval.serving.hosts import AllowedHosts
 from retrieval.serving.limits import Limits
 from retrieval.serving.metrics import Metrics
 from retrieval.serving.problems import RequestError, problem_answer
@@ -40,13 +42,17 @@ class Gate:
     Args:
         app: What is behind it.
         limits: Of a body's size, and of the time it takes to come.
+        hosts: Which hosts requests may name; None for all.
         metrics: Told of every request.
         draining: Whether the service is about to stop: connections are closed behind their answers then.
     """
 
-    def __init__(self, app: Application, *, limits: Limits, metrics: Metrics, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: Application, *, limits: Limits, hosts: AllowedHosts | None, metrics: Metrics, draining: Callable[[], bool]
+    ) -> None:
         self._app = app
         self._limits = limits
+        self._hosts = hosts
         self._metrics = metrics
         self._draining = draining
 
@@ -69,8 +75,12 @@ class Gate:
                 self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
 
     async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, answer: _Answer) -> None:
+        headers = dict(scope["headers"])
         try:
-            body = await self._body(dict(scope["headers"]), receive)
+            # The body first: a client that is still sending when it is refused may lose the answer.
+            body = await self._body(headers, receive)
+            if self._hosts is not None:
+                self._hosts.check(headers[b"host"].decode("latin-1") if b"host" in headers else None)
         except RequestError as error:
             await problem_answer(error)(scope, receive, answer.send)
             return

@@ -39,7 +39,8 @@ class SearchRequest:
         query: Its text.
         k: Hits wanted.
         retriever: Name of the retriever; by default the first.
-        filter: A condition or several that must all hold, such as ``year>=2015`` or ``lang in en,de``.
+        filter: A condition or several that must all hold, such as ``year>=2015``, ``lang in en,de`` or ``city="New York"``: fields and
+            values with spaces or operators stand in double quotes.
         effort: How much of the index is looked at; by default balanced.
         target_recall: Or as little as was measured to find this share of the best.
         explain: Say of every hit which tokens or words met.
@@ -202,6 +203,7 @@ class SearchAnswer:
         milliseconds: Where the time went.
         generation: The committed state of the index that was searched.
         partial: Whether a part of the index could not be asked.
+        warning: Why this ranking cannot be compared with the first retriever's: its index holds other documents. Null where it can.
     """
 
     retriever: str
@@ -209,6 +211,7 @@ class SearchAnswer:
     milliseconds: Milliseconds
     generation: int
     partial: bool = False
+    warning: str | None = None
 
 
 @dataclass(frozen=True)

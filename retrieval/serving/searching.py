@@ -57,11 +57,8 @@ def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], 
 
 
 def _filter(given: str | list[str]) -> Filter | None:
-    conditions = [given] if isinstance(given, str) else given
-    if not conditions:
-        return None
     try:
-        return Filter.parse(conditions)
+        return Filter.parse(given) if given != [] else None
     except InputError as error:
         raise RequestError(422, "bad_filter", str(error)) from error
 
@@ -74,9 +71,13 @@ async def _answers(
     where = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
     asked = Asked(queries, Choices(request.k, where, request.effort, request.target_recall))
     ranked = await retriever.search(asked)
-    hits = await loop.run_in_executor(service.threads, _hits, retriever, asked, ranked, request.explain)
+
+    def shown() -> tuple[list[list[Hit]], str | None]:
+        return _hits(retriever, asked, ranked, request.explain), service.warning_for(retriever)
+
+    hits, warning = await loop.run_in_executor(service.threads, shown)
     times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
-    return [SearchAnswer(retriever.name, found, times, ranked.generation.number) for found in hits]
+    return [SearchAnswer(retriever.name, found, times, ranked.generation.number, warning=warning) for found in hits]
 
 
 def _hits(retriever: Retriever, asked: Asked, ranked: Ranked, explain: bool) -> list[list[Hit]]:

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from encoder import InputError
 from retrieval.serving.application import create_application
+from retrieval.serving.hosts import own_hosts
 from retrieval.serving.service import Service
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Address:
         host: Name or number of the interface.
         port: 0 for any that is free.
         origins: Web pages elsewhere that may ask it.
+        hosts: Hosts that requests may name beside those of `retrieval.serving.hosts.own_hosts`.
         poll_seconds: From one look for newer generations to the next.
         drain_delay: Seconds from the signal to stop until no connection is accepted any more.
         drain_seconds: Seconds from then on for requests to end.
@@ -42,6 +44,7 @@ class Address:
     host: str = "127.0.0.1"
     port: int = 8080
     origins: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     poll_seconds: float = 2.0
     drain_delay: float = 1.0
     drain_seconds: float = 30.0
@@ -125,7 +128,9 @@ def run_service(service: Service, address: Address, *, started: Callable[[str], 
 
 
 async def _serve(service: Service, address: Address, listening: socket.socket, started: Callable[[str], None]) -> None:
-    app = create_application(service, origins=address.origins, poll_seconds=address.poll_seconds)
+    bound, port = listening.getsockname()[:2]
+    hosts = own_hosts(address.host, bound, address.hosts)
+    app = create_application(service, origins=address.origins, hosts=hosts, poll_seconds=address.poll_seconds)
     protocol = type("Protocol", (PatientProtocol,), {"patience_seconds": service.limits.read_seconds})
     server = uvicorn.Server(
         uvicorn.Config(
@@ -148,8 +153,7 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
     if server.started:
         # Now, not before: Uvicorn has put handlers of its own there, which stop at once.
         _stop_on_signal(service, server, address.drain_delay)
-        host, port = listening.getsockname()[:2]
-        started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        started(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}")
     await serving
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from encoder import InputError
 from retrieval import bm25
+from retrieval.hybrid import differing_documents
 from retrieval.indexes import open_index
 from retrieval.models import load_model
 from retrieval.serving.access import Access
@@ -19,6 +21,8 @@ from retrieval.serving.metrics import Metrics
 from retrieval.serving.problems import RequestError
 from retrieval.serving.reloading import ServedIndex
 from retrieval.serving.retrievers import Retriever
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,6 +45,7 @@ class Service:
     threads: ThreadPoolExecutor
     draining: bool = False
     indexes: list[ServedIndex] = field(init=False)
+    _warnings: dict[str, tuple[object, str | None]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """List the indexes, each once, and let the metrics follow them."""
@@ -59,6 +64,23 @@ class Service:
 
     def _count_reload(self, name: str, worked: bool) -> None:
         self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
+
+    def warning_for(self, retriever: Retriever) -> str | None:
+        """Why a retriever's rankings cannot be compared with those of the first one; None where both rank the same documents."""
+        first, *_ = self.retrievers.values()
+        if retriever.served is first.served:
+            return None
+        indexes = [each.served.current.index for each in (first, retriever)]
+        states = [(index.manifest.generation, index.manifest.created) for index in indexes]
+        known, warning = self._warnings.get(retriever.name, (None, None))
+        if known != states:
+            difference = differing_documents(*indexes)
+            if difference is not None:
+                warning = f"{first.name!r} and {retriever.name!r} rank different documents, so do not compare their rankings: {difference}"
+            else:
+                warning = None
+            self._warnings[retriever.name] = states, warning
+        return warning
 
     def retriever(self, name: str | None) -> Retriever:
         """A retriever by its name, the first one for None.
@@ -108,7 +130,11 @@ def open_service(
     if words:
         served = next(iter(retrievers.values())).served
         retrievers[bm25.NAME] = Retriever(bm25.NAME, served, threads, limits, workers=workers, metrics=metrics, words=True)
-    return Service(retrievers, limits, Access(token), metrics, threads)
+    service = Service(retrievers, limits, Access(token), metrics, threads)
+    for retriever in retrievers.values():
+        if (warning := service.warning_for(retriever)) is not None:
+            logger.warning("%s", warning)
+    return service
 
 
 def _served(

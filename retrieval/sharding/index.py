@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from retrieval.indexes.documents.filters import Filter
+from retrieval.indexes.documents.filters import Filter, Where
 from retrieval.indexes.engines import Preset, Setting
 from retrieval.indexes.index import Index, open_manifest
 from retrieval.indexes.store.layout import Layout
@@ -93,7 +93,7 @@ class ShardedIndex:
         queries: Any,
         k: int,
         *,
-        where: Filter | None = None,
+        where: Where = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         patience: Patience | None = None,
@@ -122,7 +122,7 @@ class ShardedIndex:
         queries: Any,
         k: int,
         *,
-        where: Filter | None = None,
+        where: Where = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         patience: Patience | None = None,
@@ -170,6 +170,10 @@ class ShardedIndex:
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """See `retrieval.indexes.index.Index.presets`."""
         return self.whole.presets(k)
+
+    def check_filter(self, where: Where) -> Filter | None:
+        """See `retrieval.indexes.index.Index.check_filter`."""
+        return self.whole.check_filter(where)
 
     def check_model(self, card: ModelCard) -> None:
         """See `retrieval.indexes.index.Index.check_model`."""

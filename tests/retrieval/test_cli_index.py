@@ -92,6 +92,76 @@ def test_filters_and_ids(quiver: Callable[..., Any], index: Path, tmp_path: Path
         assert message in done.err
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "year=1999 or year=2005",
+        "year>=2020 or year=2019",
+        "year>=1999 and year<2005",
+        "tags=air land",
+        "tags in air search",
+        "tags='air'",
+    ],
+)
+def test_a_filter_that_cannot_be_parsed_is_refused_with_the_grammar(quiver: Callable[..., Any], index: Path, condition: str) -> None:
+    done = quiver("search", index, "wings", "--filter", condition)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"filter {condition!r}: expected field=value, !=, <, <=, >, >= or 'field in a,b'" in done.err
+
+
+def test_filters_take_two_equals_signs_and_quotes(quiver: Callable[..., Any], index: Path) -> None:
+    assert search(quiver, index, "--filter", "year==1999") == search(quiver, index, "--filter", '"year" = 1999') == {"d1"}
+    assert search(quiver, index, "--filter", 'tags in "search" , air') == {"d1", "d3"}
+    assert "double quotes" in " ".join(quiver("search", "--help").out.replace("│", " ").split())
+
+
+def test_build_refuses_a_field_that_no_document_has(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
+    build = ("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
+    done = quiver(*build, "--field", "yaer", "--field", "tags")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "no document has the field 'yaer' to filter by; there are tags, year" in done.err
+    # A field that some documents lack is one; and nothing of the first try is in the way.
+    assert json.loads(quiver(*build, "--field", "tags", "--json").out)["fields"] == {"tags": ["string"]}
+
+
+def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    rows = [
+        {
+            "_id": 1,
+            "text": "a bird",
+            "venue": {"name": "ACL", "city": {"name": "Rome"}},
+            "authors": [{"name": "A"}, {"name": "B"}],
+            "doi": None,
+        },
+        {"_id": 2, "text": "a fish", "metadata": {"venue": {"name": "EMNLP"}}, "pages": [1, None, [2]], "none": {}, "doi": None},
+        {"_id": 3, "text": "a stone", "metadata": "raw"},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert quiver("index", "build", tmp_path / "corpus.jsonl", "--model", model, "--out", tmp_path / "index").code == 0
+    info = json.loads(quiver("index", "info", tmp_path / "index", "--json").out)
+    strings = {key: ["string"] for key in ("authors.name", "metadata", "venue.city.name", "venue.name")}
+    assert info["fields"] == {**strings, "pages": ["integer"]}
+    assert search(quiver, tmp_path / "index", "--filter", "authors.name=B") == {"1"}
+    assert search(quiver, tmp_path / "index", "--filter", "venue.name=EMNLP", "--filter", "pages=2") == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields are called 'a.b'"),
+        ('{"_id": "d", "text": "x", "a": [1, Infinity]}', "metadata field 'a' must hold strings, finite numbers"),
+    ],
+)
+def test_build_names_the_line_of_metadata_that_it_refuses(
+    quiver: Callable[..., Any], model: Path, tmp_path: Path, row: str, message: str
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"_id": "c", "text": "y"}\n' + row + "\n")
+    done = quiver("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"{corpus}:2: {message}" in done.err
+
+
 def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     done = quiver("index", "check", index)
     assert (done.code, done.out) == (0, "generation 1: whole\n")

@@ -77,6 +77,16 @@ def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Any], res
     assert (done.code, "--layout paper" in done.err) == (2, True)
 
 
+def test_the_papers_layout_refuses_results_that_it_has_no_column_for(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
+) -> None:
+    other = data.rename(tmp_path / "mine")
+    assert quiver("evaluate", "--model", model, "--data", other, "--out", tmp_path / "results").code == 0
+    done = quiver("report", tmp_path / "results", "--layout", "paper", "--out", tmp_path / "table.md")
+    assert (done.code, done.out, done.err.count("\n"), (tmp_path / "table.md").exists()) == (2, "", 1, False)
+    assert "no table of the paper has a column for mine.test" in done.err
+
+
 def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
     printed = quiver("report", "compare", results / "b", results / "a")
     assert printed.code == 0, printed.err

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from retrieval.cli.sources import Explained
 from retrieval.colbert import ColBERT
 from retrieval.explain import Explanation
 from retrieval.hybrid import Fusion, fuse
-from retrieval.indexes import BuildOptions, build_index, open_index
+from retrieval.indexes import BuildOptions, add_documents, build_index, delete_documents, open_index
 from retrieval.model_folder import ColBERTSettings, ModelFolder
 from retrieval.models import load_model
 from retrieval.projection import Projection
@@ -280,6 +281,84 @@ def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp
     assert all(hit["text"] for hit in hits)  # the other index keeps them
     done = quiver("search", built.dense, "--queries", built.dense / "FORMAT", "--run", tmp_path / "r", "--explain")
     assert "--explain says why one text finds" in done.err
+
+
+@pytest.fixture(scope="module")
+def emptied(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The same indexes after all documents were deleted."""
+    folder = tmp_path_factory.mktemp("emptied")
+    for path in (built.dense, built.colbert):
+        shutil.copytree(path, folder / path.name)
+        delete_documents(folder / path.name, [document.id for document in DOCUMENTS])
+    return built._replace(dense=folder / "dense", colbert=folder / "colbert")
+
+
+def check_nothing(quiver: Quiver, indexes: Built, folder: Path, options: Sequence[object], *, documents: int) -> None:
+    """Every way of showing hits says that there are none."""
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "xylophone"}\n')
+    asked = [str(option).format(**indexes._asdict()) for option in options]
+    for index in (indexes.dense, indexes.colbert):
+        for shown in ((), ("--explain",)):
+            done = quiver("search", index, "xylophone", *asked, *shown)
+            assert (done.code, done.out) == (0, f"nothing found in {documents} documents\n"), done.err
+            done = quiver("search", index, "xylophone", *asked, *shown, "--json")
+            assert (done.code, json.loads(done.out)) == (0, []), done.err
+        done = quiver("search", index, "--queries", folder / "queries.jsonl", "--run", folder / "run", *asked)
+        assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; nothing found for 1 of them\n"), done.err
+        assert (folder / "run").read_text() == ""
+
+
+SECOND = [(), ("--with", "bm25"), ("--with", "{colbert}"), ("--rerank", "{colbert}"), ("--rerank", "{colbert_model}")]
+
+
+@pytest.mark.parametrize("second", SECOND, ids=" ".join)
+@pytest.mark.parametrize("nothing", ["filter", "ids", "deleted"])
+def test_search_says_that_nothing_was_found(
+    quiver: Quiver, built: Built, emptied: Built, tmp_path: Path, nothing: str, second: tuple[str, ...]
+) -> None:
+    (tmp_path / "ids").write_text("unknown\n")
+    options = {"filter": ["--filter", "year<1900"], "ids": ["--ids", tmp_path / "ids"], "deleted": []}[nothing]
+    indexes, documents = (emptied, 0) if nothing == "deleted" else (built, 4)
+    check_nothing(quiver, indexes, tmp_path, [*options, *second], documents=documents)
+
+
+@pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
+def test_search_says_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
+    check_nothing(quiver, built, tmp_path, ["--with", "bm25", "--weights", "0,1", *second], documents=4)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t\n"])
+def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Path, text: str) -> None:
+    done = quiver("search", built.dense, text)
+    assert (done.code, done.out, done.err) == (2, "", "quiver: error: the query is blank; give a text to search for\n")
+    (tmp_path / "queries.jsonl").write_text(
+        json.dumps({"_id": "q1", "text": "sea"}) + "\n" + json.dumps({"_id": "q2", "text": text}) + "\n"
+    )
+    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", tmp_path / "run")
+    assert (done.code, "query 'q2' is blank" in done.err, (tmp_path / "run").exists()) == (2, True, False)
+
+
+def test_search_refuses_to_fuse_indexes_without_a_common_document(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    others = [document._replace(id=f"other-{document.id}") for document in DOCUMENTS[:3]]
+    build_index(others, load_model(built.dense_model), tmp_path / "others")
+    done = quiver("search", built.dense, QUERY, "--with", tmp_path / "others")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "none of its 3 document ids is among the 4 of" in done.err
+    assert quiver("search", built.dense, QUERY, "--with", tmp_path / "others", "--weights", "1,0").code == 0
+
+
+def test_search_warns_when_fused_indexes_share_only_some_documents(
+    quiver: Quiver, built: Built, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load_model(built.dense_model)
+    build_index([*DOCUMENTS[:2], Document("d9", "a new one")], model, tmp_path / "some")
+    add_documents(tmp_path / "some", DOCUMENTS[2:3], model)
+    delete_documents(tmp_path / "some", ["d1"])  # of d1 to d4 it still has d2 and d3
+    assert quiver("search", built.dense, QUERY, "--with", tmp_path / "some").code == 0
+    assert "2 documents are in both, 4 in one and 3 in the other (40% in common)" in caplog.text
+    caplog.clear()
+    assert quiver("search", built.dense, QUERY, "--with", built.colbert).code == 0
+    assert caplog.text == ""
 
 
 def test_export(quiver: Quiver, built: Built, tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ class RefineStore:
 
     @cached_property
     def _largest_scale(self) -> np.float32:
-        return np.max(self.scales.whole(), initial=np.float32(0))
+        scales: NDArray[np.float32] = self.scales.whole()
+        return np.max(scales, initial=np.float32(0))
 
     def damaged(self) -> Bitmap:
         """The rows that a salvaged file has lost, (P,)."""

@@ -1,8 +1,12 @@
 """Filters: which documents may be found, by their metadata and their ids.
 
-As text a condition is ``field=value``, ``!=``, ``<``, ``<=``, ``>``, ``>=`` or ``field in a,b,c``; the field ends at the first operator
-or the first word ``in``. A word that reads as a number is compared with numbers as a number and with strings as it stands; in quotes it
-is a string alone. A document has the value of a field if it is one of its values, where the field is a list.
+A condition as text is ``FIELD OPERATOR VALUE``, with one of the operators ``=`` (or ``==``), ``!=``, ``<``, ``<=``, ``>``, ``>=``; or
+``FIELD in VALUE, VALUE, ...``. Spaces between these parts do not count. A field or value that has spaces or one of ``" = ! < > , ( ) & |``
+in it, or begins with ``'``, stands in double quotes, with the escapes of JSON. There is no ``and`` and no ``or``: each condition is a
+text of its own, and all of them must be true.
+
+A value without quotes that reads as a number or as ``true`` or ``false`` is compared with numbers or truth values as such, and with strings
+as it stands; in quotes it is a string alone. A document has the value of a field if it is one of its values, where the field is a list.
 """
 
 from __future__ import annotations
@@ -25,11 +29,21 @@ from retrieval.records import Value
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
 
-# Nothing here repeats a class of characters next to one that it overlaps with, so a text is read in time linear in its length.
-_OPERATOR = re.compile(r"!=|<=|>=|=|<|>")
-_MEMBERSHIP = re.compile(r"\sin\s")
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^",]+|,', re.DOTALL)  # an open string goes on to the end
-_OPERATORS: dict[str, Operator] = {"=": "=", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+GRAMMAR = "field=value, !=, <, <=, >, >= or 'field in a,b'"
+"""A condition in short."""
+
+_QUOTING = 'put a field or value that has spaces or any of " = ! < > , ( ) & | in double quotes, such as city="New York"'
+_ALONE = "give each condition by itself, all of them must hold; for alternatives of one field write 'field in a,b'"
+# A text without white space at its end is split in time linear in its length: reading stops at the first character that fits nowhere.
+_TOKENS = re.compile(
+    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<operator>==|[!<>]=|[=<>])|(?P<comma>,)|(?P<bare>[^\s"=!<>,()&|'][^\s"=!<>,()&|]*)|(?P<other>\S))""",
+    re.DOTALL,
+)
+_WORDS = frozenset({"quoted", "bare"})
+_COMBINING = frozenset({"and", "or"})
+# Characters of a malformed condition that an error repeats.
+_SHOWN = 80
+_OPERATORS: dict[str, Operator] = {"=": "=", "==": "=", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
 @dataclass(frozen=True)
@@ -49,27 +63,32 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition.
+        """Read a condition, in the grammar of this module.
 
         Raises:
-            InputError: It is none.
+            InputError: It is malformed; says the grammar.
 
         Example:
             >>> Condition.parse("year >= 2019")
             Condition(field='year', operator='>=', values=(2019, '2019'))
             >>> Condition.parse('lang in en, "de"')
             Condition(field='lang', operator='=', values=('en', 'de'))
+            >>> Condition.parse('"first author" == "J. Doe"')
+            Condition(field='first author', operator='=', values=('J. Doe',))
         """
-        told = text.strip()
-        comparison = _OPERATOR.search(told)
-        membership = _MEMBERSHIP.search(told, 0, len(told) if comparison is None else comparison.start())
-        found = membership or comparison
-        field, value = (told[: found.start()].rstrip(), told[found.end() :].lstrip()) if found else ("", "")
-        if found is None or not field or "!" in field or not value:
-            raise InputError(f"filter {text!r}: expected field=value, !=, <, <=, >, >= or field in a,b,c")
-        if found is membership:
-            return cls(field, "=", tuple(each for word in _split(text, value) for each in _read(word)))
-        return cls(field, _OPERATORS[found[0]], _read(value))
+        tokens = _split(text)
+        words, between = tokens[::2], tokens[1::2]
+        membership = between[:1] == [_Token("bare", "in")]
+        expected = ["comma"] * (len(words) - 2) if membership else []
+        if (
+            len(words) < 2
+            or any(word.kind not in _WORDS for word in words)
+            or not (membership or between[0].kind == "operator")
+            or [token.kind for token in between[1:]] != expected
+        ):
+            raise _malformed(text, combined=any(token.kind == "bare" and token.text.lower() in _COMBINING for token in tokens[3:]))
+        operator: Operator = "=" if membership else _OPERATORS[between[0].text]
+        return cls(_string(words[0]), operator, tuple(each for value in words[1:] for each in _read(value)))
 
 
 @dataclass(frozen=True)
@@ -85,13 +104,35 @@ class Filter:
     ids: frozenset[str] | None = None
 
     @classmethod
-    def parse(cls, conditions: Sequence[str], *, ids: Sequence[str] | None = None) -> Filter:
-        """A filter from conditions as text.
+    def parse(cls, conditions: str | Sequence[str], *, ids: Sequence[str] | None = None) -> Filter:
+        """A filter from a condition as text, or from several that must all hold.
 
         Raises:
             InputError: One is malformed.
         """
-        return cls(tuple(map(Condition.parse, conditions)), None if ids is None else frozenset(ids))
+        texts = [conditions] if isinstance(conditions, str) else conditions
+        return cls(tuple(map(Condition.parse, texts)), None if ids is None else frozenset(ids))
+
+
+Where: TypeAlias = Filter | str | Sequence[str] | None
+"""The filter of a search: a condition such as ``"year>=2015"``, several that must all hold, or a `Filter`; None for all documents."""
+
+
+def as_filter(where: Where) -> Filter | None:
+    """The filter of a search.
+
+    Raises:
+        InputError: A condition is malformed, or ``where`` is something else.
+
+    Example:
+        >>> as_filter("year>=2015") == as_filter(["year>=2015"]) == Filter.parse(["year>=2015"])
+        True
+    """
+    if where is None or isinstance(where, Filter):
+        return where
+    if not isinstance(where, Sequence) or not all(isinstance(condition, str) for condition in where):
+        raise InputError(f"where must be a Filter, a condition such as 'year>=2015' or a list of conditions, got {where!r}")
+    return Filter.parse(where)
 
 
 def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDArray[np.bool_]:
@@ -153,17 +194,45 @@ def _bisect(values: PackedStrings, wanted: bytes) -> tuple[int, int]:
     return low, low + (low < len(values) and values.bytes_of(low) == wanted)
 
 
-def _read(word: str) -> tuple[Value, ...]:
-    """What a word may be: a number or a truth value if it reads as one, and a string; in quotes a string alone."""
-    if word.startswith('"'):
-        try:
-            quoted = json.loads(word)
-        except ValueError as error:
-            raise InputError(f"filter: {word} is not a string in quotes ({error})") from error
-        if isinstance(quoted, str):
-            return (quoted,)
-    if word in ("true", "false"):
-        return word == "true", word
+@dataclass(frozen=True)
+class _Token:
+    """A part of a condition: ``quoted``, ``bare``, ``operator`` or ``comma``."""
+
+    kind: str
+    text: str
+
+
+def _split(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    for match in _TOKENS.finditer(text.strip()):
+        kind = str(match.lastgroup)
+        if kind == "other":
+            raise _malformed(text, combined=match[kind] in "&|")
+        tokens.append(_Token(kind, match[kind]))
+    return tokens
+
+
+def _malformed(text: str, *, combined: bool) -> InputError:
+    shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return InputError(f"filter {shown!r}: expected {GRAMMAR}; {_ALONE if combined else _QUOTING}")
+
+
+def _string(token: _Token) -> str:
+    if token.kind == "bare":
+        return token.text
+    try:
+        return str(json.loads(token.text))
+    except ValueError as error:
+        raise InputError(f"filter: {token.text} is not a string in double quotes ({error})") from error
+
+
+def _read(token: _Token) -> tuple[Value, ...]:
+    """What a value may be: a number or a truth value if it reads as one, and a string; in quotes a string alone."""
+    word = _string(token)
+    if token.kind == "quoted":
+        return (word,)
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true", word
     for number in (int, float):
         try:
             value = number(word)
@@ -172,17 +241,3 @@ def _read(word: str) -> tuple[Value, ...]:
         # An integer is not asked: beyond 300 digits it cannot be turned into the float that isfinite looks at.
         return (value, word) if isinstance(value, int) or math.isfinite(value) else (word,)
     return (word,)
-
-
-def _split(text: str, values: str) -> list[str]:
-    """Words between commas; a comma in quotes belongs to its word."""
-    words: list[list[str]] = [[]]
-    for token in _TOKENS.findall(values):
-        if token == ",":
-            words.append([])
-        elif token.strip():
-            words[-1].append(token.strip())
-    found = [tokens[0] for tokens in words if tokens]
-    if not found or any(len(tokens) > 1 for tokens in words):
-        raise InputError(f"filter {text!r}: expected values between commas behind 'in'")
-    return found

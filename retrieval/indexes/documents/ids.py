@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.entries import as_id
 from retrieval.indexes.disk import Disk, write_array
 from retrieval.indexes.documents.strings import LOOK, PackedStrings
 from retrieval.indexes.errors import DamagedIndexError
@@ -65,16 +66,34 @@ class IdTable:
     def __len__(self) -> int:
         return len(self.strings)
 
-    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The row of each id, (len(ids),); -1 where the segment has no such document.
+    def hashes_of(self, rows: NDArray[np.bool_] | None) -> NDArray[np.uint64]:
+        """The hashes of the ids in some rows, ascending; equal hashes of 64 bits are equal ids but for one chance in many millions.
+
+        Args:
+            rows: Which rows, (P,); None for all.
 
         Raises:
+            DamagedIndexError: The table is not what was written.
+        """
+        if rows is None:
+            return self._hashes.whole()
+        if len(self) and int(self._rows.max()) >= len(self):
+            raise DamagedIndexError(f"the table of ids names a row that there is not; {LOOK}")
+        hashes: NDArray[np.uint64] = self._hashes.whole()[rows[self._rows.whole()]]
+        return hashes
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """The row of each id, (len(ids),); -1 where the segment has no such document. An integer stands for its digits, as in files.
+
+        Raises:
+            InputError: An id is neither a string nor an integer.
             DamagedIndexError: The table is not what was written, which nobody has asked for before.
         """
         found = np.full(len(ids), -1, np.int64)
         if not len(self) or not len(ids):
             return found
-        hashes, asked = id_hashes(ids), PackedStrings.pack(ids)
+        keys = [as_id(key) for key in ids]
+        hashes, asked = id_hashes(keys), PackedStrings.pack(keys)
         stored = self._hashes.whole()
         places = np.searchsorted(stored, hashes)
         open_questions = np.arange(len(ids))

@@ -141,7 +141,7 @@ class ExactColBERTIndex:
         Raises:
             ValueError: k < 1, or a query that is empty, not finite, of another width than the index, or too long for float32 scores.
         """
-        check_k(k)
+        k = check_k(k)
         given = token_queries(queries, self.dim)
         found = search_tokens(self._rows, self._offsets, given, k, largest_norm=self._largest_norm, ids=self._names)
         return Hits([self._names[rows].tolist() for rows, _ in found], [scores for _, scores in found])

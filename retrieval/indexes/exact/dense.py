@@ -24,7 +24,7 @@ from retrieval.indexes.exact.walk import Ranked, nearest_by_scores, search_walk
 from retrieval.indexes.queries import dense_queries
 from retrieval.protocols import Rows
 from retrieval.records import DenseVectors, Hits
-from retrieval.rows import MatrixRows, PickedRows
+from retrieval.rows import Matrix, MatrixRows, PickedRows
 
 # Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.
 _QUERIES = 4096
@@ -111,7 +111,7 @@ class ExactDenseIndex:
         Raises:
             ValueError: k < 1, another width than the index, or a query that is not finite or makes scores that float32 cannot hold.
         """
-        check_k(k)
+        k = check_k(k)
         matrix = dense_queries(queries, self.dim)
         found = search_dense(self._rows, matrix, k, largest_norm=self._largest_norm, ids=self._names)
         return Hits([self._names[rows].tolist() for rows, _ in found], [scores for _, scores in found])
@@ -186,7 +186,7 @@ class _Part:
         return exact_products(self._block, self._queries[query], places)
 
 
-def exact_products(rows: DenseVectors, query: NDArray[np.float32], places: NDArray[np.intp]) -> NDArray[np.float64]:
+def exact_products(rows: DenseVectors | Matrix, query: NDArray[np.float32], places: NDArray[np.intp]) -> NDArray[np.float64]:
     """Inner products of a query with some rows in float64, (len(places),)."""
     vector = query.astype(np.float64)
     parts = (places[start : start + ROWS] for start in range(0, len(places), ROWS))

@@ -10,7 +10,8 @@ Source of the error bound: Higham, Accuracy and Stability of Numerical Algorithm
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,11 +95,14 @@ def in_order(
     return rows[:k], scores[:k]
 
 
-def check_k(k: int) -> None:
-    """Refuse a number of hits below one.
+def check_k(k: SupportsIndex) -> int:
+    """The number of hits as an ``int``, whichever integer it was, such as NumPy's: FAISS takes no other.
 
     Raises:
+        TypeError: It is no integer.
         ValueError: k < 1.
     """
-    if k < 1:
+    hits = operator.index(k)
+    if hits < 1:
         raise ValueError(f"k must be >= 1, got {k}")
+    return hits

@@ -173,7 +173,7 @@ class BlockChecks:
 
     def _holds(self, block: int) -> bool:
         content = self._content[block * BLOCK : (block + 1) * BLOCK]
-        return block_digest(content.data) == self._digests[block].tobytes()
+        return block_digest(content.data) == bytes(self._digests[block])
 
 
 def corrected(content: bytes, digest: bytes) -> bytes | None:

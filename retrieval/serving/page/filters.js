@@ -6,12 +6,11 @@ const RELATIONS = {
 const BY_TYPE = { boolean: ["=", "!="], string: ["=", "!=", "in", "<", "<=", ">", ">="] };
 const SIGNS = { "!=": "\u2260", "<=": "\u2264", ">=": "\u2265" };
 
-// A name with a sign of relation in it cannot be written in a condition.
 const fieldsOf = (chosen) => {
   const fields = new Map();
   for (const retriever of chosen) {
     for (const [name, types] of Object.entries(retriever.fields ?? {})) {
-      if (!/[=!<>]|\sin\s|^\s|\s$/.test(name)) fields.set(name, [...new Set([...(fields.get(name) ?? []), ...types])]);
+      fields.set(name, [...new Set([...(fields.get(name) ?? []), ...types])]);
     }
   }
   return fields;
@@ -22,12 +21,13 @@ const relationsOf = (types) => {
   return types.includes("string") ? BY_TYPE.string : ["=", "!=", "<", "<=", ">", ">=", "in"];
 };
 
-// In quotes a word is a text; without them it is a number or a truth value where it reads as one.
+// A name of other characters stands in quotes. In quotes a word is a text; without them it is a number or a truth value where it reads as one.
 function condition(field, relation, value, types) {
   const word = (part) => (types.some((type) => type !== "string") && /^(?:true|false|[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)$/i.test(part)
     ? part : JSON.stringify(part));
-  if (relation === "in") return `${field} in ${value.split(",").map((part) => part.trim()).filter(Boolean).map(word).join(",")}`;
-  return `${field}${relation}${word(value.trim())}`;
+  const name = /^[^\s"=!<>,()&|'][^\s"=!<>,()&|]*$/.test(field) ? field : JSON.stringify(field);
+  if (relation === "in") return `${name} in ${value.split(",").map((part) => part.trim()).filter(Boolean).map(word).join(",")}`;
+  return `${name}${relation}${word(value.trim())}`;
 }
 
 const readable = (filter) => filter.replace(/!=|<=|>=/, (sign) => ` ${SIGNS[sign]} `).replace(/^([^=<>\u2260\u2264\u2265]*)([=<>])/, "$1 $2 ")

@@ -133,6 +133,8 @@ function drawNotices(faults) {
   const refused = new Set(faults.filter((fault) => fault !== lost && !(fault instanceof Unreachable)).map((fault) => fault.message));
   for (const message of refused) made.push(notice("fault", visible(message), again()));
   if ([...shown.values()].some((answer) => answer.partial)) made.push(notice("part", "A part of the index did not answer: documents may be missing."));
+  // Side by side only: one ranking is compared with nothing.
+  if (state.together) for (const { warning } of shown.values()) if (warning) made.push(notice("part", `${visible(warning)}.`));
   byId("notices").replaceChildren(...made);
 }
 

@@ -112,11 +112,21 @@ def test_an_incomplete_group_or_split_is_blank(make_scored: MakeScored, make_res
     assert table.lines[-1].measured == "1 of 15"
 
 
-def test_what_fits_nowhere_is_named_and_not_shown(make_scored: MakeScored, make_results: MakeResults) -> None:
-    layouts = paper_layouts([make_results("alpha", make_scored("cranfield", 0.6))])
-    for table in layouts:
-        assert "measured" not in origins(table)
-        assert table.notes[-1] == "Measured on none of these collections: alpha."
+@pytest.mark.parametrize("name", ["cranfield", "cqadupstack-1"])
+def test_a_system_without_a_column_is_refused(make_scored: MakeScored, make_results: MakeResults, name: str) -> None:
+    """A part of a group, such as one forum of CQADupStack, has no column either."""
+    scifact = make_results("alpha", make_scored("scifact", 0.6))
+    lost = make_results("beta", make_scored(name, 0.6, group="cqadupstack" if "-" in name else None, group_size=12 if "-" in name else 1))
+    for results in ([lost], [scifact, lost]):
+        with pytest.raises(InputError, match=rf"beta: no table of the paper has a column for {name}\.test; leave these results out"):
+            paper_layouts(results)
+
+
+def test_a_table_names_the_rows_that_it_leaves_out(make_scored: MakeScored, make_results: MakeResults) -> None:
+    beta = make_results("beta", make_scored("cosqa", 0.6))
+    layouts = paper_layouts([make_results("alpha", make_scored("scifact", 0.6)), beta])
+    assert layout(layouts, "table7").notes[-1] == "Measured on none of these collections: beta."
+    assert line(layout(layouts, "stand-ins"), "beta (dense)") == {"cosqa OOD": pytest.approx(60.0)}
 
 
 def test_baselines_stand_in_the_table_without_a_difference(make_scored: MakeScored, make_results: MakeResults) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from retrieval.indexes import (
     delete_documents,
     open_index,
 )
-from retrieval.records import Document, Hits
+from retrieval.records import Document, Hits, Query
+from retrieval.search import search
 
 DOCUMENTS = [
     Document(
@@ -63,6 +65,99 @@ def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
     if not documents:
         return Hits([[]] * len(QUERIES), [np.zeros(0, np.float32)] * len(QUERIES))
     return build_in_memory(model, documents).index.search(queries, k)
+
+
+def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    for where, years in (
+        ("year>2004", range(2005, 2010)),
+        (["year > 2004", "year!=2007"], (2005, 2006, 2008, 2009)),
+        (("year==2005",), [2005]),
+    ):
+        wanted = [document for document in alive if (document.metadata or {})["year"] in years]
+        same(index.search(queries, 9, where=where), brute_force(model, wanted, 9))
+        conditions = [where] if isinstance(where, str) else where
+        same(index.search(queries, 9, where=Filter.parse(conditions)), brute_force(model, wanted, 9))
+    assert Filter.parse("year>2004") == Filter.parse(["year>2004"])
+    found = search(index, model, [Query("q", "word3 text1")], 60, where="year=2003").run["q"]
+    assert set(found) == {document.id for document in alive if (document.metadata or {})["year"] == 2003}
+    with pytest.raises(InputError, match="filter 'year=2003 or year=2004': expected field=value"):
+        index.search(queries, 9, where="year=2003 or year=2004")
+    with pytest.raises(InputError, match="no document has the field 'yaer'"):
+        search(index, model, [Query("q", "tail")], 9, where="yaer=2003")
+    for wrong in (5, {"year": 2003}, ["year=2003", 5]):
+        with pytest.raises(InputError, match="where must be a Filter, a condition such as"):
+            index.search(queries, 9, where=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("k", [np.int64(5), np.uint8(5), np.int32(5)])
+def test_the_number_of_hits_may_be_any_integer(changed: tuple[Index, list[Document]], model: Any, k: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    same(index.search(queries, k), index.search(queries, 5))
+    same(build_in_memory(model, alive).index.search(queries, k), brute_force(model, alive, 5))
+    assert len(search(index, model, [Query("q", "tail")], k).run["q"]) == 5
+    with pytest.raises(TypeError):
+        index.search(queries, 5.0)  # type: ignore[arg-type]
+
+
+def test_python_documents_follow_the_rules_of_files(tmp_path: Path, word_sum: Any) -> None:
+    rows: list[dict[str, Any]] = [
+        {"_id": 1, "text": "a", "year": 2001, "venue": {"name": "ACL", "rank": 1}, "authors": [{"name": "A"}, {"name": "B"}], "doi": None},
+        {"_id": 2, "text": "b", "tags": ["x", None, ["y"]], "score": float("nan"), "empty": [], "nothing": {"at": {"all": None}}},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [Document(row["_id"], row["text"], metadata={k: v for k, v in row.items() if k not in ("_id", "text")}) for row in rows]
+    from_file = build_index(tmp_path / "corpus.jsonl", word_sum, tmp_path / "file")
+    for name, documents in (("list", given), ("stream", iter(given))):
+        from_python = build_index(documents, word_sum, tmp_path / name)
+        assert list(from_python.documents) == list(from_file.documents)
+        assert from_python.fields == from_file.fields
+    assert from_file.documents[0].metadata == {"year": 2001, "venue.name": "ACL", "venue.rank": 1, "authors.name": ["A", "B"]}
+    assert from_file.documents[1].metadata == {"tags": ["x", "y"], "empty": []}
+    numbers = Document("3", "c", metadata={"n": np.int64(3), "x": np.float32(0.5), "ok": np.bool_(True)})  # type: ignore[dict-item]
+    assert add_documents(tmp_path / "file", [numbers], word_sum).document("3").metadata == {"n": 3, "x": 0.5, "ok": True}
+
+
+def test_an_integer_id_is_its_digits(tmp_path: Path, word_sum: Any) -> None:
+    documents = [Document(number, f"word{number}") for number in (7, np.int64(8), "9")]  # type: ignore[arg-type]
+    index = build_index(documents, word_sum, tmp_path / "i")
+    assert list(index.ids) == ["7", "8", "9"]
+    assert index.document(8).text == "word8"  # type: ignore[arg-type]
+    assert list(delete_documents(tmp_path / "i", [7, "8"]).ids) == ["9"]  # type: ignore[list-item]
+    assert list(build_in_memory(word_sum, documents).index.ids) == ["7", "8", "9"]
+    with pytest.raises(InputError, match="document id '9' is there twice"):
+        build_index([Document("9", "a"), Document(9, "b")], word_sum, tmp_path / "j")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (Document(1.5, "x"), "the id of a document must be a string or an integer, got 1.5"),  # type: ignore[arg-type]
+        (Document(None, "x"), "the id of a document must be a string or an integer, got None"),  # type: ignore[arg-type]
+        (Document(True, "x"), "the id of a document must be a string or an integer, got True"),
+        (Document(" ", "x"), "the id of a document is blank"),
+        (Document("d", "x", metadata={"a": float("inf")}), "document 'd': metadata field 'a' must hold strings, finite numbers"),
+        (Document("d", "x", metadata={"a": {"b": {1}}}), "document 'd': metadata field 'a.b' must hold strings"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata={"a": {"b": 1}, "a.b": 2}), "document 'd': two metadata fields are called 'a.b'"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata=["a"]), "document 'd': the metadata must be a mapping from field to value"),  # type: ignore[arg-type]
+        (Document("d", "x", metadata={1: "a"}), "document 'd': the name of a metadata field must be a string, got 1"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_document_that_no_index_can_hold_is_named(tmp_path: Path, word_sum: Any, document: Document, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_index([Document("c", "y"), document], word_sum, tmp_path / "i")
+
+
+def test_a_field_to_filter_by_must_be_in_a_document(tmp_path: Path, word_sum: Any) -> None:
+    documents = [Document("c", "y", metadata={"a": 1}), Document("d", "x")]
+    with pytest.raises(InputError, match="no document has the field 'b' to filter by; there are a"):
+        build_index(iter(documents), word_sum, tmp_path / "i", options=BuildOptions(fields=["a", "b"]))
+    assert word_sum.calls == []  # before anything was encoded
+    with pytest.raises(InputError, match="no document has the field 'b' to filter by; they have none"):
+        build_index(documents[1:], word_sum, tmp_path / "i", options=BuildOptions(fields=["b"]))
+    assert list(build_index(documents, word_sum, tmp_path / "i", options=BuildOptions(fields=["a"])).fields) == ["a"]
 
 
 @pytest.mark.parametrize("k", [1, 5, 17, 1000])

@@ -17,14 +17,15 @@ import pytest
 
 from encoder.errors import InputError
 from retrieval.bm25 import WordIndex
-from retrieval.indexes import Filter, add_documents, open_index
+from retrieval.indexes import Filter, add_documents, build_index, delete_documents, open_index
 from retrieval.models import load_model
 from retrieval.records import Document, Query
 from retrieval.search import search as search_index
 from retrieval.serving.application import create_application
+from retrieval.serving.hosts import web_origin
 from retrieval.serving.limits import Limits
 from retrieval.serving.service import Service, open_service
-from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer
+from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +240,48 @@ def test_other_origins_are_refused_unless_they_are_named(app: Any, service: Serv
     assert allowed.headers["access-control-allow-origin"] == "https://elsewhere.example"
     other = answer(named, "GET", "/api/info", headers={"Origin": "https://another.example"})
     assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("https://Elsewhere.example:443", "https://elsewhere.example"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("*", "http://a.example"),
+    ],
+)
+def test_an_origin_is_allowed_as_browsers_send_it(service: Service, given: str, sent: str) -> None:
+    named = create_application(service, origins=[web_origin(given)])
+    assert answer(named, "GET", "/api/info", headers={"Origin": sent}).headers["access-control-allow-origin"] in (sent, "*")
+
+
+@pytest.mark.parametrize("kept", [range(0), range(40)])
+def test_rankings_of_different_documents_carry_a_warning(
+    indexes: Indexes, tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: range
+) -> None:
+    model = load_model(open_index(indexes.dense).manifest.model.source)
+    others = [Document(f"other/{number}", "granite") for number in range(10)]
+    build_index([*(each for number, each in enumerate(documents()) if number in kept), *others], model, tmp_path / "other")
+    folders = {"dense": indexes.dense, "colbert": indexes.colbert, "other": tmp_path / "other"}
+    app = create_application(open_service(folders, words=True))
+    expected = {0: "0 documents are in both, 60 in one and 10 in the other", 40: "40 documents are in both, 60 in one and 50 in the other"}
+    assert expected[len(kept)] in caplog.text
+    for name in ("dense", "colbert", "bm25"):
+        assert search(app, query="granite", retriever=name).json()["warning"] is None
+    warning = search(app, query="granite", retriever="other").json()["warning"]
+    assert warning.startswith(f"'dense' and 'other' rank different documents, so do not compare their rankings: {expected[len(kept)]}")
+    batch = answer(app, "POST", "/api/search/batch", json={"queries": ["sea", "bird"], "retriever": "other"}).json()["results"]
+    assert [each["warning"] for each in batch] == [warning] * 2
+
+
+def test_the_warning_goes_with_the_difference(indexes: Indexes, tmp_path: Path) -> None:
+    shutil.copytree(indexes.silent, tmp_path / "other")
+    delete_documents(tmp_path / "other", ["d/7"])
+    app = create_application(open_service({"dense": indexes.dense, "other": tmp_path / "other"}, token=TOKEN))
+    assert "59 in the other" in search(app, query="granite", retriever="other").json()["warning"]
+    body = {"documents": [{"id": "d/7", "text": "granite"}], "retriever": "other"}
+    assert answer(app, "POST", "/api/documents", json=body, headers=AUTHORISED).status_code == 200
+    assert search(app, query="granite", retriever="other").json()["warning"] is None
 
 
 def test_the_page_asks_nobody_else(app: Any) -> None:

@@ -45,6 +45,42 @@ def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
         assert "choose another --port" in refused(quiver("serve", indexes.dense, "--port", taken.getsockname()[1]))
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        *[("--max-body", value, "--max-body must be at least 1 byte") for value in ("0", "0MB", "0.4")],
+        *[("--max-body", value, "is not a size") for value in ("-1", "-1MB", "much", "9" * 400 + "GB", "nan")],
+        *[
+            (option, "0", option)
+            for option in ("--max-k", "--max-batch", "--max-hits", "--max-queue", "--timeout", "--patience", "--workers")
+        ],
+        *[(option, "-1", option) for option in ("--max-k", "--timeout", "--patience", "--poll", "--drain-delay", "--drain", "--port")],
+        *[
+            (option, value, option)
+            for option in ("--timeout", "--patience", "--poll", "--drain-delay", "--drain")
+            for value in ("nan", "inf")
+        ],
+    ],
+)
+def test_serve_refuses_a_limit_that_lets_nothing_through(quiver: Quiver, indexes: Indexes, option: str, value: str, message: str) -> None:
+    assert message in refused(quiver("serve", indexes.dense, option, value))
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["foo", "example.com", "https://", "https://example.com/", "https://example.com/page", "https://*.example.com", "http://a b", ""],
+)
+def test_serve_refuses_what_is_no_origin(quiver: Quiver, indexes: Indexes, origin: str) -> None:
+    said = refused(quiver("serve", indexes.dense, "--allow-origin", origin))
+    assert f"--allow-origin {origin!r}: expected scheme://host or scheme://host:port without a path" in said
+
+
+@pytest.mark.parametrize("host", ["http://example.com", "example.com:80", "a/b", "a b", "", "*.", "a.*.b", "*example.com"])
+def test_serve_refuses_what_is_no_host(quiver: Quiver, indexes: Indexes, host: str) -> None:
+    said = refused(quiver("serve", indexes.dense, "--allow-host", host))
+    assert f"--allow-host {host!r}: expected a host without scheme and port" in said
+
+
 def test_without_the_extra(quiver: Quiver, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest))

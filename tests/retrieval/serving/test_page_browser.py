@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
 
+from retrieval.indexes import Condition
 from retrieval.serving.page import content_security_policy, page_html
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
@@ -49,8 +50,10 @@ class Service:
         self.searches: list[dict[str, Any]] = []
         self.busy = 0  # how many searches are refused first
         self.partial = False
+        self.warnings: dict[str, str] = {}  # retriever -> why it cannot be compared with the first
         self.delays: dict[str, float] = {}  # query -> seconds
         self.broken = False
+        self.fields = FIELDS
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -98,7 +101,7 @@ class Service:
             answer(handler, 404, {"error": {"code": "not_found", "message": "there is no such page"}})
 
     def info(self) -> dict[str, Any]:
-        common = {"documents": len(DOCUMENTS), "generation": 1, "fields": FIELDS, "stores_text": True}
+        common = {"documents": len(DOCUMENTS), "generation": 1, "fields": self.fields, "stores_text": True}
         retrievers = [
             {"name": name, "kind": kind, "model": f"{name}-model {HOSTILE}", **common, "explains": kind != "dense",
              "efforts": [] if kind == "bm25" else ["exact", "balanced", "fast"]}
@@ -133,6 +136,7 @@ class Service:
             "milliseconds": {"encode": 4.25, "search": 1.5, "total": 6.5},
             "generation": 1,
             "partial": self.partial,
+            "warning": self.warnings.get(body["retriever"]),
         }
 
 
@@ -182,9 +186,9 @@ def explanation(query: str, name: str, retriever: str) -> dict[str, Any]:
 def passes(metadata: dict[str, Any], conditions: list[str]) -> bool:
     """As the service reads conditions, as far as these tests write them."""
     for each in conditions:
-        match = re.fullmatch(r"(\w+)(>=|=)(.*)", each)
+        match = re.fullmatch(r'(\w+|"(?:[^"\\]|\\.)*")(>=|=)(.*)', each)
         assert match, each
-        field, sign, value = match[1], match[2], json.loads(match[3])
+        field, sign, value = json.loads(match[1]) if match[1].startswith('"') else match[1], match[2], json.loads(match[3])
         own = metadata.get(field)
         if not (own is not None and (value in own if isinstance(own, list) else own >= value if sign == ">=" else own == value)):
             return False
@@ -427,6 +431,34 @@ def test_everything_by_keyboard(browser: Any, service: Service) -> None:
     assert browser.run("document.activeElement.id") == "query"
     browser.press("?", "j")
     assert browser.run("document.getElementById('query').value.endsWith('?j')")  # a letter is a letter where one writes
+
+
+def test_side_by_side_says_when_rankings_are_of_different_documents(browser: Any, service: Service) -> None:
+    notices = "[...document.querySelectorAll('.notice')].map(each => each.innerText)"
+    browser.open(f"{service.url}#q=sea&view=together", DESK)
+    browser.until("document.querySelectorAll('.column .card').length > 3")
+    assert browser.run(notices) == []
+    service.warnings = {"colbert": "'dense' and 'colbert' rank different documents"}
+    browser.open(f"{service.url}#q=sea+birds&view=together", DESK)
+    browser.until(f"{notices}.length")
+    assert browser.run(notices) == ["'dense' and 'colbert' rank different documents."]
+    # One list alone is compared with nothing.
+    browser.open(f"{service.url}#q=sea+birds&in=colbert", DESK)
+    browser.until(f"{FOUND}.length")
+    assert browser.run(notices) == []
+
+
+def test_a_field_of_any_name_can_be_filtered_by(browser: Any, service: Service) -> None:
+    name = 'first "author" in a=b'
+    service.fields = {name: ["string"]}
+    browser.open(f"{service.url}#q=sea&in=dense", DESK)
+    browser.until(f"{FOUND}.length")
+    browser.run("document.getElementById('add-filter').click()")
+    browser.run("document.getElementById('filter-value').value = 'x'; document.getElementById('filter').requestSubmit()")
+    browser.until("document.querySelectorAll('.chip').length === 1")
+    browser.until("document.querySelector('.empty')")
+    (condition,) = service.searches[-1]["filter"]
+    assert Condition.parse(condition) == Condition(name, "=", ("x",))
 
 
 def test_a_telephone_has_tabs_and_a_sheet(browser: Any, service: Service) -> None:

@@ -20,7 +20,7 @@ from retrieval.records import Document
 from tests.retrieval.serving.conftest import Child, Indexes, httpx
 
 Serving = Callable[..., Any]
-HEADER = b"POST /api/search HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n"
+HEADER = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_header_that_comes_byte_by_byte_is_let_go(child: Child) -> None:
 
 def test_a_second_header_that_never_ends_is_let_go(child: Child) -> None:
     with socket.create_connection(("127.0.0.1", child.port)) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: service\r\n\r\nGET /heal")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
         assert read_all(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -160,6 +160,68 @@ def test_an_answer_that_nobody_reads_is_given_up(child: Child) -> None:
         assert whole > 8 << 20
         assert len(read_all(connection)) < whole
     assert query(child).status_code == 200
+
+
+def asked_as(child: Child, host: str | None, *, path: str = "/healthz", version: str = "1.1") -> tuple[int, str]:
+    """Status and body of the answer to a request that names a host."""
+    header = "" if host is None else f"Host: {host}\r\n"
+    with socket.create_connection(("127.0.0.1", child.port)) as connection:
+        connection.sendall(f"GET {path} HTTP/{version}\r\n{header}Connection: close\r\n\r\n".encode())
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+OTHERS = [
+    "evil.example",
+    "evil.example:8080",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "127.0.0.1@evil.example",
+    "evil.localhost",
+    "a b",
+]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "localhost.", "127.0.0.1", "[::1]", "[0:0:0:0:0:0:0:1]"])
+def test_a_service_on_a_loopback_address_answers_to_its_own_names(child: Child, host: str) -> None:
+    assert asked_as(child, host)[0] == 200
+    assert asked_as(child, f"{host}:{child.port}")[0] == 200
+    assert asked_as(child, f"{host}:80", path="/api/info")[0] == 200  # a port may be forwarded
+
+
+@pytest.mark.parametrize("host", [*OTHERS, "10.0.0.7", "[2001:db8::1]:8080", ""])
+def test_a_service_on_a_loopback_address_refuses_other_hosts(child: Child, host: str) -> None:
+    """As a web page whose name is made to resolve to this machine sends them (DNS rebinding)."""
+    for path in ("/", "/api/info", "/healthz", "/metrics", "/openapi.json"):
+        status, body = asked_as(child, host, path=path)
+        assert (status, json.loads(body)["error"]["code"]) == (421, "wrong_host")
+    assert "--allow-host" in body or not host or "@" in host or " " in host
+    answer = httpx.post(f"{child.url}/api/search", json={"query": "sea"}, headers={"Host": host}, timeout=60)
+    assert answer.status_code == 421
+
+
+def test_a_request_without_a_host_is_no_browsers(child: Child) -> None:
+    assert asked_as(child, None, version="1.0")[0] == 200
+    assert asked_as(child, None)[0] == 400
+
+
+def test_further_hosts_are_allowed_by_name(indexes: Indexes, serving: Serving) -> None:
+    options = ("--allow-host", "Search.example.com", "--allow-host", "*.inner.example")
+    with serving(indexes.dense, *options) as child:
+        for host in ("search.example.com:443", "a.inner.example", "a.b.inner.example", "localhost"):
+            assert asked_as(child, host)[0] == 200
+        for host in ("example.com", "inner.example", "search.example.com.evil.example", "evilinner.example"):
+            assert asked_as(child, host)[0] == 421
+
+
+def test_a_service_on_all_interfaces_answers_to_addresses_and_its_machine(indexes: Indexes, serving: Serving) -> None:
+    with serving(indexes.dense, "--host", "0.0.0.0") as child:
+        for host in ("10.0.0.7:8080", "[2001:db8::1]:8080", "127.0.0.1", "0.0.0.0", "localhost", socket.gethostname()):
+            assert asked_as(child, host)[0] == 200
+        for host in OTHERS:
+            assert asked_as(child, host)[0] == 421
+    with serving(indexes.dense, "--host", "0.0.0.0", "--allow-host", "*") as child:
+        assert asked_as(child, "evil.example")[0] == 200
 
 
 def test_no_http_at_all(child: Child) -> None:
