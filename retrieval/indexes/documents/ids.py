@@ -77,9 +77,10 @@ class IdTable:
         """
         if rows is None:
             return self._hashes.whole()
-        if len(self) and int(self._rows.max()) >= len(self):
+        numbers = self._rows.whole()
+        if len(self) and int(numbers.max()) >= len(self):
             raise DamagedIndexError(f"the table of ids names a row that there is not; {LOOK}")
-        hashes: NDArray[np.uint64] = self._hashes.whole()[rows[self._rows.whole()]]
+        hashes: NDArray[np.uint64] = self._hashes.whole()[rows[numbers]]
         return hashes
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
