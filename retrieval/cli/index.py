@@ -24,7 +24,7 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
-from retrieval.cli.settings import parse_memory, parse_settings
+from retrieval.cli.settings import parse_duration, parse_memory, parse_settings
 from retrieval.cli.workers import AddressOption, ExecutorOption, ThreadsOption, WorkersOption
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_queries
@@ -53,7 +53,7 @@ app.command("export", epilog="Example: quiver index export indexes/scifact --to 
 
 FolderArgument = typer.Argument(help="An index.")
 MemoryOption = typer.Option("--memory", help="What it may hold beside the model, such as 2GB.")
-RestartOption = typer.Option("--restart", help="Throw away what an interrupted build of something else has left.")
+WaitOption = typer.Option("--wait", help="Time to wait for another process that writes to the index to finish, such as 30s or 5m.")
 
 
 @app.command("build", epilog="Example: quiver index build data/scifact --model MODEL --out indexes/scifact")
@@ -75,7 +75,7 @@ def build(
     address: Annotated[str | None, AddressOption] = None,
     threads: Annotated[int | None, ThreadsOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
-    restart: Annotated[bool, RestartOption] = False,
+    wait: Annotated[str, WaitOption] = "0s",
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -85,10 +85,10 @@ def build(
     nodes need Quiver, the model and the folder of the index under the same paths.
     """
     options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate, threads)
-    encoding = open_executor(executor, workers=workers, address=address)
+    waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address)
     loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)
-    index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, restart=restart, progress=shown)
+    index = build_index(corpus, loaded, out, options=options, executor=encoding, overwrite=overwrite, wait=waiting, progress=shown)
     _describe(index, as_json)
 
 
@@ -99,7 +99,7 @@ def add(
     model: Annotated[str | None, typer.Option("--model", "-m", help="The model; by default the one that built the index.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Documents whose ids are in the index take the place of those.")] = False,
     memory: Annotated[str, MemoryOption] = "2GB",
-    restart: Annotated[bool, RestartOption] = False,
+    wait: Annotated[str, WaitOption] = "0s",
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -111,7 +111,7 @@ def add(
         loaded,
         replace_existing=replace,
         memory=parse_memory(memory),
-        restart=restart,
+        wait=parse_duration(wait),
         progress=show_progress(progress),
     )
     _describe(index, as_json)
@@ -122,24 +122,25 @@ def delete(
     folder: Annotated[Path, FolderArgument],
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of documents.")] = None,
     file: Annotated[Path | None, typer.Option("--ids", help="A file with an id a line.")] = None,
+    wait: Annotated[str, WaitOption] = "0s",
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Delete documents; what they take is given back by compact."""
     wanted = [*(ids or []), *([] if file is None else read_ids(file))]
     if not wanted:
         raise InputError("name the documents to delete, or give --ids FILE")
-    _describe(delete_documents(folder, wanted), as_json)
+    _describe(delete_documents(folder, wanted, wait=parse_duration(wait)), as_json)
 
 
 @app.command("compact", epilog="Example: quiver index compact indexes/scifact")
 def compact(
     folder: Annotated[Path, FolderArgument],
-    newest: Annotated[bool, typer.Option("--newest", help="Only what small additions left, where it is worth it.")] = False,
     memory: Annotated[str, MemoryOption] = "2GB",
+    wait: Annotated[str, WaitOption] = "0s",
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Merge segments and drop deleted documents; nothing is encoded again."""
-    _describe(compact_index(folder, newest=newest, memory=parse_memory(memory)), as_json)
+    _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait)), as_json)
 
 
 @app.command("calibrate", epilog="Example: quiver index calibrate indexes/scifact --queries queries.jsonl -k 10")
@@ -152,6 +153,7 @@ def calibrate(
     ks: Annotated[list[int] | None, typer.Option("-k", min=1, help="Hits a query; may be repeated. By default 10 and 100.")] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Queries that are searched, at most.")] = QUERIES,
     seed: Annotated[int, typer.Option(help="Of what is chosen at random.")] = 0,
+    wait: Annotated[str, WaitOption] = "0s",
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
@@ -164,7 +166,8 @@ def calibrate(
         raise InputError("--model encodes the queries of --queries FILE; add it, or leave --model out")
     elif min(wanted) < LEAST_HITS:
         raise InputError(f"without --queries some hits are what a query was made of, and do not count: -k {LEAST_HITS} at least")
-    index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, progress=show_progress(progress))
+    waiting, shown = parse_duration(wait), show_progress(progress)
+    index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, wait=waiting, progress=shown)
     if as_json:
         print_json(index.manifest.calibration)
     else:
@@ -192,9 +195,11 @@ def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, Json
 
 
 @app.command("repair", epilog="Example: quiver index repair indexes/scifact")
-def repair(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, JsonOption] = False) -> None:
+def repair(
+    folder: Annotated[Path, FolderArgument], wait: Annotated[str, WaitOption] = "0s", as_json: Annotated[bool, JsonOption] = False
+) -> None:
     """Make the index what is whole of it, and say what is lost."""
-    report = repair_index(folder)
+    report = repair_index(folder, wait=parse_duration(wait))
     if as_json:
         print_json({**dataclasses.asdict(report), "removed": _names(report.removed)})
         return

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,18 @@ from encoder.errors import InputError
 from retrieval.executors import HERE, Executor
 from retrieval.indexes.calibration import HITS, LEAST_HITS, allowed_seconds, calibrate, is_approximate
 from retrieval.indexes.disk import REAL, Disk
+from retrieval.indexes.documents.table import is_described
 from retrieval.indexes.encoded import Model
 from retrieval.indexes.engine_table import engine, engine_name
 from retrieval.indexes.engines import AnyCodec
+from retrieval.indexes.extents import Extent, first_merged, held
 from retrieval.indexes.index import Index, check_model, open_index, open_manifest
 from retrieval.indexes.options import DEFAULTS, BuildOptions
-from retrieval.indexes.pieces import ENCODES_NOTHING, CodecPlace, Pieces
+from retrieval.indexes.pieces import ENCODES_NOTHING, CodecPlace, Pieces, piece_extent
 from retrieval.indexes.segments import Contents, OpenSegment, open_segment
 from retrieval.indexes.source import Source, survey
 from retrieval.indexes.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
-from retrieval.indexes.store.reading import NOTHING_COMMITTED
+from retrieval.indexes.store.reading import NOTHING_COMMITTED, verify_files
 from retrieval.indexes.store.writing import StoreWriter, writing
 from retrieval.indexes.work import WorkFolder
 from retrieval.models import anchored
@@ -52,7 +55,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     options: BuildOptions = DEFAULTS,
     executor: Executor = HERE,
     overwrite: bool = False,
-    restart: bool = False,
+    wait: float = 0.0,
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
@@ -67,7 +70,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         executor: Who encodes: by default this process. Whoever it is, the index has the same bytes. Other workers load the model by its
             card, and need ``out`` on a file system that they share with this process.
         overwrite: Replace an index that is at ``out``.
-        restart: Throw away what an interrupted build of something else has left there.
+        wait: Seconds to wait for another writer to finish.
         progress: Show bars over the documents.
         disk: Takes all changes.
 
@@ -78,14 +81,17 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     """
     out, begun = Path(out), time.monotonic()
     engine(engine_name(options.engine, model.card, 0), model.card)
-    with writing(out, create=True, overwrite=overwrite, disk=disk) as writer, _surveyed(writer, corpus, spooled=executor.remote) as source:
+    with (
+        writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
+        _surveyed(writer, corpus, spooled=executor.remote) as source,
+    ):
         name = engine_name(options.engine, model.card, source.count)
         engine(name, model.card).check(options.settings, model.card)
         plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
-        with _work(writer, source, model.card, {**plan, **_kept(options)}, restart=restart) as work:
+        with _work(writer, source, model.card, {**plan, **_kept(options)}) as work:
             build = Pieces(model, source, options, work, executor=executor, progress=progress)
             codec, place = build.codec(name)
-            segments = build.segments(codec, place)
+            segments = build.merged(codec, build.pieces(codec, place))
             if not sum(contents.vectors for _, contents in segments):
                 raise InputError("none of the documents has a vector; there is nothing to index")
             fields = None if options.fields is None else sorted(options.fields)
@@ -109,14 +115,15 @@ def add_documents(
     *,
     replace_existing: bool = False,
     memory: int = DEFAULTS.memory,
-    restart: bool = False,
+    wait: float = 0.0,
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
     """Add documents to an index, with the codec that it has; an addition that was killed goes on where it was.
 
-    What was measured of the index stays where it still holds (`retrieval.indexes.recall_table.Calibration.holds_for`); otherwise the index
-    is measured again.
+    Small segments are merged with the addition where there are several (`retrieval.indexes.extents.first_merged`), so that an index that
+    grows by single documents is searched about as fast as a compacted one. What was measured of the index stays where it still holds
+    (`retrieval.indexes.recall_table.Calibration.holds_for`); otherwise the index is measured again.
 
     Args:
         path: The index.
@@ -124,7 +131,7 @@ def add_documents(
         model: The one that built the index.
         replace_existing: A document whose id is in the index takes the place of that one.
         memory: Bytes that it may hold beside the model and one chunk of texts.
-        restart: Throw away what an interrupted build or addition of something else has left.
+        wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents.
         disk: Takes all changes.
 
@@ -135,7 +142,7 @@ def add_documents(
         InputError: As for `build_index`; another model built the index, or a document is in it already.
     """
     path, begun = Path(path), time.monotonic()
-    with writing(path, disk=disk) as writer:
+    with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
         check_model(path, before, model.card)
         index = open_manifest(writer.layout, before, verify=False)
@@ -147,14 +154,18 @@ def add_documents(
                 )
             policy = before.policy
             options = BuildOptions(memory=memory, use_title=policy.use_title, store_text=policy.store_text, fields=policy.fields)
-            with _work(writer, source, model.card, {"codec": before.codec.name, **_kept(options)}, restart=restart) as work:
+            plan = {"codec": before.codec.name, "use_title": policy.use_title, **_kept(options)}
+            with _work(writer, source, model.card, plan) as work:
                 place = CodecPlace(before.codec.name, writer.layout.codecs / before.codec.name, {})
-                segments = Pieces(model, source, options, work, progress=progress).segments(index.codec, place)
-                draft = replace(before, operation="add", versions=versions(), segments=(*before.segments, *_drafted(segments)))
-                draft = remeasured(
-                    draft, index, [*index.segments, *_opened(segments, index.codec, policy)], begun, memory=memory, progress=progress
-                )
-                writer.commit(replace(draft, segments=(*without(writer, index, replaced), *_added(writer, segments))))
+                build = Pieces(model, source, options, work, progress=progress)
+                pieces = build.pieces(index.codec, place)
+                stay, join = _divided(writer, index, without(index, replaced), [piece_extent(*each) for each in pieces], memory)
+                segments = build.merged(index.codec, pieces, before=join)
+                entries = [entry for _, entry in stay]
+                draft = replace(before, operation="add", versions=versions(), segments=(*entries, *_drafted(segments)))
+                opened = [*(segment for segment, _ in stay), *_opened(segments, index.codec, policy)]
+                draft = remeasured(draft, index, opened, begun, memory=memory, progress=progress)
+                writer.commit(replace(draft, segments=(*entries, *_added(writer, segments))))
                 work.remove()
         writer.collect_garbage()
     return open_index(path, verify=False)
@@ -196,18 +207,52 @@ def remeasured(draft: Manifest, index: Index, segments: Sequence[OpenSegment], b
     return replace(draft, calibration=measured(changed, begun, memory=memory, seed=former.seed, progress=progress, ks=ks))
 
 
-def without(writer: StoreWriter, index: Index, ids: Sequence[str]) -> list[SegmentEntry]:
-    """The segments of an index with some documents deleted; ids that it does not have are passed over."""
-    entries = []
-    for segment, entry in zip(index.segments, index.manifest.segments, strict=True):
+def without(index: Index, ids: Sequence[str]) -> list[OpenSegment]:
+    """The segments of an index without some documents; ids that it does not have are passed over, and a segment that has none is itself."""
+    segments = []
+    for segment in index.segments:
         rows = segment.rows_of(ids)
         rows = rows[rows >= 0]
         if len(rows):
             alive = segment.kept.copy()
             alive[rows] = False
-            entry = writer.delete(entry, alive)
-        entries.append(entry)
-    return entries
+            segment = replace(segment, alive=alive)
+        segments.append(segment)
+    return segments
+
+
+def live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
+    """How large a segment is without its deleted documents; ids and metadata of those are counted, which a merge reads all the same."""
+    kept = segment.kept
+    count = int(kept.sum())
+    described = sum(file.bytes for name, file in entry.files.items() if is_described(name))
+    size = sum(file.bytes for file in entry.files.values()) * count // max(entry.documents, 1)
+    return Extent(count, int(segment.vectors.lengths[kept].sum()), described, size)
+
+
+def _divided(
+    writer: StoreWriter, index: Index, segments: Sequence[OpenSegment], added: Sequence[Extent], memory: int
+) -> tuple[list[tuple[OpenSegment, SegmentEntry]], list[OpenSegment]]:
+    """Divide the segments of an index into those that stay, with their entries, and those that an addition is merged with.
+
+    Args:
+        writer: Writes the tombstones of those that stay and have lost documents.
+        index: The index before.
+        segments: Its segments without the documents that the addition replaces.
+        added: How large the pieces of the addition are.
+        memory: Bytes that a merge may hold.
+
+    Raises:
+        DamagedIndexError: A segment that is to be merged is damaged; a merge would give it new checksums.
+    """
+    there = [each for each in zip(segments, index.segments, index.manifest.segments, strict=True) if each[0].kept.any()]
+    extents = [live_extent(segment, entry) for segment, _, entry in there]
+    whole = reduce(Extent.with_more, added)
+    first = first_merged([*extents, whole], lambda extent: held(index.codec, extent) <= memory)
+    stay = [(segment, entry if segment is former else writer.delete(entry, segment.kept)) for segment, former, entry in there[:first]]
+    for _, _, entry in there[first:]:
+        verify_files(writer.layout.segments / entry.name, entry.files, full=True)
+    return stay, [segment for segment, _, _ in there[first:]]
 
 
 def new_manifest(operation: str, card: ModelCard, policy: Policy, codec: CodecEntry, segments: Sequence[SegmentEntry]) -> Manifest:
@@ -270,10 +315,10 @@ def _surveyed(
 
 
 @contextmanager
-def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any], *, restart: bool) -> Iterator[WorkFolder]:
+def _work(writer: StoreWriter, source: Source, card: ModelCard, plan: Mapping[str, Any]) -> Iterator[WorkFolder]:
     """The folder of the work; after an error it stays if anything in it is encoded."""
     whole = {**plan, "documents": source.sha256, "model": card.fingerprint}
-    work = WorkFolder(writer.layout, whole, restart=restart, disk=writer.disk)
+    work = WorkFolder(writer.layout, whole, disk=writer.disk)
     try:
         yield work
     finally:

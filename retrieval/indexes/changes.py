@@ -9,28 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from encoder.errors import InputError
-from retrieval.indexes.build import committed, remeasured, versions, without
+from retrieval.indexes.build import committed, live_extent, remeasured, versions, without
 from retrieval.indexes.calibration import HITS, QUERIES, calibrate
 from retrieval.indexes.disk import REAL, Disk
-from retrieval.indexes.documents.table import is_described
 from retrieval.indexes.encoded import Model
-from retrieval.indexes.extents import Extent, groups, recent
+from retrieval.indexes.extents import groups
 from retrieval.indexes.index import Index, open_index, open_manifest
 from retrieval.indexes.options import DEFAULTS
-from retrieval.indexes.segments import OpenSegment, merge_segments
+from retrieval.indexes.segments import merge_segments
 from retrieval.indexes.store.manifest import SegmentEntry
-from retrieval.indexes.store.reading import verify_files
 from retrieval.indexes.store.writing import StoreWriter, writing
 from retrieval.records import DenseEncoding
 from retrieval.similarity import comparable
 
 
-def delete_documents(path: Path | str, ids: Sequence[str], *, disk: Disk = REAL) -> Index:
+def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0, disk: Disk = REAL) -> Index:
     """Delete documents: nobody finds them any more; the room they take is given back when the index is compacted.
 
     Args:
         path: The index.
         ids: Ids of its documents; one that is there twice is deleted once.
+        wait: Seconds to wait for another writer to finish.
         disk: Takes all changes.
 
     Returns:
@@ -40,7 +39,7 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, disk: Disk = REAL)
         InputError: There is no such document; none is deleted then.
     """
     path = Path(path)
-    with writing(path, disk=disk) as writer:
+    with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
         index = open_manifest(writer.layout, before, verify=False)
         wanted = list(dict.fromkeys(ids))
@@ -49,40 +48,35 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, disk: Disk = REAL)
             others = f" (nor are {len(missing) - 1} others)" if len(missing) > 1 else ""
             raise InputError(f"{path}: document '{missing[0]}' is not in this index{others}; nothing was deleted")
         if wanted:
-            segments = tuple(without(writer, index, wanted))
-            writer.commit(replace(before, operation="delete", versions=versions(), segments=segments))
+            changed = zip(index.segments, without(index, wanted), before.segments, strict=True)
+            segments = [entry if after is former else writer.delete(entry, after.kept) for former, after, entry in changed]
+            writer.commit(replace(before, operation="delete", versions=versions(), segments=tuple(segments)))
         writer.collect_garbage()
     return open_index(path, verify=False)
 
 
-def compact_index(path: Path | str, *, newest: bool = False, memory: int = DEFAULTS.memory, disk: Disk = REAL) -> Index:
+def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: float = 0.0, disk: Disk = REAL) -> Index:
     """Make as few segments as the memory allows, without the documents that are deleted; nothing is encoded or trained again.
 
     An index that was measured is measured again where it gets a larger segment than it had then.
 
     Args:
         path: The index.
-        newest: Only the newest segments, where there are several small ones (`retrieval.indexes.extents.recent`): what to call after
-            every small addition.
         memory: Bytes that it may hold.
+        wait: Seconds to wait for another writer to finish.
         disk: Takes all changes.
 
     Returns:
         The index; the one that was there if there is nothing to do.
     """
     path, begun = Path(path), time.monotonic()
-    with writing(path, disk=disk) as writer:
+    with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
-        index = open_manifest(writer.layout, before, verify=not newest)
-        extents = [_live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
-        first = recent(extents) if newest else 0
-        segments: list[SegmentEntry] = list(before.segments[:first])
-        for run in groups(index.codec, extents[first:], memory) if first < len(extents) else ():
-            chosen = range(first + run.start, first + run.stop)
-            if newest and (len(chosen) > 1 or index.segments[chosen.start].alive is not None):  # what is not written again is not read
-                for entry in before.segments[chosen.start : chosen.stop]:
-                    verify_files(writer.layout.segments / entry.name, entry.files, full=True)
-            segments += _compacted(writer, index, chosen)
+        index = open_manifest(writer.layout, before, verify=True)
+        extents = [live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
+        segments: list[SegmentEntry] = []
+        for run in groups(index.codec, extents, memory) if extents else ():
+            segments += _compacted(writer, index, run)
         if tuple(segments) != before.segments:
             draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
             opened = open_manifest(writer.layout, draft, verify=False).segments
@@ -91,7 +85,7 @@ def compact_index(path: Path | str, *, newest: bool = False, memory: int = DEFAU
     return open_index(path, verify=False)
 
 
-def calibrate_index(
+def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each choice
     path: Path | str,
     model: Model | None = None,
     *,
@@ -99,6 +93,7 @@ def calibrate_index(
     count: int = QUERIES,
     ks: Sequence[int] = HITS,
     seed: int = 0,
+    wait: float = 0.0,
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
@@ -111,6 +106,7 @@ def calibrate_index(
         count: Queries that are searched, at most.
         ks: Numbers of hits; as for `retrieval.indexes.calibration.calibrate`.
         seed: Of what is chosen at random.
+        wait: Seconds to wait for another writer to finish.
         progress: Show bars.
         disk: Takes all changes.
 
@@ -122,7 +118,7 @@ def calibrate_index(
         ValueError: Queries without a model, or ``count`` or ``ks`` is too small.
     """
     path = Path(path)
-    with writing(path, disk=disk) as writer:
+    with writing(path, wait=wait, disk=disk) as writer:
         before = committed(writer)
         index = open_manifest(writer.layout, before, verify=False)
         vectors = None if queries is None else _encoded(index, model, queries, progress=progress)
@@ -139,13 +135,6 @@ def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progr
     index.check_model(model.card)
     encoding = model.encode(queries, "query", progress=progress)
     return comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
-
-
-def _live_extent(segment: OpenSegment, entry: SegmentEntry) -> Extent:
-    """How large a segment is without its deleted documents, their ids and metadata left in."""
-    kept = segment.kept
-    described = sum(file.bytes for name, file in entry.files.items() if is_described(name))
-    return Extent(int(kept.sum()), int(segment.vectors.lengths[kept].sum()), described)
 
 
 def _compacted(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from retrieval.indexes.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
 from retrieval.indexes.engines import AnyCodec
 
-FAN = 8
-"""Segments that a merge of the newest ones waits for."""
+FAN = 4
+"""Segments that a merge of an addition with those before it waits for."""
+
+FLOOR = 1 << 20
+"""Bytes below which a segment costs about the same to write, whatever is in it: a dozen files, each synced."""
 
 
 class Extent(NamedTuple):
@@ -19,11 +22,13 @@ class Extent(NamedTuple):
         documents: Number of documents.
         vectors: Number of their vectors.
         described: Bytes of the files of their ids and metadata.
+        size: Bytes of all files.
     """
 
     documents: int
     vectors: int
     described: int = 0
+    size: int = 0
 
     def with_more(self, other: Extent) -> Extent:
         """Both together."""
@@ -48,23 +53,32 @@ def groups(codec: AnyCodec, extents: Sequence[Extent], memory: int) -> list[rang
     return [*runs, range(begin, len(extents))]
 
 
-def recent(extents: Sequence[Extent]) -> int:
-    """Where the newest segments begin that are worth merging, so that there are never many small ones, and none is merged often.
+def first_merged(extents: Sequence[Extent], fits: Callable[[Extent], bool]) -> int:
+    """Where the segments begin that an addition is merged with, so that there are never many small ones and none is written often.
 
-    As in log-structured stores: a segment joins those behind it while it is no larger than they are together, and a merge waits for
-    `FAN` segments. N additions of one document leave no more than about `FAN` times log2(N) segments.
+    A size-tiered merge policy, as Lucene and log-structured stores have it: going back from the addition, a segment joins while it is no
+    larger than all that is newer than it, and a merge waits for `FAN` segments. A segment that is merged at least doubles: n additions of
+    one size write each of them log2(n) times at most, and leave about log2(n) + `FAN` segments. Segments smaller than `FLOOR` count as
+    that size; they are written more often, and are fewer.
 
     Args:
-        extents: How large each segment is.
+        extents: How large each segment is, without its deleted documents; the last one is the addition.
+        fits: Whether a merged segment of an extent may be made.
 
     Returns:
-        The first of them; the number of segments where a merge is not worth it yet.
+        The first segment of the merge; the place of the addition where no merge is due.
+
+    Example:
+        >>> def first(*sizes):
+        ...     return first_merged([Extent(1, 1, 0, size << 20) for size in sizes], lambda extent: True)
+        >>> first(90, 1, 1), first(90, 1, 1, 1), first(90, 1, 1, 1, 1), first(90, 8, 4, 1, 1, 1, 1), first(90, 64, 9, 9, 9, 9)
+        (2, 3, 1, 1, 2)
     """
-    begin, documents = len(extents), 0
-    while begin and (begin == len(extents) or extents[begin - 1].documents <= documents):
+    begin, whole = len(extents) - 1, extents[-1]
+    while begin and extents[begin - 1].size <= max(whole.size, FLOOR) and fits(extents[begin - 1].with_more(whole)):
         begin -= 1
-        documents += extents[begin].documents
-    return begin if len(extents) - begin >= FAN else len(extents)
+        whole = whole.with_more(extents[begin])
+    return begin if len(extents) - begin >= FAN else len(extents) - 1
 
 
 def held(codec: AnyCodec, extent: Extent) -> int:

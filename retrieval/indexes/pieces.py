@@ -119,8 +119,8 @@ class Pieces:
         # Opened from its files even where it was trained a moment ago: a build that is resumed does the same.
         return open_codec(name, done.folder), CodecPlace(name, done.folder, done.holds)
 
-    def segments(self, codec: AnyCodec, place: CodecPlace) -> list[tuple[Path, Contents]]:
-        """The finished segments, each with its folder, once everything is encoded.
+    def pieces(self, codec: AnyCodec, place: CodecPlace) -> list[tuple[Path, Contents]]:
+        """The finished pieces, each with its folder, once everything is encoded.
 
         Args:
             codec: Writes them.
@@ -131,7 +131,30 @@ class Pieces:
         """
         plan = self._agreed_plan(codec)
         made = self._make(plan.pieces, "documents", codec=codec, place=place)
-        return self._merged(codec, [(each.folder, contents_of(each)) for each in made])
+        return [(each.folder, contents_of(each)) for each in made]
+
+    def merged(
+        self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]], *, before: Sequence[OpenSegment] = ()
+    ) -> list[tuple[Path, Contents]]:
+        """As few segments as the memory allows, each with its folder.
+
+        Args:
+            codec: Wrote the pieces.
+            pieces: The finished pieces.
+            before: Segments of the index that become one segment together with all pieces; `first_merged` chooses them.
+        """
+        extents = [piece_extent(folder, each) for folder, each in pieces]
+        runs = [range(len(pieces))] if before else groups(codec, extents, self._options.memory)
+        segments: list[tuple[Path, Contents]] = []
+        for run in runs:
+            chosen = pieces[run.start : run.stop]
+            if len(chosen) == 1 and not before:
+                segments.append(chosen[0])
+                continue
+            opened = [*before, *(self._open(codec, *each) for each in chosen)]
+            folder = self._work.pieces.begin(f"segment-{len(segments):04d}")
+            segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
+        return segments
 
     def _agreed_threads(self) -> int:
         """The number of threads that the build was begun with, which is this one's if it is new."""
@@ -215,21 +238,6 @@ class Pieces:
         with closing(self._executor.run(task, pieces, threads=self._threads)) as results:
             yield counted()
 
-    def _merged(self, codec: AnyCodec, pieces: Sequence[tuple[Path, Contents]]) -> list[tuple[Path, Contents]]:
-        """As few segments as the memory allows."""
-        segments: list[tuple[Path, Contents]] = []
-        extents = [Extent(each.documents, each.vectors, _described_bytes(folder, each)) for folder, each in pieces]
-        for group in groups(codec, extents, self._options.memory):
-            chosen = pieces[group.start : group.stop]
-            if len(chosen) == 1:
-                segments.append(chosen[0])
-                continue
-            name = f"segment-{len(segments):04d}"
-            opened = [self._open(codec, *each) for each in chosen]
-            folder = self._work.pieces.begin(name)
-            segments.append((folder, merge_segments(opened, codec, folder, self._work.pieces.disk)))
-        return segments
-
     def _open(self, codec: AnyCodec, folder: Path, contents: Contents) -> OpenSegment:
         return open_segment(folder, codec, contents.documents, texts=self._options.store_text)
 
@@ -269,5 +277,8 @@ class Pieces:
         return train_codec(name, sample, self._card, documents=count, vectors=vectors, settings=settings, seed=seed)
 
 
-def _described_bytes(folder: Path, contents: Contents) -> int:
-    return sum((folder / file).stat().st_size for file in contents.holds if is_described(file))
+def piece_extent(folder: Path, contents: Contents) -> Extent:
+    """How large a finished piece is."""
+    sizes = {file: (folder / file).stat().st_size for file in contents.holds}
+    described = sum(size for file, size in sizes.items() if is_described(file))
+    return Extent(contents.documents, contents.vectors, described, sum(sizes.values()))

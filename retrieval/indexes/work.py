@@ -5,9 +5,12 @@
     tmp/b-<fingerprint>/<name>.done       which of these folders is the piece, its files' sizes and checksums, and what else is known of
                                           it: appears in one step when all that is durable, and only if there is none yet
 
-The fingerprint is of everything that decides the result: the documents, the model, the settings. A build of something else in the same
-index does not mix with it, and does not silently throw it away either. Two workers that make the same piece make the same bytes, and
-whichever is first is taken.
+The fingerprint covers everything that decides the content of the pieces: the documents, the model, the settings, the codec that is there.
+Work of another fingerprint is left alone, so that an unrelated addition goes ahead of one that was killed, which resumes when it is
+repeated. Work that nobody resumes expires (`retrieval.indexes.store.writing.UNFINISHED_SECONDS`). Nothing in a piece depends on the
+generation that is committed at the time: which ids exist already is looked up under the writers' lock whenever the work is resumed.
+
+Two workers that make the same piece make the same bytes, and whichever is first is taken.
 """
 
 from __future__ import annotations
@@ -135,30 +138,18 @@ class WorkFolder:
     Args:
         layout: The index.
         plan: Everything that decides the result, as JSON has it.
-        restart: Throw away what an interrupted build of something else has left.
         disk: Takes all changes.
 
     Attributes:
         folder: The folder.
         pieces: What is in it.
-
-    Raises:
-        InputError: There is an interrupted build of something else, and it is not to be thrown away.
     """
 
-    def __init__(self, layout: Layout, plan: Mapping[str, Any], *, restart: bool, disk: Disk) -> None:
+    def __init__(self, layout: Layout, plan: Mapping[str, Any], *, disk: Disk) -> None:
         self._disk = disk
         self._layout = layout
         self.folder = layout.pieces(_digest(plan)[:24])
         self.pieces = PieceFolders(self.folder, disk)
-        for other in layout.interrupted_builds():
-            if other != self.folder or restart:
-                if not restart:
-                    raise InputError(
-                        f"{layout.root}: a build of other documents or settings was interrupted here; run that one again, which resumes, "
-                        "or throw it away with --restart (restart=True)"
-                    )
-                self._throw_away(other)
         if self.folder.is_dir():
             logger.info("%s: going on with the build that was interrupted", layout.root)
         else:
@@ -172,13 +163,10 @@ class WorkFolder:
 
     def remove(self) -> None:
         """Remove the folder with all pieces."""
-        self._throw_away(self.folder)
-
-    def _throw_away(self, folder: Path) -> None:
         # Renamed first: a worker whose build was killed may be about to make one more file in it, and now cannot. What is left of a
         # folder of this name is removed by whoever writes to the index next.
-        doomed = self._layout.doomed(folder.name)
-        self._disk.rename(folder, doomed)
+        doomed = self._layout.doomed(self.folder.name)
+        self._disk.rename(self.folder, doomed)
         remove_tree(doomed, self._disk)
 
 

@@ -92,7 +92,7 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._changes = Changes(service.threads)
+        self._changes = Changes(service.threads, wait=service.limits.lock_seconds)
 
     def add_to(self, app: FastAPI) -> None:
         """Add them all to an application."""

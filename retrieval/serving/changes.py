@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
 from encoder.errors import InputError
-from retrieval.indexes import add_documents, compact_index, delete_documents
+from retrieval.indexes import add_documents, delete_documents
 from retrieval.indexes.index import Index
 from retrieval.records import Document
 from retrieval.serving.generations import Generation
 from retrieval.serving.problems import RequestError
 from retrieval.serving.reloading import ServedIndex
-
-logger = logging.getLogger(__name__)
 
 
 class Changes:
@@ -25,17 +22,19 @@ class Changes:
 
     Args:
         threads: Where that is done.
+        wait: Seconds to wait for another process that writes to the index to finish.
     """
 
-    def __init__(self, threads: Executor) -> None:
+    def __init__(self, threads: Executor, *, wait: float) -> None:
         self._threads = threads
+        self._wait = wait
         self._one = asyncio.Lock()
 
     async def add(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Generation:
         """Add documents; searches see them when this returns.
 
         Raises:
-            RequestError: 422: an id is there twice or blank; 409: it is in the index, or somebody else is writing.
+            RequestError: 422: an id is there twice or blank; 409: it is in the index, or another process goes on writing.
         """
         key, times = Counter(document.id for document in documents).most_common(1)[0]
         if times > 1:
@@ -48,7 +47,7 @@ class Changes:
         """Delete documents; searches do not see them any more when this returns.
 
         Raises:
-            RequestError: 404: there is no such document, and none was deleted; 409: somebody else is writing.
+            RequestError: 404: there is no such document, and none was deleted; 409: another process goes on writing.
         """
         return await self._change(served, partial(self._deleted, served, ids))
 
@@ -69,15 +68,10 @@ class Changes:
         if not replace and any(known):
             key = next(document.id for document, place in zip(documents, known, strict=True) if place is not None)
             raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or give it another id")
-        added = add_documents(served.folder, documents, served.current.model, replace_existing=replace)
-        try:
-            return compact_index(served.folder, newest=True)  # single additions would leave a segment each
-        except InputError as error:  # the documents are there
-            logger.warning("%s: not compacted: %s", served.folder, error)
-            return added
+        return add_documents(served.folder, documents, served.current.model, replace_existing=replace, wait=self._wait)
 
     def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> Index:
         missing = [key for key, place in zip(ids, served.current.index.locate(ids), strict=True) if place is None]
         if missing:
             raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
-        return delete_documents(served.folder, ids)
+        return delete_documents(served.folder, ids, wait=self._wait)

@@ -23,6 +23,7 @@ class Limits:
         connections: Connections that are open at a time.
         seconds: From when a request has been read until it is answered.
         write_seconds: The same for one that adds or deletes.
+        lock_seconds: Within ``write_seconds``, for another process that writes to the index to finish.
         read_seconds: For a client to send its header, and again its body; and to take a part of the answer.
     """
 
@@ -39,6 +40,7 @@ class Limits:
     connections: int = 1000
     seconds: float = 10.0
     write_seconds: float = 300.0
+    lock_seconds: float = 30.0
     read_seconds: float = 10.0
 
     def __post_init__(self) -> None:

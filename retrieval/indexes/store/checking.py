@@ -100,14 +100,14 @@ def check_index(root: Path | str) -> CheckReport:
     return CheckReport(reports, (*_leftovers(layout), *entries(layout.temporary)))
 
 
-def repair_index(root: Path | str, *, disk: Disk = REAL) -> RepairReport:
+def repair_index(root: Path | str, *, wait: float = 0.0, disk: Disk = REAL) -> RepairReport:
     """Make the newest state one that is whole, and remove what no state needs, interrupted builds left alone.
 
     Raises:
         InputError: It is no index, another process is writing to it, a file may not be read, or nothing of it is whole.
     """
     root = Path(root)
-    with writing(root, disk=disk, damaged=True) as writer:
+    with writing(root, damaged=True, wait=wait, disk=disk) as writer:
         report = check_index(root)
         newest = report.generations[-1] if report.generations else None
         if newest is None:

@@ -89,10 +89,6 @@ class Layout:
         """Where a folder goes that is being removed."""
         return self.temporary / f"{_DOOMED}{name}"
 
-    def interrupted_builds(self) -> list[Path]:
-        """The folders of builds that were not finished."""
-        return [path for path in entries(self.temporary) if is_resumable(path.name)]
-
     def manifest(self, generation: int) -> Path:
         """The manifest of a generation."""
         return self.manifests / f"m-{generation:012d}.json"

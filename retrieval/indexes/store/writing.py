@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 KEPT = 2
 """Generations that stay on the disk: the newest, and the one before it for readers that are just opening it, and for repair."""
+
+UNFINISHED_SECONDS = 7 * 24 * 3600.0
+"""Age at which the unfinished work of an interrupted build or addition is removed by the next writer, from its last finished piece."""
 
 # Name in the temporary folder of a manifest that is being committed.
 _MANIFEST = "manifest.json"
@@ -153,7 +158,7 @@ class StoreWriter:
         return manifest
 
     def collect_garbage(self, *, keep: int | None = None) -> list[Path]:
-        """Remove what neither the newest generations nor an interrupted build need.
+        """Remove what neither the newest generations nor interrupted builds need.
 
         Args:
             keep: Generations that stay, at least 1; by default ``KEPT``.
@@ -201,7 +206,7 @@ class StoreWriter:
 
 @contextmanager
 def writing(
-    root: Path, *, create: bool = False, overwrite: bool = False, damaged: bool = False, disk: Disk = REAL
+    root: Path, *, create: bool = False, overwrite: bool = False, damaged: bool = False, wait: float = 0.0, disk: Disk = REAL
 ) -> Iterator[StoreWriter]:
     """Hold the lock of an index and change it.
 
@@ -210,10 +215,13 @@ def writing(
         create: Make one; the folder must be missing, empty, or hold a build that was never finished.
         overwrite: With ``create``: an index may be there, damaged or not, which stays what it is until the commit.
         damaged: A manifest may be damaged; the writer then knows of no state.
+        wait: Seconds to wait for another writer to finish.
         disk: Takes all changes.
 
     Raises:
-        InputError: It is no index (or is one, with ``create`` alone), cannot be written, or another process is writing to it.
+        InputError: It is no index (or is one, with ``create`` alone), cannot be written, or another process is still writing to it after
+            ``wait`` seconds.
+        ValueError: ``wait`` is negative or not finite.
         DamagedIndexError: A manifest is damaged.
     """
     layout = Layout(root.resolve())
@@ -226,7 +234,7 @@ def writing(
             raise InputError(f"{layout.root}: cannot be written ({error.strerror})") from error
     elif not damaged or not layout.generations():
         check_format(layout)
-    with _locked(layout):
+    with _locked(layout, wait):
         try:
             if create:
                 check_place(layout.root, overwrite=overwrite)  # once more: nobody else writes now
@@ -272,12 +280,18 @@ def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEn
 
 
 @contextmanager
-def _locked(layout: Layout) -> Iterator[None]:
+def _locked(layout: Layout, wait: float) -> Iterator[None]:
+    if not 0 <= wait < math.inf:  # a negative timeout would wait for ever
+        raise ValueError(f"wait must be a finite number of seconds >= 0, got {wait}")
     lock = FileLock(layout.lock)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait)
     except Timeout as error:
-        raise InputError(f"{layout.root}: {_owner(layout.lock)} is writing to this index; wait until it is done") from error
+        if wait:
+            message = f"{_owner(layout.lock)} is still writing to this index after {wait:g} s; try again later, or wait longer"
+        else:
+            message = f"{_owner(layout.lock)} is writing to this index; try again later, or wait for it: --wait 30s (wait=30 in Python)"
+        raise InputError(f"{layout.root}: {message}") from error
     except (OSError, NotImplementedError) as error:
         raise InputError(f"{layout.root}: cannot be written, its lock cannot be taken ({error})") from error
     try:
@@ -310,8 +324,11 @@ def _prepare(layout: Layout, disk: Disk) -> None:
 def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
     """The newest state, once what a killed process has left is gone; None where it is damaged and may be."""
     for path in entries(layout.temporary):
-        if not is_resumable(path.name):
-            remove(path, disk)
+        if is_resumable(path.name):
+            if time.time() - path.stat().st_mtime <= UNFINISHED_SECONDS:
+                continue
+            logger.warning("%s: unfinished work of more than %g days ago; removed", path, UNFINISHED_SECONDS / 86_400)
+        remove(path, disk)
     generations = layout.generations()
     try:
         leftovers = unreferenced(layout, generations)

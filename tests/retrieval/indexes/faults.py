@@ -1,6 +1,7 @@
 """Disks that fail, and the operations of an index on a tiny one; run as a script, it kills a child at every call of an operation.
 
 python faults.py kill FOLDER ENGINE:OPERATION:STRIDE...   prints a line for each child: the call, its exit status, the state then and later
+python faults.py ahead FOLDER ENGINE STRIDE               kills an addition at every STRIDE-th call and makes another one before it resumes
 python faults.py soak FOLDER SECONDS                      kills a writer at random moments while four readers search
 python faults.py flip FOLDER FLIPS                        opens and searches files that nobody has compared with their checksums
 python faults.py make FOLDER                              builds an index of every engine
@@ -246,6 +247,13 @@ def interrupted(path: Path, engine: str) -> None:
     raise AssertionError("the build was to be interrupted")
 
 
+def several_additions(path: Path, engine: str) -> None:
+    """Four segments, some documents deleted: the next addition merges them."""
+    prepared(path, engine)
+    for number in range(2):
+        add_documents(path, [Document(f"e{number}", f"word{number} third")], ENGINES[engine].model, disk=FAST)
+
+
 def damaged(path: Path, engine: str) -> None:
     """The newest segment has lost a byte, and something is left over."""
     build(path, engine)
@@ -285,6 +293,7 @@ OPERATIONS = {
     "resume": Operation(interrupted, lambda path, engine, disk: build(path, engine, disk=disk)),
     "overwrite": Operation(prepared, lambda path, engine, disk: build(path, engine, SECOND, overwrite=True, disk=disk)),
     "add": Operation(prepared, add),
+    "add and merge": Operation(several_additions, add),
     "delete": Operation(prepared, lambda path, engine, disk: delete_documents(path, ["a0", "b0"], disk=disk)),
     "compact": Operation(prepared, lambda path, engine, disk: compact_index(path, disk=disk)),
     "collect garbage": Operation(compacted, lambda path, engine, disk: delete_documents(path, ["a0"], disk=disk)),
@@ -383,6 +392,58 @@ def die_at(fatal: int, operation: Operation, engine: str, work: Path) -> None:
     os._exit(0)
 
 
+LATER = [Document(f"k{number}", f"word{number} later") for number in range(10)]
+"""What an addition adds that is killed."""
+
+
+def go_ahead(folder: Path, engine: str, stride: int) -> None:
+    """Kill an addition at every ``stride``-th call, change the index otherwise, and repeat it; say how many texts that encoded again."""
+    base, work, model = folder / "base", folder / "work", ENGINES[engine].model
+    prepared(base, engine)
+    fatal, code = 1 - stride, 137
+    while code:
+        fatal += stride
+        fresh_copy(base, work)
+        child = os.fork()
+        if child == 0:
+            die_at(fatal, Operation(prepared, lambda path, engine, disk: add_in_pieces(path, model, disk)), engine, work)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        committed = "k0" in open_index(work).ids
+        add_documents(work, [Document("z", "word1 unrelated")], model, disk=FAST)
+        delete_documents(work, ["a0"], disk=FAST)
+        compact_index(work, disk=FAST)
+        counting = Counting(model)
+        try:
+            add_in_pieces(work, counting, FAST)
+        except InputError as error:
+            if not committed or "document 'k0' is in this index already" not in str(error):
+                raise
+        first = [document.id for document in [*FIRST, *SECOND] if document.id not in ("a0", "a1", "b2")]
+        later = [document.id for document in LATER]
+        ids = list(open_index(work).ids)
+        right = ids == ([*first, *later, "z"] if committed else [*first, "z", *later]) and not check_index(work).problems
+        say(fatal, code, "right" if right else f"WRONG:{ids}", counting.texts)
+
+
+class Counting:
+    """A model that counts the texts that it encodes."""
+
+    def __init__(self, model: Words) -> None:
+        self.model, self.card, self.texts = model, model.card, 0
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+        self.texts += len(texts)
+        return self.model.encode(texts, role)
+
+
+def add_in_pieces(path: Path, model: Any, disk: Disk) -> None:
+    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 4
+    try:
+        add_documents(path, LATER, model, disk=disk)
+    finally:
+        pieces._CHUNK, pieces._PIECE_DOCUMENTS = 512, 8192
+
+
 def soak(folder: Path, seconds: float) -> None:
     """Kill a writer at random moments, again and again, while four readers search; say what was acknowledged and what is there."""
     warm = folder.with_name("warm")  # compiled code is loaded here once, and not by every child
@@ -431,7 +492,7 @@ def write(folder: Path, seed: int) -> None:
             keys = [f"k{number + offset}" for offset in range(rng.randrange(1, 4))]
             number += len(keys)
             say("adding", *keys)
-            add_documents(folder, [Document(key, f"{key} word{len(key)} text") for key in keys], model, restart=True, disk=FAST)
+            add_documents(folder, [Document(key, f"{key} word{len(key)} text") for key in keys], model, disk=FAST)
             alive |= set(keys)
             say("added", *keys)
         elif chosen < 0.85:
@@ -523,6 +584,8 @@ if __name__ == "__main__":
             kill_at_every_call(Path(where), engine, name, int(stride))
     elif command == "flip":
         search_unverified(Path(where), int(rest[0]))
+    elif command == "ahead":
+        go_ahead(Path(where), rest[0], int(rest[1]))
     elif command == "make":
         make(Path(where))
     else:

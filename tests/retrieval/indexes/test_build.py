@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from encoder.errors import InputError
-from retrieval.indexes import BuildOptions, Filter, Index, add_documents, build_index, compact_index, open_index, pieces
+from retrieval.indexes import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents, open_index, pieces
 from retrieval.indexes.engine_table import ENGINES, Engine
 from retrieval.indexes.engines import AnyCodec, Sample, Setting
 from retrieval.indexes.exact.engine import open_tokens, train_tokens
@@ -296,8 +298,6 @@ def test_a_build_that_was_stopped_goes_on_where_it_was(
         open_index(tmp_path / "i")
     with pytest.raises(InputError, match="the build was never finished"):
         add_documents(tmp_path / "i", MANY, model)
-    with pytest.raises(InputError, match="a build of other documents or settings was interrupted here"):
-        build_index(MANY[1:], model, tmp_path / "i")
     again = stopping(model, 100, monkeypatch)
     index = build_index(MANY, model, tmp_path / "i")
     assert again == [document.text for document in MANY[16:]]  # two pieces were finished
@@ -305,7 +305,7 @@ def test_a_build_that_was_stopped_goes_on_where_it_was(
     assert not any((tmp_path / "i" / "tmp").iterdir())
 
 
-def test_a_damaged_piece_is_made_again_and_another_build_can_be_thrown_away(
+def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interrupted_one(
     tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build_index(MANY, word_sum, tmp_path / "whole")
@@ -323,7 +323,81 @@ def test_a_damaged_piece_is_made_again_and_another_build_can_be_thrown_away(
     with pytest.raises(StopError):
         build_index(MANY[::-1], word_sum, tmp_path / "j")
     stopping(word_sum, 100, monkeypatch)
-    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "j", restart=True)) == segment_bytes(whole)
+    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "j")) == segment_bytes(whole)
+    again = stopping(word_sum, 100, monkeypatch)
+    turned = build_index(MANY[::-1], word_sum, tmp_path / "j", overwrite=True)
+    assert again == [document.text for document in MANY[:24][::-1]]  # two pieces had been finished
+    assert list(turned.documents) == MANY[::-1]
+    assert not any((tmp_path / "j" / "tmp").iterdir())
+
+
+def interrupted_addition(folder: Path, model: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An addition that has finished two pieces of eight documents."""
+    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    stopping(model, 5, monkeypatch)
+    with pytest.raises(StopError):
+        add_documents(folder, documents, model)
+
+
+def test_other_changes_go_ahead_of_an_interrupted_addition_which_then_resumes(
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    interrupted_addition(tmp_path / "i", word_sum, MANY, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    add_documents(tmp_path / "i", [Document("new", "unrelated")], word_sum)
+    add_documents(tmp_path / "i", [Document("a", "replaced")], word_sum, replace_existing=True)
+    delete_documents(tmp_path / "i", ["b", "new"])
+    compact_index(tmp_path / "i")
+    again.clear()
+    index = add_documents(tmp_path / "i", MANY, word_sum)
+    assert again == [document.text for document in MANY[16:]]
+    assert list(index.ids) == ["c", "é", "a", *(document.id for document in MANY)]
+    assert list(index.documents)[3:] == MANY
+    assert not any((tmp_path / "i" / "tmp").iterdir())
+
+
+def test_an_interrupted_addition_is_checked_against_the_index_as_it_is_when_it_resumes(
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titled = [Document(document.id, document.text, "Title") for document in MANY]
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    interrupted_addition(tmp_path / "i", word_sum, titled, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    add_documents(tmp_path / "i", titled[7:8], word_sum)
+    with pytest.raises(InputError, match="document 'd07' is in this index already"):
+        add_documents(tmp_path / "i", titled, word_sum)
+    assert len(add_documents(tmp_path / "i", titled, word_sum, replace_existing=True)) == 44
+    assert len(again) == 1 + 24  # documents, of which 16 had been encoded
+    # The same documents want other vectors where titles are not encoded: nothing of the interrupted addition may be taken.
+    build_index(DOCUMENTS, word_sum, tmp_path / "j")
+    interrupted_addition(tmp_path / "j", word_sum, titled, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    build_index(DOCUMENTS, word_sum, tmp_path / "j", options=BuildOptions(use_title=False), overwrite=True)
+    again.clear()
+    index = add_documents(tmp_path / "j", titled, word_sum)
+    assert again == [document.text for document in MANY]
+    query = word_sum.encode(["Title"], "query").vectors
+    assert index.search(query, 1).scores[0][0] < 0.8  # a text with the word itself scores about 1
+
+
+def test_unfinished_work_expires_after_a_week(
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    interrupted_addition(tmp_path / "i", word_sum, MANY, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    (work,) = (tmp_path / "i" / "tmp").iterdir()
+    for days, stays in ((6, True), (8, False)):
+        changed = time.time() - days * 86_400
+        os.utime(work, (changed, changed))
+        delete_documents(tmp_path / "i", ["b" if stays else "c"])
+        assert work.is_dir() is stays
+        assert ("unfinished work of more than 7 days ago; removed" in caplog.text) is not stays
+    again.clear()
+    assert len(add_documents(tmp_path / "i", MANY, word_sum)) == 42
+    assert len(again) == 40
 
 
 def test_an_existing_index_is_kept_unless_overwriting_is_asked_for(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:

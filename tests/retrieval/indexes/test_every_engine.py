@@ -93,6 +93,29 @@ def test_a_mixed_collection_in_several_segments(engine: str, tmp_path: Path, fau
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_single_additions_merge_and_find_what_a_compacted_index_finds(engine: str, tmp_path: Path, faults: ModuleType) -> None:
+    documents, kind = mixed(72), faults.ENGINES[engine]
+    faults.build(tmp_path / "i", engine, documents[:60])
+    delete_documents(tmp_path / "i", ["d004"], disk=faults.FAST)
+    for number in range(60, 72):
+        again = [documents[number - 8]] if number % 4 == 0 else []
+        index = add_documents(tmp_path / "i", [*again, documents[number]], kind.model, replace_existing=True, disk=faults.FAST)
+        assert len(index.manifest.segments) <= 4
+    order = [each.id for each in index.documents]
+    assert sorted(order) == sorted(each.id for each in documents if each.id != "d004")
+    assert order[-4:] == ["d060", "d068", "d069", "d070", "d071"][-4:]
+    assert check(index, faults, QUERIES) > 1000
+    queries = kind.model.encode(QUERIES, "query").vectors
+    found = index.search(queries, 20, effort="exact")
+    whole = compact_index(tmp_path / "i", disk=faults.FAST)
+    assert [each.id for each in whole.documents] == order
+    wanted = whole.search(queries, 20, effort="exact")
+    assert found.ids == wanted.ids
+    for mine, theirs in zip(found.scores, wanted.scores, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_one_document(engine: str, tmp_path: Path, faults: ModuleType) -> None:
     one = [Document("d002", "w1 w2")]
     if engine == "faiss-dense":  # what the factory string asks for cannot be learned from one vector

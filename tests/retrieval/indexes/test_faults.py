@@ -26,13 +26,14 @@ from retrieval.indexes.disk import RealDisk
 from retrieval.indexes.store import writing
 
 SCRIPT = Path(__file__).with_name("faults.py")
-OPERATIONS = ["build", "resume", "overwrite", "add", "delete", "compact", "collect garbage", "repair"]
+OPERATIONS = ["build", "resume", "overwrite", "add", "add and merge", "delete", "compact", "collect garbage", "repair"]
 # Calls that each operation makes at least: a test over few of them would prove little.
 LEAST = {
     "build": 250,
     "resume": 110,
     "overwrite": 70,
     "add": 70,
+    "add and merge": 100,
     "delete": 10,
     "compact": 60,
     "collect garbage": 30,
@@ -51,7 +52,17 @@ MEASURED = ("pq-dense", "calibrate", 11)
 SOME_CALLS = [(EXACT, name, max(7, LEAST[name] // 4)) for name in OPERATIONS]
 """Sweeps over a few calls of every operation."""
 # What the operations make with an engine that trains a codec, about.
-CALLS = {"build": 840, "resume": 420, "overwrite": 340, "add": 170, "delete": 36, "compact": 175, "collect garbage": 61, "repair": 41}
+CALLS = {
+    "build": 840,
+    "resume": 420,
+    "overwrite": 340,
+    "add": 170,
+    "add and merge": 230,
+    "delete": 36,
+    "compact": 175,
+    "collect garbage": 61,
+    "repair": 41,
+}
 # Each engine is met at other calls.
 MANY_CALLS = [
     pytest.param(engine, name, max(3, CALLS[name] // 10) + place, marks=pytest.mark.exhaustive)
@@ -64,6 +75,7 @@ A_FEW_CALLS = [
     ("ivf-dense", "resume", 211),
     ("ivf-tokens", "build", 293),
     ("ivf-tokens", "compact", 89),
+    ("ivf-tokens", "add and merge", 89),
     MEASURED,
 ]
 """Sweeps over a few calls of those operations in which these engines do most."""
@@ -106,7 +118,7 @@ def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
 @pytest.mark.parametrize(
     "sweeps",
     [
-        pytest.param([(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "delete", 7)], id="exact"),
+        pytest.param([(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "delete", 7)], id="exact"),
         pytest.param(A_FEW_CALLS, id="compressed"),
         pytest.param([(EXACT, name, 1) for name in OPERATIONS], id="exact-every-call", marks=pytest.mark.exhaustive),
         *(
@@ -118,6 +130,22 @@ def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
 )
 def test_a_child_killed_at_a_call_leaves_the_old_or_the_new_state(sweeps: list[tuple[str, str, int]], tmp_path: Path) -> None:
     kill(tmp_path, sweeps)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("engine", "stride"),
+    [(EXACT, 29), ("ivf-tokens", 83), *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (EXACT, *COMPRESSED))],
+)
+def test_other_changes_go_ahead_of_a_killed_addition_and_it_adds_everything_once(engine: str, stride: int, tmp_path: Path) -> None:
+    rows = [line.split(" ", 3) for line in script("ahead", tmp_path, engine, stride).splitlines()]
+    assert [code for _, code, _, _ in rows] == ["137"] * (len(rows) - 1) + ["0"]
+    assert {verdict for _, _, verdict, _ in rows} == {"right"}
+    assert len(rows) > 5
+    encoded = [int(texts) for _, _, _, texts in rows]
+    assert encoded[0] == 10
+    assert {2, 6} & set(encoded)  # what a killed addition had finished was not encoded again
+    assert encoded[-1] == 0  # the last one was not killed
 
 
 FAILURES = [errno.EIO, errno.ENOSPC]

@@ -12,6 +12,7 @@ import pytest
 from encoder.errors import InputError
 from retrieval.indexes import (
     BuildOptions,
+    DamagedIndexError,
     Filter,
     Index,
     add_documents,
@@ -179,28 +180,49 @@ def test_compacting_within_a_small_memory_leaves_segments_apart(changed: tuple[I
     assert list(compacted.documents) == alive
 
 
-def test_single_additions_leave_few_segments(tmp_path: Path, model: Any) -> None:
-    """As many as an index of that size can have by the rule, and the large segment is not written again."""
-    first, more = DOCUMENTS[:40], DOCUMENTS[40:60]
-    base = build_index(first, model, tmp_path / "i").manifest.segments[0]
-    seen = []
+def test_single_additions_are_merged_and_the_large_segment_is_not_written_again(tmp_path: Path, model: Any) -> None:
+    first = [Document(f"f{number:04d}", f"word{number} text") for number in range(1200)]
+    more = [Document(f"n{number:02d}", f"word{number} new") for number in range(27)]
+    before = build_index(first, model, tmp_path / "i", options=BuildOptions(engine="exact"))
+    query = model.encode(["word3 text", "word26 new"], "query").vectors
+    found = before.search(query, 20)
+    (base,) = before.manifest.segments
+    counts, written, names = [], 0, {base.name}
     for number, document in enumerate(more):
-        added = add_documents(tmp_path / "i", [document], model)
-        index = compact_index(tmp_path / "i", newest=True)
-        seen.append([segment.documents for segment in index.manifest.segments])
-        assert seen[-1][0] == 40
-        assert sum(seen[-1]) == 41 + number
-        assert index.manifest.segments[0] == base
-        assert (index.manifest.generation > added.manifest.generation) == (len(seen[-1]) < len(added.manifest.segments))
-    assert seen[6:9] == [[40, *[1] * 7], [40, 8], [40, 8, 1]]
-    assert seen[15] == [40, 16]
-    assert max(map(len, seen)) == 9
+        index = add_documents(tmp_path / "i", [document], model)
+        segments = index.manifest.segments
+        assert (segments[0], index.manifest.generation, index.manifest.operation) == (base, number + 2, "add")
+        assert segments[0].documents == 1200
+        assert (len(index), sum(segment.documents for segment in segments)) == (1201 + number, 1201 + number)
+        counts.append(len(segments))
+        written += sum(segment.documents for segment in segments if segment.name not in names)
+        names |= {segment.name for segment in segments}
+    assert max(counts) <= 4
+    assert written <= 27 * 8  # documents: far from 27 times the index
     index = open_index(tmp_path / "i")
     assert list(index.documents) == [*first, *more]
-    whole = build_index([*first, *more], model, tmp_path / "new")
-    queries = model.encode(QUERIES, "query").vectors
-    if index.manifest.kind.startswith("exact"):
-        same(index.search(queries, 20), whole.search(queries, 20))
+    whole = build_index([*first, *more], model, tmp_path / "new", options=BuildOptions(engine="exact"))
+    same(index.search(query, 20), whole.search(query, 20))
+    same(before.search(query, 20), found)  # what was open has its files, although the folder has lost them
+    assert check_index(tmp_path / "i").problems == ()
+
+
+def test_an_addition_that_merges_drops_deleted_documents_and_reports_damage(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:20], model, tmp_path / "i")
+    for place in (20, 30):
+        add_documents(tmp_path / "i", DOCUMENTS[place : place + 10], model)
+    index = delete_documents(tmp_path / "i", ["d003", "d025"])
+    assert (len(index.manifest.segments), index.manifest.deleted) == (3, 2)
+    damaged = next((tmp_path / "i" / "segments").glob("s-000000000001-0000/documents.jsonl"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    with pytest.raises(DamagedIndexError, match=r"documents\.jsonl"):
+        add_documents(tmp_path / "i", DOCUMENTS[40:50], model)
+    assert open_index(tmp_path / "i", verify=False).manifest.generation == index.manifest.generation
+    damaged.write_bytes(whole)
+    index = add_documents(tmp_path / "i", DOCUMENTS[38:50], model, replace_existing=True)
+    assert (len(index.manifest.segments), index.manifest.deleted) == (1, 0)
+    assert list(index.documents) == [each for each in DOCUMENTS[:38] if each.id not in ("d003", "d025")] + DOCUMENTS[38:50]
 
 
 def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) -> None:

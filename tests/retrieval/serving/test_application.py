@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +17,14 @@ import pytest
 
 from encoder.errors import InputError
 from retrieval.bm25 import WordIndex
-from retrieval.indexes import Filter, open_index
+from retrieval.indexes import Filter, add_documents, open_index
 from retrieval.models import load_model
-from retrieval.records import Query
+from retrieval.records import Document, Query
 from retrieval.search import search as search_index
 from retrieval.serving.application import create_application
 from retrieval.serving.limits import Limits
 from retrieval.serving.service import Service, open_service
-from tests.retrieval.serving.conftest import TOKEN, Indexes, answer
+from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +301,106 @@ def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> No
     assert deleted["documents"] == 60 == len(open_index(folder))
     assert search(app, query="basalt", retriever="bm25").json()["hits"] == []
     assert search(app, query="granite").json()["generation"] == deleted["generation"]
+
+
+KILLED = """
+import os, signal, sys
+from retrieval.indexes import add_documents, open_index
+from retrieval.models import load_model
+
+model = load_model(open_index(sys.argv[1]).manifest.model.source)
+
+
+class Killed:
+    card, calls = model.card, int(sys.argv[3])
+
+    def encode(self, texts, role, *, progress=False):
+        if not self.calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.calls -= 1
+        return model.encode(texts, role)
+
+
+add_documents(sys.argv[1], sys.argv[2], Killed())
+"""
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_unrelated_additions_go_ahead_of_a_killed_one_and_it_adds_everything_once(
+    indexes: Indexes, tmp_path: Path, quiver: Any, calls: int
+) -> None:
+    """An addition of 1,100 documents gets SIGKILL before it has encoded anything, and after two of three batches."""
+    folder, corpus, other = tmp_path / "index", tmp_path / "corpus.jsonl", tmp_path / "other.jsonl"
+    shutil.copytree(indexes.dense, folder)
+    corpus.write_text("".join(json.dumps({"_id": f"k{number}", "text": WORDS[number % 15]}) + "\n" for number in range(1100)))
+    other.write_text(json.dumps({"_id": "by command", "text": "snow"}))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    child = subprocess.run([sys.executable, "-c", KILLED, folder, corpus, str(calls)], cwd=REPOSITORY, env=environment, check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert any((folder / "tmp").iterdir())
+    app = create_application(open_service({"dense": folder}, token=TOKEN))
+    added = answer(app, "POST", "/api/documents", json={"documents": [{"id": "by http", "text": "sea"}]}, headers=AUTHORISED)
+    assert (added.status_code, added.json()["documents"]) == (200, 61)
+    for arguments in (("add", folder, other), ("delete", folder, "d/7"), ("compact", folder), ("add", folder, corpus)):
+        done = quiver("index", *arguments)
+        assert done.code == 0, done.err
+    expected = [f"d/{number}" for number in range(60) if number != 7] + ["by http", "by command"] + [f"k{number}" for number in range(1100)]
+    assert list(open_index(folder).ids) == expected
+    assert not any((folder / "tmp").iterdir())
+
+
+def test_the_service_and_the_commands_wait_for_another_writer(indexes: Indexes, tmp_path: Path, quiver: Any) -> None:
+    folder, begun, release = tmp_path / "index", threading.Event(), threading.Event()
+    shutil.copytree(indexes.dense, folder)
+    service = open_service({"dense": folder}, token=TOKEN, limits=Limits(lock_seconds=0.05))
+    model = service.indexes[0].current.model
+
+    class Held:
+        card = model.card
+
+        def encode(self, texts: Any, role: Any, *, progress: bool = False) -> Any:
+            begun.set()
+            assert release.wait(60)
+            return model.encode(texts, role)
+
+    def add(app: Any, key: str) -> Any:
+        return answer(app, "POST", "/api/documents", json={"documents": [{"id": key, "text": "sea"}]}, headers=AUTHORISED)
+
+    writer = threading.Thread(target=add_documents, args=(folder, [Document("held", "snow")], Held()))
+    writer.start()
+    try:
+        assert begun.wait(60)
+        for arguments, message in (
+            (("delete", folder, "d/1"), "is writing to this index; try again later, or wait for it: --wait 30s (wait=30 in Python)"),
+            (("delete", folder, "d/1", "--wait", "100ms"), "is still writing to this index after 0.1 s"),
+            (("compact", folder, "--wait", "soon"), "'soon' is not a duration; write one as 30s, 5m or 1h"),
+        ):
+            done = quiver("index", *arguments)
+            assert (done.code, done.err.count("\n")) == (2, 1)
+            assert message in done.err
+        refusal = add(create_application(service), "impatient")
+        assert refused(refusal) == (409, "not_changed")
+        assert "still writing to this index after 0.05 s" in refusal.text
+        threading.Timer(0.5, release.set).start()
+        assert add(create_application(open_service({"dense": folder}, token=TOKEN)), "patient").status_code == 200
+    finally:
+        release.set()
+        writer.join(60)
+    for arguments in (("delete", folder, "d/1"), ("compact", folder), ("calibrate", folder, "-k", 5), ("repair", folder)):
+        release.clear()
+        begun.clear()
+        writer = threading.Thread(target=add_documents, args=(folder, [Document(f"before {arguments[0]}", "snow")], Held()))
+        writer.start()
+        assert begun.wait(60)
+        threading.Timer(0.3, release.set).start()
+        done = quiver("index", *arguments, "--wait", "60s")
+        writer.join(60)
+        assert done.code == 0, done.err
+    assert list(open_index(folder).ids)[59:] == [
+        "held",
+        "patient",
+        *(f"before {name}" for name in ("delete", "compact", "calibrate", "repair")),
+    ]
 
 
 def test_the_schema_says_the_limits(app: Any) -> None:
