@@ -12,6 +12,7 @@ Shapes: B texts, T rows of all texts, d vector width.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Sequence
@@ -72,6 +73,7 @@ class Shard:
 
         Raises:
             DamagedError: They have changed or are gone.
+        InputError: Too many files are open.
         """
         digest = hashlib.sha256()
         try:
@@ -80,7 +82,7 @@ class Shard:
                 while block := file.read(_BLOCK):
                     digest.update(block)
         except OSError as error:
-            raise DamagedError(str(error.strerror)) from error
+            raise _unreadable(self.path, error) from error
         if digest.hexdigest() != self.vectors_sha256:
             raise DamagedError("its vectors have changed since they were written")
 
@@ -148,6 +150,7 @@ def open_shard(path: Path, dim: int) -> Shard:
 
     Raises:
         DamagedError: It is not a shard, or not the one that was written.
+        InputError: Too many files are open.
     """
     try:
         with path.open("rb") as file:
@@ -156,7 +159,7 @@ def open_shard(path: Path, dim: int) -> Shard:
         shard = Shard(path, records, int(fields["dim"]), str(fields["vectors_sha256"]))
         size = path.stat().st_size
     except OSError as error:
-        raise DamagedError(str(error.strerror)) from error
+        raise _unreadable(path, error) from error
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"no readable header ({error})") from error
     if hashlib.sha256(records.tobytes()).hexdigest() != fields.get("records_sha256") or len(records) != fields["texts"]:
@@ -164,6 +167,12 @@ def open_shard(path: Path, dim: int) -> Shard:
     if shard.dim != dim or size != shard._start + shard.rows * dim * _FLOAT.itemsize:
         raise DamagedError(f"{size} bytes are not {shard.rows} vectors of width {dim}")
     return shard
+
+
+def _unreadable(path: Path, error: OSError) -> Exception:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return InputError(f"{path}: cannot be opened, the limit of open files is reached; raise it, such as with ulimit -n 4096")
+    return DamagedError(str(error.strerror))
 
 
 def _fields(header: bytes) -> dict[str, Any]:

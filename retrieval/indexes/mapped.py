@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, unreadable
+from retrieval.indexes.mapping import map_file
 
 
 def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -22,6 +23,7 @@ def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[A
     Raises:
         FileNotFoundError: There is no such file.
         DamagedIndexError: It has another size.
+        InputError: It cannot be read, for a reason that is not damage.
     """
     stored = np.dtype(dtype).newbyteorder("<")
     try:
@@ -31,9 +33,8 @@ def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[A
             shape = (size // max(row, 1), *shape[1:])
         if size != stored.itemsize * int(np.prod(shape)):
             raise DamagedIndexError(f"{path}: {size} bytes are not an array of shape {shape} and type {stored}; quiver index repair")
-        # An empty file cannot be mapped. As a plain array: looking up one number of a memmap takes several times as long.
-        return np.asarray(np.memmap(path, stored, "r", shape=shape)) if size else np.zeros(shape, stored)
+        return map_file(path, size).view(stored).reshape(shape) if size else np.zeros(shape, stored)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise DamagedIndexError(f"{path}: cannot be read ({error.strerror})") from error
+        raise unreadable(path, error) from error

@@ -23,10 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from encoder.errors import InputError
-from encoder.files import read_json
 from retrieval.indexes.disk import Disk, link_if_absent, remove_tree, write_file
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, unreadable
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import FileEntry
 from retrieval.indexes.store.reading import verify_files
@@ -67,18 +65,20 @@ class PieceFolders:
     worker: str = ""
 
     def finished(self, name: str) -> Finished | None:
-        """A piece that is finished and whole; None for one that is to be made."""
+        """A piece that is finished and whole; None for one that is to be made.
+
+        Raises:
+            InputError: It cannot be read, for a reason that is not damage, such as too many open files.
+        """
         marker = self._marker(name)
         if not marker.is_file():
             return None
         try:
-            content = read_json(marker)
-            if content.pop("checksum", None) != _digest(content):
-                raise DamagedIndexError(f"{marker}: its checksum does not match")
+            content = _read_marker(marker)
             files = {file: FileEntry(**entry) for file, entry in content["files"].items()}
             folder = self.folder / content["folder"]
             verify_files(folder, files, full=True)
-        except (InputError, KeyError, TypeError) as error:
+        except (DamagedIndexError, KeyError, TypeError) as error:
             logger.warning("%s: is made again (%s)", self.folder / name, error)
             return None
         return Finished(folder, {file: entry.holds for file, entry in files.items()}, content["facts"])
@@ -168,6 +168,18 @@ class WorkFolder:
         doomed = self._layout.doomed(self.folder.name)
         self._disk.rename(self.folder, doomed)
         remove_tree(doomed, self._disk)
+
+
+def _read_marker(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise DamagedIndexError(f"{path}: not JSON ({error})") from error
+    if not isinstance(content, dict) or content.pop("checksum", None) != _digest(content):
+        raise DamagedIndexError(f"{path}: its checksum does not match")
+    return content
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ It is JSON, so that people and other programs can read it. Unknown fields are re
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from encoder.errors import InputError
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, unreadable
 from retrieval.indexes.store.layout import FORMAT, VERSION, Layout, is_codec, is_file, is_segment, is_tombstones
 from retrieval.records import ModelCard, TokenCounts
 
@@ -22,8 +21,6 @@ Record = TypeVar("Record", "FileEntry", "TombstonesEntry", "SegmentEntry", "Code
 
 # Rows are numbered in 32 bits.
 _MOST_DOCUMENTS = 1 << 32
-# What says that a file is not there or has been spoilt; anything else may go away, as a missing permission does.
-_SPOILT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -210,13 +207,6 @@ def read_manifest(path: Path) -> Manifest:
     if path.name != Layout(path.parent).manifest(manifest.generation).name:
         raise DamagedIndexError(f"{path}: is the manifest of generation {manifest.generation}; the index is damaged: quiver index repair")
     return manifest
-
-
-def unreadable(path: Path, error: OSError) -> InputError:
-    """What to raise where a file cannot be read: damage only where it is the file's fault, for repair throws away what is damaged."""
-    if error.errno in _SPOILT:
-        return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged: quiver index repair")
-    return InputError(f"{path}: cannot be read ({error.strerror})")
 
 
 def version_problem(version: int) -> str:

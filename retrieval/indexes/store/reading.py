@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from encoder.data_files import file_sha256
 from encoder.errors import InputError
-from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.errors import DamagedIndexError, unreadable
 from retrieval.indexes.store.layout import FORMAT, VERSION, Layout
-from retrieval.indexes.store.manifest import FileEntry, Manifest, SegmentEntry, read_manifest, unreadable, version_problem
+from retrieval.indexes.store.manifest import FileEntry, Manifest, SegmentEntry, read_manifest, version_problem
 
 Opened = TypeVar("Opened")
 
@@ -49,14 +49,17 @@ def check_format(layout: Layout) -> None:
 
 def format_version(root: Path) -> int | None:
     """The format version of the index in a folder, whatever its state; None where there is none of ours."""
+    path = Layout(root).format
     try:
-        line = Layout(root).format.read_bytes()
+        line = path.read_bytes()
         version = int(line.split()[1])
         return version if line == format_line(version) else None
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, IndexError):
+    except (NotADirectoryError, IsADirectoryError, ValueError, IndexError):
         return None
+    except OSError as error:
+        raise unreadable(path, error) from error
     try:  # version 1 had one manifest, at the root
         content = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
