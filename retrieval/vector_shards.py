@@ -171,7 +171,7 @@ def open_shard(path: Path, dim: int) -> Shard:
 
 def _unreadable(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return InputError(f"{path}: cannot be opened, the limit of open files is reached; raise it, such as with ulimit -n 4096")
+        return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit, such as with ulimit -n 4096")
     return DamagedError(str(error.strerror))
 
 

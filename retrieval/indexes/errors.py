@@ -21,5 +21,5 @@ def unreadable(path: Path, error: OSError) -> InputError:
     if error.errno in _SPOILT:
         return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged: quiver index repair")
     if error.errno in _TOO_MANY:
-        return InputError(f"{path}: cannot be opened, the limit of open files is reached; raise it, such as with ulimit -n 4096")
+        return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit, such as with ulimit -n 4096")
     return InputError(f"{path}: cannot be read ({error.strerror})")
