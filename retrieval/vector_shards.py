@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from encoder.files import replacing
+from retrieval.cache import mark_used
 from retrieval.records import DenseVectors, TextTokens
 from retrieval.text_keys import KEY, Keys
 
@@ -106,6 +107,7 @@ class Shard:
                 whole = self.path.stat().st_size == self._start + self.rows * bytes_a_row
                 if whole:
                     out[:] = np.memmap(self.path, _FLOAT, "r", self._start, (self.rows, self.dim))[rows]
+            mark_used(self.path)  # a process that takes days keeps what it reads
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read any more ({error.strerror}); run it again") from error
         if not whole:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from encoder.errors import InputError
 from encoder.files import read_json, write_json
+from retrieval.cache import limit_of, mark_used, prune_cache
 from retrieval.encoded_chunks import Chunk, Encoding, encode_chunks
 from retrieval.executors import HERE, Executor
 from retrieval.progress import Advance, progress_bar
@@ -112,6 +113,7 @@ class VectorStore:
             WorkerError: Workers died, again and again.
             ValueError: The vectors are not what the model's card says.
         """
+        limit = limit_of(self._folder)
         folder = _model_folder(self._folder, model.card, role)
         named = description or ("queries" if role == "query" else "documents")
         with progress_bar(named, total or 0, enabled=progress) as advance:
@@ -127,6 +129,8 @@ class VectorStore:
                 session.commit()
         stored = session.stored()
         logger.info("%d texts, %d of them with vectors in %s", stored.counts.texts, stored.reused, folder)
+        if limit is not None and stored.reused < stored.counts.texts:
+            prune_cache(limit)
         return stored
 
 
@@ -374,6 +378,7 @@ def _is_sound(shard: Shard) -> bool:
     except DamagedError as error:
         _set_aside(shard.path, error)
         return False
+    mark_used(shard.path)
     return True
 
 

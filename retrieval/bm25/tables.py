@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from encoder.errors import InputError
 from encoder.files import read_json
 from retrieval.bm25.scoring import PARAMETERS, Postings, Words, count_words, in_blocks, split_words
+from retrieval.cache import limit_of, mark_used, prune_cache
 from retrieval.indexes.disk import REAL, write_array, write_file
 from retrieval.indexes.documents.strings import PackedStrings
 from retrieval.indexes.mapped import map_array
@@ -100,14 +101,19 @@ def word_tables(texts: Iterable[str], *, texts_sha256: str, cache: Path | None, 
         return [WordTable.of(words) for words in _split_blocks(texts)]
     rule = {"texts": texts_sha256, "bm25s": installed_version("bm25s"), **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")}}
     folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]
+    limit = limit_of(cache)
     if folder.is_dir():
+        mark_used(folder)
         try:
             return _open(folder, verify=verify)
         except (InputError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
             logger.warning("%s: cannot be used (%s); the words are counted again", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     _write(folder, texts)
-    return _open(folder, verify=False)
+    tables = _open(folder, verify=False)
+    if limit is not None:
+        prune_cache(limit)
+    return tables
 
 
 def _split_blocks(texts: Iterable[str]) -> Iterable[Words]:

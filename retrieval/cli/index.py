@@ -24,7 +24,7 @@ from retrieval.cli.output import (
     say,
     show_progress,
 )
-from retrieval.cli.settings import parse_duration, parse_memory, parse_settings
+from retrieval.cli.settings import parse_memory, parse_settings
 from retrieval.cli.workers import AddressOption, ExecutorOption, ThreadsOption, WorkersOption
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_queries
@@ -45,6 +45,7 @@ from retrieval.indexes.calibration import HITS, LEAST_HITS, QUERIES
 from retrieval.indexes.engines import Setting
 from retrieval.indexes.recall_table import Rung
 from retrieval.models import load_model
+from retrieval.units import parse_duration
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and look at indexes.")
 

@@ -14,6 +14,7 @@ import typer
 from encoder import InputError
 from retrieval.cli import (
     bench,
+    cache,
     collections,
     doctor,
     enlarging,
@@ -62,6 +63,7 @@ app.add_typer(qa.app, name="qa")
 app.command("glue")(glue.glue)
 app.add_typer(reports.app, name="report")
 app.add_typer(collections.app, name="collections")
+app.add_typer(cache.app, name="cache")
 app.add_typer(bench.app, name="bench")
 app.command("export")(interchange.export)
 app.command("enlarge")(enlarging.enlarge)

@@ -28,7 +28,7 @@ _FOLDED = 24
 JsonOption = typer.Option("--json", help="Print JSON for machines.")
 OverwriteOption = typer.Option("--overwrite", help="Replace what is there.")
 Int8Option = typer.Option("--int8", help="Quantise the model's matrices: about half of the time on a CPU with VNNI, two thirds on others.")
-CacheOption = typer.Option(help="Folder that keeps vectors; by default in the user's cache folder.")
+CacheOption = typer.Option(help="Folder that keeps vectors. Default: the user's cache, which is pruned (quiver cache --help).")
 NoCacheOption = typer.Option("--no-cache", help="Keep no vectors for the next time.")
 ProgressOption = typer.Option("--progress/--no-progress", help="Show bars on standard error; by default on a terminal.")
 

@@ -14,7 +14,7 @@ from encoder import PRESETS, EncoderConfig, InputError, preset
 from eval.collections.beir import beir
 from retrieval.biencoder import BiEncoder
 from retrieval.cli.output import JsonOption, ProgressOption, print_json, print_table, say, show_progress
-from retrieval.cli.settings import parse_memory, parse_settings, parse_size
+from retrieval.cli.settings import parse_memory, parse_settings
 from retrieval.colbert import ColBERT
 from retrieval.corpus import read_documents
 from retrieval.indexes.engine_table import engine_name
@@ -38,6 +38,7 @@ from retrieval.planning.corpora import spread_over
 from retrieval.planning.measuring import measure, text_lengths
 from retrieval.planning.plan import matrix_weights
 from retrieval.records import Document, ModelCard
+from retrieval.units import parse_size
 
 BILLION, PASSAGE = 1_000_000_000, "msmarco"
 

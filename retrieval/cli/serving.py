@@ -12,8 +12,8 @@ import typer
 from encoder import InputError
 from retrieval import bm25
 from retrieval.cli.output import JsonOption, print_json, say
-from retrieval.cli.settings import parse_size
 from retrieval.cli.sources import short_names
+from retrieval.units import parse_size
 
 # What the extra holds, by the names they are imported by.
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client")

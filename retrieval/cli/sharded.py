@@ -12,9 +12,9 @@ import typer
 
 from encoder import InputError
 from retrieval.cli.output import say_error
-from retrieval.cli.settings import parse_size
 from retrieval.records import Missing
 from retrieval.sharding import Patience, ShardedIndex, Sharding, open_sharded
+from retrieval.units import parse_size
 
 logger = logging.getLogger(__name__)
 
