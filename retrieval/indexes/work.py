@@ -79,7 +79,9 @@ class PieceFolders:
             folder = self.folder / content["folder"]
             verify_files(folder, files, full=True)
         except (DamagedIndexError, KeyError, TypeError) as error:
-            logger.warning("%s: is made again (%s)", self.folder / name, error)
+            # Not the whole error, which says what to do about an index: a commit that was killed has taken the files, or they are damaged.
+            logger.warning("%s: its files are missing or damaged; this piece of the build is made again", self.folder / name)
+            logger.debug("%s: %s", name, error)
             return None
         return Finished(folder, {file: entry.holds for file, entry in files.items()}, content["facts"])
 
