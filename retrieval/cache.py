@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encoder.data_files import cache_folder
+from encoder.errors import InputError
 from retrieval.units import parse_size
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,11 @@ def limit_of(folder: Path) -> int | None:
     Raises:
         InputError: As `cache_limit`.
     """
-    return cache_limit() if folder.absolute() in [cache_folder(name).absolute() for name in (VECTORS, WORDS)] else None
+    try:
+        pruned = [cache_folder(name).absolute() for name in (VECTORS, WORDS)]
+    except InputError:  # nobody knows the home folder, so that no folder is in the cache there
+        return None
+    return cache_limit() if folder.absolute() in pruned else None
 
 
 def mark_used(path: Path) -> None:

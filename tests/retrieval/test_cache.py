@@ -89,6 +89,9 @@ def test_another_folder_is_never_pruned(cache: Path, tmp_path: Path, monkeypatch
             used(shard, 30)
     store.encode(word_sum, texts("c"), "document")
     assert len(shards(tmp_path / "mine")) == 3
+    monkeypatch.setenv("QUIVER_CACHE", "~nobody-of-this-name/cache")
+    store.encode(word_sum, texts("d"), "document")
+    assert len(shards(tmp_path / "mine")) == 4
 
 
 def test_words_are_pruned_and_counted_again(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word_sum: Any) -> None:

@@ -63,6 +63,8 @@ class FastDisk(RealDisk):
 
 
 FAST = FastDisk()
+APART = 1
+"""Bytes of memory in which an addition is merged with nothing: it stays a segment of its own."""
 
 
 class Built(NamedTuple):
@@ -75,7 +77,7 @@ class Built(NamedTuple):
         return self.model.encode(texts, "query").vectors
 
     def add(self, begin: int, count: int) -> Index:
-        return add_documents(self.path, documents(begin, count), self.model, disk=FAST)
+        return add_documents(self.path, documents(begin, count), self.model, memory=APART, disk=FAST)
 
 
 Build = Callable[..., Built]
@@ -90,7 +92,7 @@ def build(word_sum: Any, word_by_word: Any) -> Build:
         options = BuildOptions(engine=engine, settings=SETTINGS[engine], calibrate=False)
         build_index(documents(0, 60), model, path, options=options, disk=FAST)
         for begin, count, late in ((60, 9, False), (69, 25, True), (94, 16, False)):
-            add_documents(path, documents(begin, count, late=late), model, disk=FAST)
+            add_documents(path, documents(begin, count, late=late), model, memory=APART, disk=FAST)
         delete_documents(path, [f"d{number:03d}" for number in range(0, 110, 9)], disk=FAST)
         if measured:
             calibrate_index(path, model, queries=QUERIES, ks=(1, 10), disk=FAST)
