@@ -27,6 +27,7 @@ from retrieval.indexes.documents.table import is_described
 from retrieval.indexes.encoded import Model
 from retrieval.indexes.engine_table import engine, engine_name
 from retrieval.indexes.engines import AnyCodec
+from retrieval.indexes.errors import DamagedIndexError
 from retrieval.indexes.extents import Extent, first_merged, held
 from retrieval.indexes.index import Index, check_model, open_index, open_manifest
 from retrieval.indexes.mapped import Files
@@ -243,17 +244,20 @@ def _divided(
         segments: Its segments without the documents that the addition replaces.
         added: How large the pieces of the addition are.
         memory: Bytes that a merge may hold.
-
-    Raises:
-        DamagedIndexError: A segment that is to be merged is damaged; a merge would give it new checksums.
     """
     there = [each for each in zip(segments, index.segments, index.manifest.segments, strict=True) if each[0].kept.any()]
     extents = [live_extent(segment, entry) for segment, _, entry in there]
     whole = reduce(Extent.with_more, added)
     first = first_merged([*extents, whole], lambda extent: held(index.codec, extent) <= memory)
+    for number in range(len(there) - 1, first - 1, -1):
+        entry = there[number][2]
+        try:
+            verify_files(writer.layout.segments / entry.name, entry.files, full=True)
+        except DamagedIndexError as error:  # it can be repaired as long as it stays what it is
+            logger.warning("%s; the addition is not merged with it", error)
+            first = number + 1
+            break
     stay = [(segment, entry if segment is former else writer.delete(entry, segment.kept)) for segment, former, entry in there[:first]]
-    for _, _, entry in there[first:]:
-        verify_files(writer.layout.segments / entry.name, entry.files, full=True)
     return stay, [segment for segment, _, _ in there[first:]]
 
 

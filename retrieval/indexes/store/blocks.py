@@ -80,7 +80,7 @@ def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDAr
     Raises:
         InputError: A file may not be read, which is no damage.
     """
-    stored = _read_around(folder / CHECKSUMS, Path.read_bytes) or b""
+    stored = read_around(folder / CHECKSUMS, Path.read_bytes) or b""
     wanted = DIGEST * sum(count_blocks(entry.bytes) for entry in files.values())
     stored = stored[:wanted].ljust(wanted, b"\0")
     found, place = {}, 0
@@ -95,11 +95,11 @@ def read_digests(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, NDAr
 
 
 def _recomputed(path: Path, entry: FileEntry, otherwise: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    digests = _read_around(path, file_digests)
+    digests = read_around(path, file_digests)
     return digests if digests is not None and digests_sha256(digests) == entry.sha256 else otherwise
 
 
-def _read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
+def read_around(path: Path, read: Callable[[Path], Content]) -> Content | None:
     """What is read of a file; None where the file is damaged.
 
     Raises:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from encoder.errors import InputError
 from retrieval.indexes.errors import DamagedIndexError, missing_file, unreadable
 from retrieval.indexes.mapped import Files
-from retrieval.indexes.store.blocks import digests_sha256, file_digests, read_digests
+from retrieval.indexes.store.blocks import digests_sha256, file_digests, read_around, read_digests
 from retrieval.indexes.store.layout import FORMAT, VERSION, Layout, entries
 from retrieval.indexes.store.manifest import FileEntry, Manifest, SegmentEntry, TombstonesEntry, read_manifest, version_problem
 
@@ -117,9 +117,8 @@ def read_generation(layout: Layout, generation: int) -> Manifest:
 
 def head_generation(layout: Layout) -> int | None:
     """The newest generation that was committed, as the head says; 0 before the first, None where the head is missing or damaged."""
-    try:
-        content = layout.head.read_bytes()
-    except OSError:
+    content = read_around(layout.head, Path.read_bytes)
+    if content is None:
         return None
     named = [_named(line) for line in content.split(b"\n", 2)[:2]]
     return max((generation for generation in named if generation is not None), default=None)
@@ -132,10 +131,8 @@ def head_bytes(generation: int, manifest: bytes) -> bytes:
 
 def head_manifest(layout: Layout) -> bytes:
     """The copy of the newest manifest in the head; nothing where there is none."""
-    try:
-        return layout.head.read_bytes().split(b"\n", 2)[2]
-    except (OSError, IndexError):
-        return b""
+    parts = (read_around(layout.head, Path.read_bytes) or b"").split(b"\n", 2)
+    return parts[2] if len(parts) == 3 else b""
 
 
 def _head_line(generation: int) -> bytes:

@@ -13,7 +13,6 @@ import pytest
 from encoder.errors import InputError
 from retrieval.indexes import (
     BuildOptions,
-    DamagedIndexError,
     Filter,
     Index,
     add_documents,
@@ -302,22 +301,29 @@ def test_single_additions_are_merged_and_the_large_segment_is_not_written_again(
     assert check_index(tmp_path / "i").problems == ()
 
 
-def test_an_addition_that_merges_drops_deleted_documents_and_reports_damage(tmp_path: Path, model: Any) -> None:
+def test_an_addition_that_merges_drops_deleted_documents(tmp_path: Path, model: Any) -> None:
     build_index(DOCUMENTS[:20], model, tmp_path / "i")
     for place in (20, 30):
         add_documents(tmp_path / "i", DOCUMENTS[place : place + 10], model)
     index = delete_documents(tmp_path / "i", ["d003", "d025"])
     assert (len(index.manifest.segments), index.manifest.deleted) == (3, 2)
-    damaged = next((tmp_path / "i" / "segments").glob("s-000000000001-0000/documents.jsonl"))
-    whole = damaged.read_bytes()
-    damaged.write_bytes(whole[:-9] + b"x" + whole[-8:])
-    with pytest.raises(DamagedIndexError, match=r"documents\.jsonl"):
-        add_documents(tmp_path / "i", DOCUMENTS[40:50], model)
-    assert open_index(tmp_path / "i", verify=False).manifest.generation == index.manifest.generation
-    damaged.write_bytes(whole)
     index = add_documents(tmp_path / "i", DOCUMENTS[38:50], model, replace_existing=True)
     assert (len(index.manifest.segments), index.manifest.deleted) == (1, 0)
     assert list(index.documents) == [each for each in DOCUMENTS[:38] if each.id not in ("d003", "d025")] + DOCUMENTS[38:50]
+
+
+def test_an_addition_is_not_merged_with_a_damaged_segment(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:20], model, tmp_path / "i")
+    for place in (20, 30):
+        add_documents(tmp_path / "i", DOCUMENTS[place : place + 10], model)
+    damaged = next((tmp_path / "i" / "segments").glob("s-000000000002-0000/documents.jsonl"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    index = add_documents(tmp_path / "i", DOCUMENTS[40:50], model)
+    assert [segment.documents for segment in index.manifest.segments] == [20, 10, 20]
+    assert damaged.read_bytes() != whole
+    damaged.write_bytes(whole)
+    assert list(open_index(tmp_path / "i").documents) == DOCUMENTS[:50]
 
 
 def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) -> None:
