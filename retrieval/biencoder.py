@@ -19,7 +19,7 @@ from encoder import Encoder, InputError, PackedBatch, Tokenizer
 from encoder.config import Precision
 from retrieval.encoding import clean, describe_tokens, fingerprint, run_batches
 from retrieval.interchange import write_dense
-from retrieval.model_folder import ModelFolder, load_for_inference, projection_stack
+from retrieval.model_folder import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from retrieval.pooling import pool
 from retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
@@ -65,8 +65,8 @@ class BiEncoder:
         source: str | Path,
         *,
         revision: str | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        dtype: torch.dtype = INFERENCE_DTYPE,
+        device: str | None = None,
         precision: Precision = "float",
     ) -> BiEncoder:
         """Load a sentence-transformers folder, a plain Hugging Face folder, or either from the hub.
@@ -75,7 +75,7 @@ class BiEncoder:
             source: Folder or hub id.
             revision: Branch, tag or commit on the hub.
             dtype: Of the encoder's weights in memory.
-            device: Where they go; on a CPU the model is for inference only (`encoder.freeze`).
+            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only (`encoder.freeze`).
             precision: ``int8`` quantises the encoder's matrices, on a CPU.
 
         Raises:

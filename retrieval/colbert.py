@@ -25,7 +25,7 @@ from encoder.config import Precision
 from retrieval.biencoder import document_texts
 from retrieval.encoding import clean, describe_tokens, fingerprint, run_batches
 from retrieval.interchange import write_colbert
-from retrieval.model_folder import ModelFolder, load_for_inference, projection_stack
+from retrieval.model_folder import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
 
 
@@ -113,8 +113,8 @@ class ColBERT:
         source: str | Path,
         *,
         revision: str | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        dtype: torch.dtype = INFERENCE_DTYPE,
+        device: str | None = None,
         precision: Precision = "float",
     ) -> ColBERT:
         """Load a PyLate folder from disk or from the hub.
@@ -123,7 +123,7 @@ class ColBERT:
             source: Folder or hub id.
             revision: Branch, tag or commit on the hub.
             dtype: Of the encoder's weights in memory.
-            device: Where they go; on a CPU the model is for inference only (`encoder.freeze`).
+            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only (`encoder.freeze`).
             precision: ``int8`` quantises the encoder's matrices, on a CPU.
 
         Raises:

@@ -24,10 +24,12 @@ from retrieval.interchange.white_space import read_tokenizer
 from retrieval.model_settings import ColBERTSettings, Kind, ModelFolder
 
 __all__ = [
+    "INFERENCE_DTYPE",
     "ColBERTSettings",
     "Kind",
     "ModelFolder",
     "Parts",
+    "default_device",
     "load_for_inference",
     "load_parts",
     "projection_stack",
@@ -105,20 +107,36 @@ def warn_if_bare(parts: Parts, source: str | Path) -> None:
         logger.warning("%s: a bare encoder; using mean pooling and cosine similarity, as sentence-transformers does", source)
 
 
+INFERENCE_DTYPE = torch.float32
+"""The dtype of weights in memory, unless a caller names another."""
+
+
+def default_device() -> str:
+    """Where models go unless a caller names a device: ``cuda`` where there is one, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def load_for_inference(
     source: str | Path,
     *,
     revision: str | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    dtype: torch.dtype = INFERENCE_DTYPE,
+    device: str | None = None,
     precision: Precision = "float",
 ) -> Parts:
     """`load_parts`, and on a CPU the encoder's matrices packed for inference (`encoder.freeze`).
 
+    Args:
+        source: Folder or hub id.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the encoder's weights in memory.
+        device: Where they go; by default `default_device`.
+        precision: ``int8`` quantises the encoder's matrices, on a CPU.
+
     Raises:
         InputError: As `load_parts`; or int8 is asked for where it does not run.
     """
-    parts = load_parts(source, revision=revision, dtype=dtype, device=device)
+    parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
     warn_if_bare(parts, source)
     if parts.encoder.device.type == "cpu" or precision != "float":
         freeze(parts.encoder, precision=precision)

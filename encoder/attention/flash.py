@@ -11,8 +11,9 @@ Source: FlashAttention-2, arXiv:2307.08691; FlashAttention-3, arXiv:2407.08608.
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,9 +33,21 @@ PACKAGES = {
 }
 
 
+# What each of them is called with by name, beside queries, keys, values and borders.
+_NEEDED = {
+    "flash_attn_2": ("dropout_p", "window_size", "alibi_slopes"),
+    "flash_attn_3": ("window_size",),
+    # flash-attn 2.8 ships an early flash_attn.cute without max_seqlen_* and without a backward pass for sequences of several lengths.
+    "flash_attn_4": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "window_size"),
+}
+
+
 @cache
 def package_function(name: str) -> Callable[..., Any] | None:
-    """flash_attn_varlen_func of one of `PACKAGES`; None where it is not installed or, said in the log, cannot be loaded."""
+    """flash_attn_varlen_func of one of `PACKAGES`.
+
+    None where it is not installed or, with a warning, where it cannot be loaded or does not take the arguments that it is called with.
+    """
     module = PACKAGES[name]
     try:
         function: Callable[..., Any] = importlib.import_module(module).flash_attn_varlen_func
@@ -45,7 +58,21 @@ def package_function(name: str) -> Callable[..., Any] | None:
     except (ImportError, AttributeError) as error:  # built for another torch, or another package of that name
         logger.warning("%s is installed, but cannot be used: %s", module, error)
         return None
+    if lacking := _lacking(function, _NEEDED[name]):
+        logger.warning("%s is installed, but its release takes no %s; another attention kernel is used", module, ", ".join(lacking))
+        return None
     return function
+
+
+def _lacking(function: Callable[..., Any], needed: Sequence[str]) -> list[str]:
+    """Which arguments a function does not take by name; none where its signature cannot be read."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return []
+    return [name for name in needed if name not in parameters]
 
 
 @cache

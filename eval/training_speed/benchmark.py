@@ -20,7 +20,7 @@ from eval.training_speed.child import MODULE, TrainingChild
 from eval.training_speed.results import Steps, TrainingBenchmark, TrainingSettings, WorkloadTimes, side_times, with_memory
 from eval.training_speed.sides import LIBRARIES, SCORED, Side, Start, make_recipe, make_side, open_start, write_start
 from eval.training_speed.workloads import Row, Source, TrainingWorkload, batches, synthetic_source
-from retrieval.models import default_device
+from retrieval.model_folder import default_device
 from retrieval.progress import Advance, progress_bar
 from retrieval.training.rules import LOSSES
 from retrieval.training.start import require_extra

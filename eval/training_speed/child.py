@@ -13,7 +13,7 @@ from eval.efficiency.child import Make, Run, serve
 from eval.training_speed.results import TrainingSettings
 from eval.training_speed.sides import Start, make_recipe, make_side
 from eval.training_speed.workloads import TrainingWorkload
-from retrieval.models import default_device
+from retrieval.model_folder import default_device
 
 MODULE = "eval.training_speed.child"
 

@@ -56,7 +56,7 @@ from retrieval.cli.output import (
     show_progress,
 )
 from retrieval.corpus import read_documents
-from retrieval.models import default_device
+from retrieval.model_folder import default_device
 from retrieval.training.rules import LOSSES
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed and memory, against peers in the same run.")

@@ -12,7 +12,7 @@ import torch
 
 from encoder import EncoderConfig, fused, pack_ids
 from encoder.attention import AttentionCall, choose_backend
-from encoder.attention.dispatch import VARIABLE
+from encoder.attention.dispatch import VARIABLE, obstacle
 from encoder.attention.flash import installed
 from encoder.compiled.availability import available
 from encoder.init import init_weights
@@ -20,6 +20,7 @@ from encoder.layers import Block
 from encoder.model import Encoder
 from encoder.processor import has_amx
 from retrieval.cli.output import JsonOption, print_json, print_table, quiver_version, say
+from retrieval.model_folder import INFERENCE_DTYPE, default_device
 from retrieval.versions import installed_version
 
 PACKAGES = {
@@ -65,6 +66,7 @@ def gather() -> dict[str, dict[str, Any]]:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
         },
         "devices": _devices(),
+        "evaluate, index build, serve": _commands(),
     }
     for extra, names in PACKAGES.items():
         facts[extra] = {name: installed_version(name) or "not installed" for name in names}
@@ -77,21 +79,31 @@ def _devices() -> dict[str, Any]:
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    loops = frozenset({"compiled"} if available() else ())
     # For batches of some hundred tokens; a lone query takes torch's kernels.
-    devices["attention (cpu, fp32)"] = choose_backend(AttentionCall("cpu", torch.float32, installed=loops), os.environ.get(VARIABLE))
+    devices["attention (cpu, fp32)"] = choose_backend(_call("cpu", torch.float32), os.environ.get(VARIABLE))
     if torch.cuda.is_available():
-        for purpose, gradients in (("inference", False), ("training", True)):
-            call = AttentionCall(
-                "cuda",
-                torch.bfloat16,
-                capability=torch.cuda.get_device_capability(),
-                gradients=gradients,
-                local=True,
-                installed=installed(),
-            )
-            devices[f"attention (cuda, bf16, {purpose})"] = choose_backend(call, os.environ.get(VARIABLE))
+        call = _call("cuda", torch.bfloat16, gradients=True)
+        devices["attention (cuda, training with precision bf16)"] = choose_backend(call, os.environ.get(VARIABLE))
     return devices
+
+
+def _commands() -> dict[str, Any]:
+    """What evaluate, index build and serve use on this machine unless they are told otherwise."""
+    device = default_device()
+    call = _call(device, INFERENCE_DTYPE)
+    dtype = str(INFERENCE_DTYPE).removeprefix("torch.")
+    used = {"device": device, "dtype": dtype, "attention": choose_backend(call, os.environ.get(VARIABLE))}
+    if device == "cuda" and (reason := obstacle("aten_flash", call)) is not None:
+        used["flash attention"] = f"not used: {reason}; load_model(..., dtype=torch.bfloat16) in Python uses it"
+    return used
+
+
+def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> AttentionCall:
+    """Attention of a ModernBERT's local layer, as a kind of call."""
+    if device == "cpu":
+        return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if available() else ()))
+    capability = torch.cuda.get_device_capability()
+    return AttentionCall("cuda", dtype, capability=capability, gradients=gradients, local=True, installed=installed())
 
 
 def _check() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from encoder.errors import InputError
 from retrieval.indexes.documents.texts import is_texts
 from retrieval.indexes.index import Index
+from retrieval.indexes.store.blocks import DIGEST, count_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ def segment_needs(index: Index) -> list[SegmentNeed]:
     needs = []
     for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
         mapped = sum(file.bytes for name, file in entry.files.items() if not is_texts(name))
+        mapped += DIGEST * sum(count_blocks(file.bytes) for file in entry.files.values())  # the checksums of all files
         needs.append(SegmentNeed(entry.name, segment.vectors.size.resident + mapped))
     return needs
 

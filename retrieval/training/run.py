@@ -25,7 +25,7 @@ from encoder.running.machine import freed_memory_kept
 from encoder.running.processes import Processes, joined
 from encoder.running.random_state import random_state_kept
 from encoder.running.stopping import RunStoppedError
-from retrieval.models import default_device
+from retrieval.model_folder import default_device
 from retrieval.training.averaging import average_models
 from retrieval.training.data import TrainingRows, prepare_rows
 from retrieval.training.loop.course import Course

@@ -26,8 +26,7 @@ from encoder.hub import local_folder
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
 from retrieval.interchange.white_space import read_tokenizer
-from retrieval.model_folder import ColBERTSettings, ModelFolder, Parts, load_parts
-from retrieval.models import default_device
+from retrieval.model_folder import ColBERTSettings, ModelFolder, Parts, default_device, load_parts
 from retrieval.projection import Projection
 from retrieval.training.sections import ArchitectureSection, ColBERTSection, ModelSection, Recipe
 
@@ -51,7 +50,7 @@ def require_extra() -> None:
 
 
 def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
-    """The model a recipe starts from, on the device that `retrieval.models.default_device` names.
+    """The model a recipe starts from, on the device that `retrieval.model_folder.default_device` names.
 
     Equal recipes and texts give equal weights.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 from encoder.attention import BACKENDS, attend, flash
-from encoder.attention.dispatch import describe, obstacle
+from encoder.attention.dispatch import AttentionCall, choose_backend, describe, obstacle
 
 
 @dataclass
@@ -291,7 +292,7 @@ def test_a_package_that_cannot_be_loaded_is_named(
 
 
 def test_a_package_that_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(): return 3")
+    (tmp_path / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(window_size=None): return 3")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(flash.PACKAGES, "flash_attn_2", "no_such_package.interface")
     for cache in (flash.package_function, flash.installed):
@@ -393,3 +394,35 @@ def test_a_forward_pass_never_waits_for_the_device(key_lengths: tuple[int, ...] 
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert states.isfinite().all()
+
+
+def test_a_release_that_takes_other_arguments_is_passed_over_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """flash-attn 2.8.3 has a flash_attn.cute whose function takes no max_seqlen_*; on a Hopper torch's own kernel is chosen then."""
+
+    def early(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, window_size: Any = (None, None)) -> Any:
+        raise AssertionError("called without what it needs")
+
+    def present(q: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any, window_size: Any) -> Any:
+        return q
+
+    for function, usable in ((early, False), (present, True)):
+        module = ModuleType("flash_attn.cute.interface")
+        module.flash_attn_varlen_func = function  # type: ignore[attr-defined]
+        with monkeypatch.context() as patched, caplog.at_level("WARNING"):
+            for name in ("flash_attn", "flash_attn.cute"):
+                patched.setitem(sys.modules, name, ModuleType(name))
+            patched.setitem(sys.modules, "flash_attn.cute.interface", module)
+            for cache in (flash.package_function, flash.installed):
+                cache.cache_clear()
+            caplog.clear()
+            names = flash.installed() | flash.installed()
+            warned = [record for record in caplog.records if "takes no max_seqlen_q, max_seqlen_k" in record.message]
+            assert ("flash_attn_4" in names) == usable
+            assert len(warned) == (not usable)
+            hopper = AttentionCall("cuda", torch.bfloat16, capability=(9, 0), gradients=True, installed=names | {"aten_flash"})
+            assert choose_backend(hopper, "flash_attn_4") == ("flash_attn_4" if usable else choose_backend(hopper))
+            assert usable or choose_backend(hopper) != "flash_attn_4"
+    for cache in (flash.package_function, flash.installed):
+        cache.cache_clear()

@@ -14,9 +14,14 @@ import torch
 
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from encoder.compiled.availability import available
+from encoder.errors import InputError
+from retrieval import model_folder
 from retrieval.biencoder import BiEncoder
+from retrieval.cli import doctor
 from retrieval.cli.output import print_table
+from retrieval.colbert import ColBERT
 from retrieval.model_folder import ModelFolder
+from retrieval.models import load_model
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -119,6 +124,51 @@ def test_doctor(quiver: Callable[..., Any]) -> None:
     assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if available() else "torch")
     assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if available() else "packed")
     assert facts["core"]["torch"] != "not installed"
+
+
+def test_doctor_says_what_the_commands_use(quiver: Callable[..., Any]) -> None:
+    used = json.loads(quiver("doctor", "--json").out)["evaluate, index build, serve"]
+    assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if available() else "packed"}
+
+
+def test_doctor_says_that_flash_attention_does_not_run_in_float32(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an H100, as far as the choice of attention asks; nothing runs there."""
+    gather = doctor.gather
+    monkeypatch.setattr(doctor, "_check", lambda: {"finite": True})
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        patched.setattr(torch.cuda, "device_count", lambda: 0)
+        patched.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+        facts = gather()
+    used = facts["evaluate, index build, serve"]
+    assert (used["device"], used["dtype"], used["attention"]) == ("cuda", "float32", "packed")
+    assert used["flash attention"].startswith("not used: dtype float32")
+    assert not any("bf16, inference" in name for name in facts["devices"])
+
+
+def test_every_loader_uses_the_gpu_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: the device that a loader asks for is recorded, and the weights go to the CPU."""
+    tokenizer = Tokenizer.train(["a few words"], vocab_size=270)
+    config = EncoderConfig.modernbert(
+        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
+    )
+    BiEncoder(init_weights(Encoder(config), seed=0), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save(tmp_path / "model")
+    asked: list[str | None] = []
+    load = model_folder.load_parts
+
+    def recorded(source: Any, *, device: str | None = None, **settings: Any) -> Any:
+        asked.append(device)
+        return load(source, device="cpu", **settings)
+
+    monkeypatch.setattr(model_folder, "load_parts", recorded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for loader in (BiEncoder.from_pretrained, load_model):
+        loader(tmp_path / "model")
+        loader(tmp_path / "model", device="cpu")
+    for settings in ({}, {"device": "cpu"}):
+        with pytest.raises(InputError, match="not a ColBERT checkpoint"):  # it has been read by then
+            ColBERT.from_pretrained(tmp_path / "model", **settings)
+    assert asked == ["cuda", "cpu"] * 3
 
 
 @pytest.mark.parametrize(

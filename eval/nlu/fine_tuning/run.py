@@ -28,7 +28,7 @@ from encoder.running.random_state import random_state_kept
 from eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
 from eval.nlu.fine_tuning.snapshot import Progress
 from eval.nlu.fine_tuning.task import Example, Model, Task
-from retrieval.models import default_device
+from retrieval.model_folder import default_device
 from retrieval.training.run_folder import (
     CHECKPOINTS,
     RECORD,

@@ -27,8 +27,7 @@ from encoder.errors import InputError
 from encoder.running.state_files import read_state, write_state
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
-from retrieval.model_folder import load_parts
-from retrieval.models import default_device
+from retrieval.model_folder import default_device, load_parts
 from retrieval.training.loop.optimizers import has_two_weights, weights_for_use
 
 if TYPE_CHECKING:

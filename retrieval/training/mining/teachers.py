@@ -30,7 +30,8 @@ from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.hub import local_folder
 from retrieval.executors import HERE, Executor
-from retrieval.models import default_device, load_model
+from retrieval.model_folder import default_device
+from retrieval.models import load_model
 from retrieval.protocols import DenseModel, TokenModel
 from retrieval.training.mining.pair_scores import PairScores
 from retrieval.training.mining.scoring_data import ScoringData

@@ -184,7 +184,7 @@ def test_a_generation_that_cannot_be_opened_leaves_the_former_one(tmp_path: Path
         index = built.add(200, 5)
         file = next((built.path / "segments" / index.manifest.segments[-1].name).glob("vectors.f32"))
         file.write_bytes(bytes(file.stat().st_size))
-        with pytest.raises(DamagedIndexError, match="the content has changed since it was written"):
+        with pytest.raises(DamagedIndexError, match="have changed since they were written"):
             sharded.roll()
         assert_same(sharded.search(queries, 9), before)
         assert [closed(handle) for handle in launcher.handles] == [False, False, True, True]

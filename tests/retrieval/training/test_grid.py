@@ -25,7 +25,7 @@ def recipe(tmp_path: Path) -> Path:
 def test_the_papers_learning_rates_are_the_default(recipe: Path) -> None:
     grid = make_grid(recipe)
     assert list(grid.axes) == ["training.learning_rate"]
-    assert [run.recipe.training.learning_rate for run in grid.runs] == [1e-5, 3e-5, 5e-5, 8e-5, 1e-4]
+    assert [run.recipe.training.learning_rate for run in grid.runs] == [1e-5, 2e-5, 3e-5, 5e-5, 8e-5, 1e-4]
     assert [run.name for run in grid.runs] == [f"learning_rate={rate}" for rate in PAPER_LEARNING_RATES]
     assert grid.fixed == ()
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -396,3 +397,17 @@ def test_learning_rates_are_those_of_the_paper(encoder: str) -> None:
         size = "large" if encoder.endswith("large") else "base"
         listed = " ".join(find_recipe(f"colbert-modernbert-{size}").read_text(encoding="utf-8").replace("\n# ", " ").split())
         assert f"{recipe.model.init} {tokens:.0e}".replace("e-0", "e-") in listed
+
+
+def test_the_recipes_readme_says_where_each_data_set_comes_from() -> None:
+    """Every path and every data set of the hub that a recipe names stands in the table of the README."""
+    folder = find_recipe("quickstart").parent
+    section = (folder / "README.md").read_text(encoding="utf-8").split("## Where the data comes from")[1].split("\n## ")[0]
+    named: set[str] = set()
+    for path in sorted(folder.glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        named |= {found.split("@")[0] for found in re.findall(r"^ .*?(hub://[\w.-]+/[\w.-]+)", text, re.MULTILINE)}
+        named |= set(re.findall(r"(?:\.\./shared/data/|\bdata/)(\w+)", "\n".join(line for line in text.splitlines() if ":" in line[:24])))
+    named = {"hub://CoIR-Retrieval" if name.startswith("hub://CoIR") else name for name in named}
+    assert len(named) >= 12
+    assert {name for name in named if name not in section} == set()
