@@ -164,7 +164,11 @@ def calibrate(
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Measure recall and latency at efforts from cheap to thorough, which search --target-recall then chooses from."""
+    """Measure recall and latency at efforts from cheap to thorough, of which a search then takes one.
+
+    --effort balanced, the default, takes the fastest with a recall of 0.95, --effort fast that with 0.90, --effort exact looks at
+    everything; --target-recall takes the fastest that is known to reach another recall.
+    """
     wanted, texts, loaded = ks or HITS, None, None
     if queries is not None:
         texts = [query.text for query in read_queries(queries)]
@@ -295,6 +299,9 @@ def _describe(index: Index, as_json: bool) -> None:
     if as_json:
         content = {**dataclasses.asdict(manifest), "kind": manifest.kind, "tokens": dataclasses.asdict(manifest.tokens)}
         content["presets"] = index.presets()
+        content["preset_recall"] = {
+            str(k): {name: dataclasses.asdict(rung) for name, rung in presets.items()} for k, presets in index.preset_recall().items()
+        }
         sizes = {"documents": len(index), "deleted": manifest.deleted, "vectors": manifest.vectors, "bytes": manifest.bytes}
         print_json(
             {
@@ -345,15 +352,18 @@ def _print_presets(index: Index) -> None:
         queries = next(table.queries for table in index.calibration.tables if table.k == k)
         title += f", measured with {queries} queries on {index.calibration.documents:,} documents"
     print_table(title, ("preset", "knobs", "recall", "p50 (ms)"), rows)
+    if index.calibration is not None and (advice := index.calibration.advice()):
+        say(f"{index.path}: {advice}")
 
 
 def _print_calibration(index: Index) -> None:
     """All that was measured."""
     rows = []
     for table in () if index.calibration is None else index.calibration.tables:
-        names = {_knobs(knobs): name for name, knobs in index.presets(table.k).items()}
+        presets = {name: _knobs(knobs) for name, knobs in index.presets(table.k).items()}
         for text, rung in _measured(index, table.k).items():
-            rows.append((str(table.k), names.get(text, ""), text, _recall(rung), f"{rung.p50_ms:.2f}", f"{rung.p95_ms:.2f}"))
+            names = ", ".join(name for name, knobs in presets.items() if knobs == text)
+            rows.append((str(table.k), names, text, _recall(rung), f"{rung.p50_ms:.2f}", f"{rung.p95_ms:.2f}"))
     print_table(str(index.path), ("hits", "preset", "knobs", "recall", "p50 (ms)", "p95 (ms)"), rows)
 
 

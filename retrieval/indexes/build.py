@@ -188,7 +188,8 @@ def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bo
     if _MAKING * sum(segment.vectors.size.resident for segment in index.segments) > memory:
         logger.warning("%s: recall is not measured, which takes more memory than allowed; quiver index calibrate does it", index.path)
         return None
-    return calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress).to_json()
+    found = calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress)
+    return found.to_json()
 
 
 def remeasured(draft: Manifest, index: Index, segments: Sequence[OpenSegment], begun: float, *, memory: int, progress: bool) -> Manifest:

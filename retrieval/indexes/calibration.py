@@ -1,5 +1,9 @@
 """Measuring an index: how much of what exact search finds, and how fast, at efforts from cheap to thorough.
 
+The first ten queries are searched at every effort of the engine's ladder, from the cheapest up to the first that finds about everything;
+the others are searched at these efforts only. What most indexes need is measured in any case, up to two steps beyond the ``balanced`` of
+an index that was not measured; only an index whose documents lie almost anywhere is measured at more.
+
 Exact search is that of the index at its effort ``exact``: scores by the best vectors that it keeps. What it cost to compress them is not
 seen here. A search is timed as a user makes it, one query at a time, FAISS on one thread; the efforts take turns, so that whatever
 else the machine does slows all of them alike.
@@ -41,8 +45,11 @@ HITS = (10, 100)
 LEAST_HITS = max(MIXED.values()) + 1
 """Hits that can be measured without real queries: the documents that a query is made of are hits, and do not count."""
 
-# So many queries are searched however long it takes: a table of fewer says nothing.
+# So many queries are searched however long it takes: a table of fewer says nothing. They say how far up the ladder the others go.
 _LEAST = 10
+# The first effort with this recall for the first queries is the last; there are at least so many beyond the preset ``balanced``.
+_FOUND = 0.99
+_BEYOND = 2
 # Of the time of a build, and in any case.
 _SHARE = 0.05
 _SECONDS = 5.0
@@ -61,7 +68,7 @@ def calibrate(
     seconds: float | None = None,
     progress: bool = False,
 ) -> Calibration:
-    """Measure recall and latency of an index at the efforts of its engine's ladder.
+    """Measure recall and latency of an index at the efforts of its engine's ladder; log a warning where ``balanced`` finds too little.
 
     Args:
         index: The index; nothing of it is changed.
@@ -70,8 +77,7 @@ def calibrate(
         ks: Numbers of hits to measure; at least ``LEAST_HITS`` each without real queries. All but the least are measured with every fourth
             query: there one says more, and takes longer.
         seed: Of what is chosen at random. Recall is the same in every run, latency is not.
-        seconds: Time after which no further query is begun once ten are done; None for no limit. What the first search of an index makes
-            in memory, and one search at every effort to warm up, come on top.
+        seconds: Time after which no further query is begun once ten are done; None for no limit.
         progress: Show a bar over the queries.
 
     Raises:
@@ -88,17 +94,17 @@ def calibrate(
     ks = sorted(set(ks))
     with one_thread():
         course = _Course(index, ks)
-        course.run(asked[0])  # to warm up
-        course = _Course(index, ks)
         begun = time.monotonic()
         with progress_bar("calibration", len(asked), enabled=progress) as advance:
-            for number, query in enumerate(asked):
-                if seconds is not None and number >= _LEAST and time.monotonic() - begun > seconds:
+            course.climb(asked[:_LEAST])
+            advance(len(asked[:_LEAST]))
+            for query in asked[_LEAST:]:
+                if seconds is not None and time.monotonic() - begun > seconds:
                     break
                 course.run(query)
                 advance(1)
     logger.info("%s: recall and latency measured with %d queries", index.path, course.queries)
-    return Calibration(
+    calibration = Calibration(
         documents=len(index),
         largest=max(len(segment.documents) for segment in index.segments),
         origin="index" if queries is None else "given",
@@ -108,6 +114,9 @@ def calibrate(
         versions={name: installed_version(package) or "not installed" for name, package in _PACKAGES.items()},
         tables=course.tables(),
     )
+    if advice := calibration.advice():
+        logger.warning("%s: %s", index.path, advice)
+    return calibration
 
 
 def allowed_seconds(spent: float) -> float:
@@ -120,7 +129,7 @@ def allowed_seconds(spent: float) -> float:
 
 def is_approximate(codec: AnyCodec) -> bool:
     """Whether there is anything to measure: an exact engine finds all there is to find."""
-    return len(codec.ladder(HITS[0])) > 1
+    return len(codec.ladder(HITS[0], documents=1)) > 1
 
 
 @dataclass
@@ -148,43 +157,67 @@ class _Course:
     def __init__(self, index: Index, ks: Sequence[int]) -> None:
         self._index = index
         self._ks = ks
-        ladders = {k: [asdict(effort) for effort in index.codec.ladder(k)] for k in ks}
-        self._efforts = [_Effort(k, knobs) for k in ks for knobs in ladders[k][:-1]]
+        codec, documents = index.codec, max(len(segment.documents) for segment in index.segments)
+        ladders = {k: [asdict(effort) for effort in codec.ladder(k, documents=documents)] for k in ks}
+        self._efforts = {k: [_Effort(k, knobs) for knobs in ladders[k][:-1]] for k in ks}
+        # Of the efforts for k hits so many are measured in any case.
+        self._always = {k: ladders[k].index(asdict(codec.effort("balanced", k=k))) + 1 + _BEYOND for k in ks}
         # What the others are compared with: it looks at everything for any number of hits, so it is searched once for all of them.
         self._exact = _Effort(ks[-1], ladders[ks[-1]][-1])
         self._exact_knobs = {k: ladders[k][-1] for k in ks}
         self._counted: dict[int, list[int]] = {k: [] for k in ks}
         self.queries = 0
 
+    def climb(self, queries: Sequence[MeasuredQuery]) -> None:
+        """Search the first queries effort after effort, and drop the efforts beyond the first that finds about everything."""
+        self._ids(queries[0], self._exact)  # to warm up, as below
+        wanted = [self._wanted(query) for query in queries]
+        for k, efforts in self._efforts.items():
+            for number, effort in enumerate(efforts, start=1):
+                self._ids(queries[0], effort)
+                for query, best in zip(queries, wanted, strict=True):
+                    if k in best:
+                        self._measure(query, effort, best[k])
+                if number >= self._always[k] and np.mean(effort.recalls) >= _FOUND:
+                    del efforts[number:]
+                    break
+
     def run(self, query: MeasuredQuery) -> None:
         """Search one query at every effort, each time in another order."""
+        wanted = self._wanted(query)
+        efforts = [effort for k in wanted for effort in self._efforts[k]]
+        if efforts:  # not timed: it brings back into the caches what a look at everything has driven out
+            self._ids(query, efforts[0])
+        for place in np.random.default_rng(self.queries).permutation(len(efforts)).tolist():
+            self._measure(query, efforts[place], wanted[efforts[place].k])
+
+    def _wanted(self, query: MeasuredQuery) -> dict[int, set[str]]:
+        """What the next query is to find, for each number of hits that it is searched for."""
         ks = self._ks if self.queries % _EVERY == 0 else self._ks[:1]
-        efforts = [effort for effort in self._efforts if effort.k in ks]
-        best = self._search(query, self._exact)
+        begun = time.perf_counter()
+        best = self._ids(query, self._exact)
+        self._exact.times.append(1000 * (time.perf_counter() - begun))
         wanted = {k: _without(best[:k], query.sources) for k in ks}
         for k in ks:
             self._counted[k].append(len(wanted[k]))
-        if efforts:  # not timed: it brings back into the caches what a look at everything has driven out
-            self._index.search(query.vectors, efforts[0].k, effort=efforts[0].knobs)
-        for place in np.random.default_rng(self.queries).permutation(len(efforts)).tolist():
-            effort = efforts[place]
-            those = wanted[effort.k]
-            effort.recalls.append(len(those & set(self._search(query, effort))) / len(those))
         self.queries += 1
+        return wanted
 
-    def _search(self, query: MeasuredQuery, effort: _Effort) -> Sequence[str]:
-        """What a query finds; the time is noted."""
+    def _measure(self, query: MeasuredQuery, effort: _Effort, wanted: set[str]) -> None:
         begun = time.perf_counter()
-        found = self._index.search(query.vectors, effort.k, effort=effort.knobs)
+        found = self._ids(query, effort)
         effort.times.append(1000 * (time.perf_counter() - begun))
-        return found.ids[0]
+        effort.recalls.append(len(wanted & set(found)) / len(wanted))
+
+    def _ids(self, query: MeasuredQuery, effort: _Effort) -> Sequence[str]:
+        return self._index.search(query.vectors, effort.k, effort=effort.knobs).ids[0]
 
     def tables(self) -> tuple[RecallTable, ...]:
         """What was measured."""
         return tuple(RecallTable(k, len(counted), (*self._rungs(k), self._last(k))) for k, counted in self._counted.items())
 
     def _rungs(self, k: int) -> list[Rung]:
-        return [effort.rung(self._counted[k]) for effort in self._efforts if effort.k == k]
+        return [effort.rung(self._counted[k]) for effort in self._efforts[k]]
 
     def _last(self, k: int) -> Rung:
         return Rung(self._exact_knobs[k], 1.0, 1.0, 1.0, *_percentiles(self._exact.times))

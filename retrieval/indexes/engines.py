@@ -29,7 +29,12 @@ from retrieval.indexes.disk import Disk
 from retrieval.indexes.mapped import Files
 
 Preset: TypeAlias = Literal["exact", "balanced", "fast"]
-"""How much of an index is looked at: all of it, what the defaults of the engine say, or less than that."""
+"""How much of an index a search looks at.
+
+``exact`` looks at everything. Of an index that was measured (`retrieval.indexes.calibration`), ``balanced`` is the fastest effort with a
+recall of at least 0.95, and ``fast`` the fastest with at least 0.90; see `retrieval.indexes.recall_table.Calibration.preset`. Of one that
+was not, they are chosen from its size.
+"""
 
 Setting: TypeAlias = str | int | float | bool | None
 """A value of an engine's settings or knobs, as JSON and reports have it."""
@@ -212,16 +217,23 @@ class Codec(Protocol[SegmentType, EffortType]):
         """
 
     def effort(self, preset: Preset, *, k: int) -> EffortType:
-        """The knobs of a preset for k hits; ``exact`` looks at everything the segment has."""
+        """The knobs of a preset for k hits of an index that was not measured; ``exact`` looks at everything the segment has."""
 
-    def ladder(self, k: int) -> Sequence[EffortType]:
-        """Efforts for k hits from cheap to thorough, each once: those that are worth measuring, the presets among them, ``exact`` last."""
+    def ladder(self, k: int, *, documents: int) -> Sequence[EffortType]:
+        """Efforts for k hits from cheap to thorough, each once: what ``effort`` gives is among them, ``exact`` is last.
+
+        Args:
+            k: Hits.
+            documents: Documents of the largest segment: the last efforts before ``exact`` look at about all of them.
+        """
 
     def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
         """The knobs that look at as much of the index for k hits as these do for ``measured`` of them."""
 
     def effort_from(self, knobs: Mapping[str, Setting]) -> EffortType:
-        """The knobs from their names and values, as a manifest or a command line has them; what is not named is as in ``balanced``.
+        """The knobs from their names and values, as a manifest or a command line has them.
+
+        What is not named is as in ``balanced`` of an index that was not measured.
 
         Raises:
             InputError: There is no such knob, or the value is none that it takes.

@@ -9,6 +9,7 @@ Source: product quantisation, Jegou et al., TPAMI 2011; with 4-bit codes and fas
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -24,8 +25,10 @@ _faiss: Any = faiss
 CODEWORDS = 16
 """Codewords of a codebook: what four bits can name."""
 
-# Codes that FAISS scans side by side: a list takes a multiple of these.
-_SIDE_BY_SIDE = 32
+# What a list takes that is empty, measured with FAISS 1.15.
+_LIST = 300
+# Vectors whose lists are packed at once, about: what is needed beside the lists while they are made.
+_PART = 1 << 16
 
 
 class FastScanLists:
@@ -48,26 +51,52 @@ class FastScanLists:
         *,
         lists: int,
     ) -> None:
-        width = products.shape[0] * products.shape[2]
-        plain = _faiss.IndexIVFPQ(_faiss.IndexFlatIP(width), width, lists, len(products), 4, _faiss.METRIC_INNER_PRODUCT)
-        _faiss.copy_array_to_vector(products.ravel(), plain.pq.centroids)
-        plain.is_trained = True
+        self._index = _faiss.IndexIVFPQFastScan(_plain_lists(products, lists))
         order = np.argsort(numbers, kind="stable")  # a radix sort where there are at most 65,536 lists
         sizes = np.bincount(numbers, minlength=lists)
         filled = np.flatnonzero(sizes)
-        for place, end in zip(filled.tolist(), np.cumsum(sizes)[filled].tolist(), strict=True):
-            rows = order[end - sizes[place] : end]
-            ids, part = labels[rows], np.ascontiguousarray(codes[rows])
-            plain.invlists.add_entries(place, len(rows), _faiss.swig_ptr(ids), _faiss.swig_ptr(part))
-        plain.ntotal = len(order)
-        self._index = _faiss.IndexIVFPQFastScan(plain)
-        plain.reset()  # the lists were copied
+        ends = np.cumsum(sizes[filled])
+        first = start = 0
+        while start < len(order):
+            # The lists [first, last) of those that are filled: _PART vectors at most, or one list.
+            last = max(first + 1, int(np.searchsorted(ends, start + _PART, side="right")))
+            stop = int(ends[last - 1])
+            some = filled[first:last]
+            self._fill(some, sizes[some], _plain_lists(products, len(some)), codes, labels, order[start:stop])
+            first, start = last, stop
+        self._index.ntotal = len(order)
+
+    def _fill(
+        self,
+        lists: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        plain: Any,
+        codes: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> None:
+        """Fill some lists, which are empty, with vectors: the first ``sizes[0]`` of ``rows`` go into ``lists[0]``, and so on.
+
+        FAISS packs codes for its scan only where it copies a whole index of unpacked codes, and its Python layer keeps that index as long
+        as the copy. So a plain index is made of these lists alone, and what FAISS packs is copied; both are freed at the end.
+        """
+        ends = np.cumsum(sizes).tolist()
+        for place, (size, end) in enumerate(zip(sizes.tolist(), ends, strict=True)):
+            _append(plain.invlists, place, labels[rows[end - size : end]], np.ascontiguousarray(codes[rows[end - size : end]]))
+        index = _faiss.IndexIVFPQFastScan(plain)
+        packed, kept = index.invlists, self._index.invlists
+        for place, (number, size) in enumerate(zip(lists.tolist(), sizes.tolist(), strict=True)):
+            kept.add_entries(number, size, packed.get_ids(place), packed.get_codes(place))
 
     @staticmethod
     def nbytes(vectors: int, *, codebooks: int, lists: int) -> int:
-        """What the lists of so many vectors take in memory, about: codes, labels of 8 bytes, and half a block a list unused."""
+        """What the lists of so many vectors take in memory, about: codes, and labels of 8 bytes.
+
+        FAISS rounds the codes of a list up to a power of two, which of many lists takes 1 / ln 2 times as much on average. Of a single one
+        the pages at the end are never touched.
+        """
         code = -(-codebooks // 2)
-        return (code + 8) * vectors + lists * (_SIDE_BY_SIDE // 2) * code
+        return round((code / math.log(2) if lists > 1 else code) * vectors) + 8 * vectors + _LIST * lists
 
     def search(
         self,
@@ -102,6 +131,19 @@ class FastScanLists:
         # FAISS's own wrapper of this call takes no parameters; versions before 1.13 take no nprobe from them.
         self._index.search_preassigned_c(len(queries), pointers[0], k, *pointers[1:], False, parameters)
         return similarities, labels
+
+
+def _plain_lists(products: NDArray[np.float32], lists: int) -> Any:
+    """FAISS's index of unpacked codes with given codebooks, (M, 16, D / M), whose lists are empty."""
+    width = products.shape[0] * products.shape[2]
+    plain = _faiss.IndexIVFPQ(_faiss.IndexFlatIP(width), width, lists, len(products), 4, _faiss.METRIC_INNER_PRODUCT)
+    _faiss.copy_array_to_vector(products.ravel(), plain.pq.centroids)
+    plain.is_trained = True
+    return plain
+
+
+def _append(lists: Any, number: int, labels: NDArray[np.int64], codes: NDArray[np.uint8]) -> None:
+    lists.add_entries(number, len(labels), _faiss.swig_ptr(labels), _faiss.swig_ptr(codes))
 
 
 @lru_cache

@@ -7,6 +7,7 @@ Shapes: Q queries, k hits a query, n_i token vectors of text i, d vector width.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
@@ -27,12 +28,14 @@ from retrieval.indexes.exact.ranking import check_k
 from retrieval.indexes.live import LiveDocuments, LiveIds, Place
 from retrieval.indexes.merging import SegmentHits, merged
 from retrieval.indexes.queries import SearchRequest, dense_queries, token_queries
-from retrieval.indexes.recall_table import Calibration, check_target
+from retrieval.indexes.recall_table import Calibration, Rung, check_target
 from retrieval.indexes.segments import OpenSegment, open_segment, shared_documents
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import Manifest, SegmentEntry
 from retrieval.indexes.store.reading import open_files, open_newest, read_alive, read_generation, verify_files
 from retrieval.records import Document, Hits, ModelCard
+
+logger = logging.getLogger(__name__)
 
 _PRESETS: tuple[Preset, ...] = get_args(Preset)
 # Filters whose documents are remembered, so that a stream of queries under one filter works it out once.
@@ -78,6 +81,7 @@ class Index:
         # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
         remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
+        self._efforts: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -137,7 +141,7 @@ class Index:
             k: Hits a query; capped at the number of documents that have a vector and may be found.
             where: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
                 or a `Filter`. It is applied inside the search, so that k are found if there are k.
-            effort: How much of the index is looked at: a preset, or the engine's knobs by name; None for ``balanced``.
+            effort: How much of the index is looked at: a preset, see ``presets``, or the engine's knobs by name; None for ``balanced``.
             target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
                 ``effort_for``. It was measured without a filter; under one a search looks more widely.
 
@@ -206,7 +210,7 @@ class Index:
         """
         check_target(target_recall)
         k = check_k(k)
-        ladder = self.codec.ladder(k)
+        ladder = self.codec.ladder(k, documents=1)
         if len(ladder) == 1:
             return asdict(ladder[0])
         if self.calibration is None:
@@ -216,9 +220,19 @@ class Index:
         return self.codec.resized(rung.knobs, measured=measured, k=k)
 
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
-        """The knobs of the presets for k hits."""
+        """The knobs of the presets for k hits.
+
+        ``exact`` looks at everything. Where recall was measured, ``balanced`` is the fastest effort with a recall of 0.95, and ``fast``
+        that with 0.90 (`retrieval.indexes.recall_table.RecallTable.preset`). Where it was not, they are chosen from the size of the index;
+        for more hits than were measured each knob is the greater of that choice and of the preset for the most that were.
+        """
         k = check_k(k)
-        return {name: asdict(self.codec.effort(name, k=k)) for name in _PRESETS}
+        return {name: self._preset(name, k) for name in _PRESETS}
+
+    def preset_recall(self) -> Mapping[int, Mapping[Preset, Rung]]:
+        """What was measured of the presets, by the number of hits; nothing where recall was not measured."""
+        tables = () if self._measured is None else self._measured.tables
+        return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
         """Where documents are; None where there is no such document."""
@@ -319,7 +333,37 @@ class Index:
             return self.codec.effort_from(effort)
         if effort not in _PRESETS:
             raise InputError(f"effort must be {', '.join(_PRESETS)}, or knobs by name; got {effort!r}")
-        return self.codec.effort(effort, k=k)
+        return self.codec.effort_from(self._preset(effort, k))
+
+    def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
+        """The knobs of a preset; see `presets`."""
+        found = self._efforts.get((name, k))
+        if found is None:
+            found = self._efforts[name, k] = self._chosen(name, k)
+        return found
+
+    def _chosen(self, name: Preset, k: int) -> Mapping[str, Setting]:
+        usual = asdict(self.codec.effort(name, k=k))
+        if self._measured is None or name == "exact":
+            return usual
+        table = self._measured.table(max(1, min(k, len(self))))
+        if table is not None:
+            return self.codec.resized(table.preset(name).knobs, measured=table.k, k=k)
+        most = self._measured.tables[-1].preset(name).knobs
+        return {knob: max(value, most.get(knob, value)) for knob, value in usual.items()}  # numbers and truth values
+
+    @cached_property
+    def _measured(self) -> Calibration | None:
+        """The calibration that presets are chosen from; None where there is none, or none that this version can use."""
+        try:
+            calibration = self.calibration
+            for table in () if calibration is None else calibration.tables:
+                for rung in table.rungs:
+                    self.codec.effort_from(rung.knobs)
+        except InputError as error:
+            logger.warning("%s: the presets are chosen from the size of the index: %s", self.path, error)
+            return None
+        return calibration
 
 
 def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> Index:

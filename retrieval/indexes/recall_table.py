@@ -15,11 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.errors import InputError
-from retrieval.indexes.engines import Setting
+from retrieval.indexes.engines import Preset, Setting
 
 Origin = Literal["index", "given"]
 """Where the queries came from: made of the vectors of the index, or given by the user."""
 
+PRESET_RECALL: Mapping[Preset, float] = {"exact": 1.0, "balanced": 0.95, "fast": 0.9}
+"""The recall that each preset is to have."""
+
+LOW_RECALL = 0.9
+"""Where ``balanced`` has less, whoever builds the index is warned."""
+
+# The lower end of the interval of a preset's recall may lie so much below the recall that it is to have: few queries leave wide intervals.
+_DOUBT = 0.05
 # Of the normal distribution: 95% lie between these.
 _Z = 1.96
 
@@ -58,6 +66,25 @@ class RecallTable:
     k: int
     queries: int
     rungs: tuple[Rung, ...]
+
+    def preset(self, name: Preset) -> Rung:
+        """What a preset looks at.
+
+        Args:
+            name: ``exact`` looks at everything. The others are the fastest effort whose recall was measured to be at least that of
+                `PRESET_RECALL`, with no more than 0.05 less at the lower end of its interval.
+
+        Returns:
+            The effort. Where none but the look at everything reaches the recall, and that is slower, the one with the highest recall.
+        """
+        everything, target = self.rungs[-1], PRESET_RECALL[name]
+        if name == "exact":
+            return everything
+        reaching = [rung for rung in self.rungs if rung.recall >= target and rung.low >= target - _DOUBT]
+        if len(reaching) > 1:
+            return min(reaching, key=_latency)
+        faster = [rung for rung in self.rungs if rung.p50_ms < everything.p50_ms]
+        return max(faster, key=lambda rung: rung.recall, default=everything)
 
 
 @dataclass(frozen=True)
@@ -110,12 +137,31 @@ class Calibration:
             ValueError: The target is not in (0, 1].
         """
         check_target(target_recall)
-        table = next((table for table in self.tables if table.k >= k), None)
+        table = self.table(k)
         if table is None:
             raise InputError(
                 f"recall was measured for up to {self.tables[-1].k} hits, not for {k}; measure it with quiver index calibrate -k {k}"
             )
-        return table.k, min((rung for rung in table.rungs if rung.low >= target_recall), key=lambda rung: rung.p50_ms)
+        return table.k, min((rung for rung in table.rungs if rung.low >= target_recall), key=_latency)
+
+    def table(self, k: int) -> RecallTable | None:
+        """What was measured for k hits, or for the next greater number; None where neither was."""
+        return next((table for table in self.tables if table.k >= k), None)
+
+    def advice(self) -> str | None:
+        """One line that says what to do where ``balanced`` finds less than 0.9 of the best; None where it finds more.
+
+        Where an approximate effort can find more it is ``balanced`` already: only an index that was measured at fewer efforts, or one
+        whose codes do not tell its documents apart, comes here.
+        """
+        for table in self.tables:
+            balanced, exact = table.preset("balanced"), table.preset("exact")
+            if balanced.recall < LOW_RECALL:
+                return (
+                    f"the preset balanced finds {balanced.recall:.2f} of the {table.k} best documents; search with --effort exact "
+                    f"({exact.p50_ms:.3g} ms a query, balanced takes {balanced.p50_ms:.3g}), or measure more with quiver index calibrate"
+                )
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest has it."""
@@ -136,6 +182,10 @@ class Calibration:
         except (TypeError, ValueError) as error:
             raise InputError(f"not a calibration that this Quiver reads ({error}); measure it again with quiver index calibrate") from error
         return calibration
+
+
+def _latency(rung: Rung) -> float:
+    return rung.p50_ms
 
 
 def check_target(target_recall: float) -> None:

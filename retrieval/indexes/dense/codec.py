@@ -42,7 +42,7 @@ from retrieval.indexes.dense.settings import (
     ScanSettings,
     bits_of,
     coordinates,
-    efforts_between,
+    effort_grid,
     k_factor,
     probes,
     resized,
@@ -222,17 +222,17 @@ class ListCodec:
             return ScanEffort(factor, exhaustive)
         return ListEffort(probes(len(self._coarse.centroids), preset), factor, exhaustive)
 
-    def ladder(self, k: int) -> Sequence[ListsEffort]:
+    def ladder(self, k: int, *, documents: int) -> Sequence[ListsEffort]:
         """Efforts for k hits from cheap to thorough; see `retrieval.indexes.engines.Codec`."""
         fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return efforts_between(fast, balanced, exact, lists=len(self._coarse.centroids))
+        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
 
     def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
         """The knobs that look at as much for k hits as these do for others; see `retrieval.indexes.engines.Codec`."""
         return resized(knobs, measured=measured, k=k)
 
     def effort_from(self, knobs: Mapping[str, Setting]) -> ListsEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits.
+        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
 
         Raises:
             InputError: There is no such knob, or the value is none that it takes.

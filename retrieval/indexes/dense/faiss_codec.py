@@ -50,7 +50,7 @@ from retrieval.indexes.dense.settings import (
     FactoryEffort,
     FactorySettings,
     bits_of,
-    efforts_between,
+    effort_grid,
     factory_effort,
     resized,
     turned,
@@ -277,17 +277,17 @@ class FaissCodec:
         """The knobs of a preset for k hits."""
         return factory_effort(preset, k, search_settings(self._trained), lists=lists_of(self._trained))
 
-    def ladder(self, k: int) -> Sequence[FactoryEffort]:
+    def ladder(self, k: int, *, documents: int) -> Sequence[FactoryEffort]:
         """Efforts for k hits from cheap to thorough; see `retrieval.indexes.engines.Codec`."""
         fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return efforts_between(fast, balanced, exact, lists=lists_of(self._trained))
+        return effort_grid(fast, balanced, exact, k=k, lists=lists_of(self._trained), documents=documents)
 
     def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
         """The knobs that look at as much for k hits as these do for others; see `retrieval.indexes.engines.Codec`."""
         return resized(knobs, measured=measured, k=k)
 
     def effort_from(self, knobs: Mapping[str, Setting]) -> FactoryEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits.
+        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
 
         Raises:
             InputError: There is no such knob, or the value is none that it takes.

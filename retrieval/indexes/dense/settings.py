@@ -268,32 +268,51 @@ def k_factor(preset: Preset, k: int, *, dsub: int = 2) -> float:
     return max(each, few / k) * (_BLURRED if dsub == _DSUB[-1] else 1.0)
 
 
-def efforts_between(fast: Effort, balanced: Effort, exact: Effort, *, lists: int) -> list[Effort]:
-    """The presets, and between and beside them efforts with all knobs turned down or up together, from cheap to thorough, each once.
+def effort_grid(fast: Effort, balanced: Effort, exact: Effort, *, k: int, lists: int, documents: int) -> list[Effort]:
+    """Efforts from cheap to thorough, each once: parts of ``fast``, the presets, and steps from ``balanced`` up to everything.
 
     Args:
-        fast: The preset; a quarter and a half of it are tried too.
-        balanced: The preset; twice and four times of it are tried too.
+        fast: The preset; a quarter and a half of it come before it, and its mean with ``balanced`` behind it.
+        balanced: The preset; all knobs are doubled until every list is probed and half of all documents are candidates.
         exact: The preset.
+        k: Hits.
         lists: Lists of the index: no more are probed.
+        documents: Documents of the largest segment.
 
     Example:
-        >>> [effort.k_factor for effort in efforts_between(ScanEffort(6), ScanEffort(15), ScanEffort(15, exhaustive=True), lists=1)]
-        [1.5, 3.0, 6, 15, 30.0, 60.0, 15]
+        >>> fast, balanced, exact = ListEffort(8, 6.0), ListEffort(32, 15.0), ListEffort(64, 15.0, exhaustive=True)
+        >>> [(effort.nprobe, round(effort.k_factor, 1)) for effort in effort_grid(fast, balanced, exact, k=10, lists=64, documents=999)]
+        [(2, 1.5), (4, 3.0), (8, 6.0), (16, 9.5), (32, 15.0), (64, 30.0), (64, 60.0), (64, 15.0)]
     """
-    cheap = [_scaled(fast, factor, lists) for factor in (0.25, 0.5)]
-    thorough = [_scaled(balanced, factor, lists) for factor in (2.0, 4.0)]
-    return list(dict.fromkeys([*cheap, fast, balanced, *thorough, exact]))
+    cheap = [_scaled(fast, factor, lists=lists) for factor in (0.25, 0.5)]
+    # Where more are candidates it is faster to compute all scores.
+    most = max(4 * balanced.k_factor, documents / (2 * k))
+    knobs = asdict(balanced)
+    ends = [end / knobs[name] for name, end in (("k_factor", most), ("nprobe", lists), ("efSearch", documents)) if knobs.get(name)]
+    steps = math.ceil(math.log2(max(ends)))
+    thorough = [_scaled(balanced, 2.0**step, lists=lists, most=most) for step in range(1, steps + 1)]
+    return list(dict.fromkeys([*cheap, fast, *_between(fast, balanced), balanced, *thorough, exact]))
 
 
-def _scaled(effort: Effort, factor: float, lists: int) -> Effort:
-    knobs: dict[str, Any] = {"k_factor": max(1.0, factor * effort.k_factor)}
+def _scaled(effort: Effort, factor: float, *, lists: int, most: float = math.inf) -> Effort:
+    """All knobs turned by a factor: as many lists as there are are probed, and ``k_factor`` is at most ``most``."""
+    knobs: dict[str, Any] = {"k_factor": min(most, max(1.0, factor * effort.k_factor))}
     for name in ("nprobe", "efSearch", "quantizer_efSearch"):
         if value := asdict(effort).get(name):
             knobs[name] = max(1, round(factor * value))
     if "nprobe" in knobs:
         knobs["nprobe"] = min(knobs["nprobe"], lists)
     return replace(effort, **knobs)
+
+
+def _between(fast: Effort, balanced: Effort) -> list[Effort]:
+    """The geometric mean of two efforts, where it differs from both."""
+    first, last = asdict(fast), asdict(balanced)
+    knobs: dict[str, Any] = {"k_factor": math.sqrt(fast.k_factor * balanced.k_factor)}
+    for name in ("nprobe", "efSearch", "quantizer_efSearch"):
+        if first.get(name):
+            knobs[name] = round(math.sqrt(first[name] * last[name]))
+    return [replace(balanced, **knobs)]
 
 
 def resized(knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:

@@ -227,8 +227,9 @@ class ExactCodec(Generic[ExactSegment]):
         del preset, k
         return ExactEffort()
 
-    def ladder(self, k: int) -> Sequence[ExactEffort]:
+    def ladder(self, k: int, *, documents: int) -> Sequence[ExactEffort]:
         """See `retrieval.indexes.engines.Codec`."""
+        del documents
         return [self.effort("exact", k=k)]
 
     def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:

@@ -40,7 +40,7 @@ from retrieval.indexes.tokens.settings import (
     TokenSettings,
     default_centroids,
     default_grouping,
-    efforts_between,
+    effort_grid,
     preset_effort,
 )
 from retrieval.indexes.tokens.writer import TokenWriter, copy, memory
@@ -151,10 +151,10 @@ class TokenCodec:
         """The knobs of a preset for k hits."""
         return preset_effort(preset, k=k, vectors=self._vectors // self._pool_factor)
 
-    def ladder(self, k: int) -> Sequence[TokenEffort]:
+    def ladder(self, k: int, *, documents: int) -> Sequence[TokenEffort]:
         """Efforts for k hits from cheap to thorough; see `retrieval.indexes.engines.Codec`."""
         fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return efforts_between(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids))
+        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
 
     def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
         """The knobs as they are: they count candidates, not candidates a hit."""
@@ -162,7 +162,7 @@ class TokenCodec:
         return knobs
 
     def effort_from(self, knobs: Mapping[str, Setting]) -> TokenEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits.
+        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
 
         Raises:
             InputError: There is no such knob, or the value is none that it takes.

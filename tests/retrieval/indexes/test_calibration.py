@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 from encoder.errors import InputError
+from retrieval.cli.main import app
 from retrieval.indexes import (
     BuildOptions,
     Calibration,
@@ -140,8 +142,8 @@ def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, Index],
     assert (table.k, table.queries) == (k, 40)
     assert recalls[0] < 0.98  # otherwise nothing would have been tested
     assert table.rungs[-1].recall == 1
-    presets = [dict(knobs) for knobs in index.presets(k).values()]
-    assert all(knobs in [dict(rung.knobs) for rung in table.rungs] for knobs in presets)
+    formula = [asdict(index.codec.effort(name, k=k)) for name in ("exact", "balanced", "fast")]
+    assert all(knobs in [dict(rung.knobs) for rung in table.rungs] for knobs in formula)
     assert len({json.dumps(rung.knobs) for rung in table.rungs}) == len(table.rungs)
 
 
@@ -206,6 +208,42 @@ def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
     for target in (0.0, -1.0, 1.1, float("nan")):
         with pytest.raises(ValueError, match="target_recall must be above 0"):
             measured_before.choose(target, 10)
+
+
+def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tmp_path: Path) -> None:
+    """Of such an index the preset that its size alone suggests finds about a half."""
+    model = Noise()
+    options = BuildOptions("ivf-tokens", {"centroids": 512})
+    index = build_index(corpus(last=3000), model, tmp_path / "i", options=options)
+    queries = model.encode([f"q{number}" for number in range(40)], "query").vectors
+    wanted = index.search(queries, 10, effort="exact").ids
+
+    def recall(effort: Any) -> float:
+        found = index.search(queries, 10, effort=effort).ids
+        return float(np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, wanted, strict=True)]))
+
+    assert recall(asdict(index.codec.effort("balanced", k=10))) < 0.7  # as it was
+    assert recall("balanced") > 0.9
+    assert recall("fast") > 0.8
+    assert index.calibration is not None
+    between = [rung for rung in index.calibration.tables[0].rungs[:-1] if rung.recall > 0.6]
+    assert len(between) >= 2
+    described = CliRunner().invoke(app, ["index", "info", str(tmp_path / "i"), "--json"])
+    assert json.loads(described.stdout)["preset_recall"]["10"]["balanced"]["recall"] >= 0.95
+
+
+def test_a_balanced_preset_that_finds_too_little_is_said() -> None:
+    def rung(name: int, recall: float, p50: float) -> Rung:
+        return Rung({"nprobe": name}, recall, recall - 0.02 * (recall < 1), recall, p50, p50 + 1)
+
+    poor = RecallTable(10, 200, (rung(1, 0.3, 1.0), rung(2, 0.6, 3.0), rung(9, 1.0, 90.0)))
+    content = Calibration(1000, 1000, "index", 0, "2026-01-01T00:00:00+00:00", "x", {}, (poor,))
+    assert poor.preset("balanced").recall == 0.6
+    assert poor.preset("exact").recall == 1
+    assert "balanced finds 0.60 of the 10 best documents; search with --effort exact (90 ms" in (content.advice() or "")
+    good = RecallTable(10, 200, (rung(1, 0.3, 1.0), rung(2, 0.92, 3.0), rung(4, 0.96, 4.0), rung(9, 1.0, 90.0)))
+    assert [good.preset(name).knobs["nprobe"] for name in ("fast", "balanced", "exact")] == [2, 4, 9]
+    assert replace(content, tables=(good,)).advice() is None
 
 
 def test_a_search_for_a_target_is_that_with_the_chosen_knobs(built: dict[str, Index]) -> None:
@@ -418,6 +456,22 @@ def test_time_is_limited(built: dict[str, Index]) -> None:
     assert (allowed_seconds(1), allowed_seconds(1000)) == (0.1, 50)
 
 
+class Noise:
+    """A model of token vectors that lie almost anywhere."""
+
+    card = ModelCard("noise", "colbert", 64 * "a", 32, "maxsim", 99, 99)
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        counts = TextTokens(np.ones(len(texts), np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
+        count = 40 if role == "document" else 24
+        rngs = [np.random.default_rng([ord(letter) for letter in text]) for text in texts]
+        return TokenEncoding([unit(rng.standard_normal((count, 32))) for rng in rngs], counts)
+
+
+def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
 class StoppedError(Exception):
     """Stands for a kill."""
 
@@ -481,9 +535,9 @@ def test_a_ladder_climbs_and_has_the_presets() -> None:
     for engine, settings in (("pq-dense", {}), ("ivf-dense", {"nlist": 64}), ("faiss-dense", {"factory": "IVF16_HNSW8,Flat"})):
         codec = train_codec(engine, Sample(vectors), card, documents=600, vectors=600, settings=settings, seed=0)
         for k in (1, 10, 100):
-            ladder = [asdict(effort) for effort in codec.ladder(k)]
+            ladder = [asdict(effort) for effort in codec.ladder(k, documents=600)]
             assert [step["exhaustive"] for step in ladder] == [False] * (len(ladder) - 1) + [True]
-            assert all(codec.effort(name, k=k) in codec.ladder(k) for name in ("exact", "balanced", "fast"))
+            assert all(codec.effort(name, k=k) in codec.ladder(k, documents=600) for name in ("exact", "balanced", "fast"))
             for name in ladder[0]:
                 knobs = [step[name] for step in ladder[:-1]]
                 assert knobs == sorted(knobs), (engine, k, name)
