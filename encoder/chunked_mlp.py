@@ -37,7 +37,7 @@ def runs_in_chunks(x: Tensor, up: object, down: object) -> bool:
 
 
 def mlp_in_chunks(x: Tensor, up: Linear, down: Linear, activation: str, *, gate: bool) -> Tensor:
-    """down(act(up(x))), its gradients included; hooks on the two modules do not fire.
+    """down(act(up(x))), its gradients included.
 
     Args:
         x: (N, D).

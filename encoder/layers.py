@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from encoder.attention import attend
 from encoder.chunked_mlp import mlp_in_chunks, runs_in_chunks
@@ -103,7 +104,7 @@ class MLP(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
         drops_out = self.training and self.inner_dropout.p > 0
-        if not drops_out and runs_in_chunks(hidden, self.up, self.down):
+        if not drops_out and runs_in_chunks(hidden, self.up, self.down) and not has_hooks(self):
             updated = mlp_in_chunks(hidden, self.up, self.down, self.activation, gate=self.gated)
         else:
             updated = self.down(self.inner_dropout(self.activate(self.up(hidden))))
@@ -152,3 +153,15 @@ class Block(nn.Module):
             return hidden, mixed + self.mlp(normed)
         hidden, normed = add_norm(hidden, mixed, self.mlp_norm)
         return hidden, self.mlp(normed)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a forward hook is registered on a module, on one inside of it, or on all modules of the process."""
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks) or _hooked(module)
+
+
+def _hooked(module: nn.Module) -> bool:
+    # By hand, since it is asked of every block of every batch: nn.Module.modules() takes four times as long.
+    if module._forward_hooks or module._forward_pre_hooks:
+        return True
+    return any(child is not None and _hooked(child) for child in module._modules.values())

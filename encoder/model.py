@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from encoder import fused, fused_training
 from encoder.config import EncoderConfig, Precision
 from encoder.errors import InputError
-from encoder.layers import Block, Embeddings, RotaryRows, make_norm
+from encoder.layers import Block, Embeddings, RotaryRows, has_hooks, make_norm
 from encoder.lean import advance_, heads_buffer
 from encoder.linear import compute_dtype, lean
 from encoder.ops import add_norm
@@ -91,9 +91,9 @@ class Encoder(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Encode a batch.
 
-        In evaluation without gradients on a CPU the blocks run by `encoder.fused` or `encoder.lean`: hooks on modules inside of them
-        do not fire there, and dropout that was switched on in single modules has no effect. With gradients `encoder.fused_training` runs
-        them where it can, which leaves blocks with hooks or dropout alone.
+        In evaluation without gradients on a CPU the blocks run by `encoder.fused` or `encoder.lean`, where dropout that was switched on in
+        single modules has no effect. With gradients `encoder.fused_training` runs them where it can, which leaves blocks with dropout
+        alone. A block with a forward hook, on it or on a module inside of it, always runs by its own ``forward``, so that the hook fires.
 
         Args:
             batch: B sequences, N tokens in all; it is moved to the weights' device if it lies elsewhere.
@@ -143,14 +143,18 @@ class Encoder(nn.Module):
 
     def _advance_(self, hidden: Tensor, batch: PackedBatch, ropes: Sequence[RotaryRows | None]) -> None:
         """All blocks over the residual stream, in place."""
+        advance: Callable[[Block, RotaryRows | None], None]
         if fused.serves(self._blocks, batch, hidden, ropes[0]):
-            blocks = fused.FusedBlocks(self._blocks, batch, hidden)
-            for layer, rope in zip(self._blocks, ropes, strict=True):
-                blocks.advance_(layer, rope)
-            return
-        buffer = heads_buffer(self._blocks[0], hidden, batch)
+            advance = fused.FusedBlocks(self._blocks, batch, hidden).advance_
+        else:
+            buffer = heads_buffer(self._blocks[0], hidden, batch)
+            advance = partial(_lean_step, hidden, batch, buffer)
         for layer, rope in zip(self._blocks, ropes, strict=True):
-            advance_(layer, hidden, batch, rope, buffer)
+            if has_hooks(layer):
+                stream, update = layer(hidden, None, batch, rope)
+                hidden.copy_(stream if update is None else stream + update)
+            else:
+                advance(layer, rope)
 
     def forward_padded(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The same states from a padded batch, without a choice that depends on sizes: what is exported as a graph for other programs.
@@ -187,6 +191,10 @@ class Encoder(nn.Module):
             batch.memo["arranged"] = neighbours_of_equal_length(batch)
         arranged: tuple[PackedBatch, Tensor | None] = batch.memo["arranged"]
         return arranged
+
+
+def _lean_step(hidden: Tensor, batch: PackedBatch, buffer: Tensor, block: Block, rope: RotaryRows | None) -> None:
+    advance_(block, hidden, batch, rope, buffer)
 
 
 Step = Callable[[Block, Tensor, "Tensor | None", PackedBatch, "RotaryRows | None"], tuple[Tensor, "Tensor | None"]]

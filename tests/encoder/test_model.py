@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from encoder import Encoder, EncoderConfig, InputError, init_weights, pack_ids
+from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, pack_ids
 from encoder.hf_config import config_from_hf
 
 CONFIG = EncoderConfig.modernbert(
@@ -99,3 +100,61 @@ def test_cuda_gives_the_cpus_states(encoder: Encoder) -> None:
     with torch.inference_mode():
         expected = encoder(batch)
         torch.testing.assert_close(encoder.to("cuda")(batch).cpu(), expected, atol=1e-4, rtol=0)
+
+
+POSITIONS = ("pre", "post", "parallel")
+
+
+def family(norm_position: str) -> EncoderConfig:
+    positions = {"norm_position": norm_position, "final_norm": norm_position != "post"}
+    return replace(CONFIG, **({} if norm_position == "pre" else positions | {"embedding_norm": True, "first_attention_norm": True}))
+
+
+@pytest.mark.parametrize("norm_position", POSITIONS)
+@pytest.mark.parametrize("lengths", [(5,), (300, 120, 7)])
+@pytest.mark.parametrize("optimized", [None, "float", "int8"])
+def test_forward_hooks_fire_in_inference_as_often_as_with_gradients(
+    norm_position: str, lengths: tuple[int, ...], optimized: str | None
+) -> None:
+    encoder = init_weights(Encoder(family(norm_position)), seed=3).eval()
+    batch = pack_ids(texts(*lengths))
+    with torch.inference_mode():
+        plain = encoder(batch)
+    fired: list[str] = []
+    modules = {"block": encoder.layers[1], "attention": encoder.layers[2].attention, "mlp": encoder.layers[3].mlp}
+    for name, module in modules.items():
+        module.register_forward_hook(lambda module, inputs, output, name=name: fired.append(name))
+    encoder.layers[0].register_forward_pre_hook(lambda module, inputs: fired.append("before"))
+    wanted = ["before", *modules]
+    encoder(batch)
+    assert fired == wanted
+    if optimized is not None:
+        freeze(encoder, precision=optimized)
+    fired.clear()
+    with torch.inference_mode():
+        states = encoder(batch)
+    assert fired == wanted
+    torch.testing.assert_close(states, plain, atol=2e-5 if optimized != "int8" else 0.3, rtol=0)
+
+
+def test_a_forward_hook_on_every_module_fires_in_inference(encoder: Encoder) -> None:
+    seen: list[str] = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: seen.append(type(module).__name__))
+    try:
+        with torch.inference_mode():
+            encoder(pack_ids(texts(300, 300)))
+    finally:
+        handle.remove()
+    assert (seen.count("Block"), seen.count("SelfAttention"), seen.count("MLP")) == (4, 4, 4)
+
+
+def test_what_a_forward_hook_returns_takes_the_place_of_the_output(encoder: Encoder) -> None:
+    batch = pack_ids(texts(300, 64))
+    handle = encoder.layers[1].mlp.register_forward_hook(lambda module, inputs, output: output * 0)
+    expected = encoder(batch).detach()
+    with torch.inference_mode():
+        changed = encoder(batch)
+        handle.remove()
+        plain = encoder(batch)
+    torch.testing.assert_close(changed, expected, atol=2e-5, rtol=0)
+    assert (changed - plain).abs().max() > 1e-3
