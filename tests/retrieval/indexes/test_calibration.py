@@ -68,7 +68,8 @@ CENTRES = np.random.default_rng(0).standard_normal((40, WIDTH))
 def heap_vectors(text: str, count: int) -> NDArray[np.float32]:
     rng = np.random.default_rng([ord(letter) for letter in text])
     vectors = CENTRES[rng.integers(0, len(CENTRES), count)] + 0.5 * rng.standard_normal((count, WIDTH))
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
 
 
 def corpus(first: int = 0, last: int = DOCUMENTS) -> list[Document]:
@@ -469,7 +470,8 @@ class Noise:
 
 
 def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
 
 
 class StoppedError(Exception):
