@@ -38,9 +38,11 @@ def loops_run() -> bool:
     if not available():
         return False
     try:
-        from encoder.compiled import vectors
+        from encoder.compiled import compiling, vectors
     except ImportError as error:
         logger.warning("encoding on this CPU is slower than it could be: numba cannot be loaded (%s)", error)
+        return False
+    if not compiling.keeps_code():
         return False
     if reason := vectors.obstacle():
         logger.warning("encoding on this CPU is slower than it could be: %s", reason)

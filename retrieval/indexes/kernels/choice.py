@@ -92,12 +92,18 @@ class Kernels(Protocol):
 
 @cache
 def kernels() -> Kernels:
-    """The compiled loops, or their NumPy reference where numba is not installed, which is several times slower."""
+    """The compiled loops, or their NumPy reference, several times slower, where numba is not installed or can keep no compiled code."""
     if importlib.util.find_spec("numba") is None:
         from retrieval.indexes.kernels import reference
 
         logger.warning("numba is not installed: indexes of compressed vectors are searched several times more slowly")
         return reference
-    from retrieval.indexes.kernels import compiled  # takes half a second, so not before it is needed
+    from encoder.compiled.compiling import keeps_code  # takes half a second, so not before it is needed
+
+    if not keeps_code():
+        from retrieval.indexes.kernels import reference
+
+        return reference
+    from retrieval.indexes.kernels import compiled
 
     return compiled
