@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from encoder.errors import InputError
-from encoder.files import read_json, replacing, write_json
+from encoder.files import read_json, replacing, save_tensors, write_json
 from encoder.hf_config import ConfigStyle, config_from_hf, config_to_hf
 from encoder.hub import local_folder
 from encoder.key_maps import KEY_MAPS
@@ -217,7 +217,7 @@ def write_checkpoint(folder: Path, state: Mapping[str, Tensor], hf: Mapping[str,
     """
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
-        save_file(dict(state), temporary, metadata={"format": "pt"})
+        save_tensors(state, temporary)
     # Shards of an earlier checkpoint would be read before the new file.
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     for shard in folder.glob("model-*-of-*.safetensors"):

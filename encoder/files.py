@@ -1,14 +1,19 @@
-"""Small files: JSON read with clear errors, text written whole or not at all."""
+"""Files: JSON read with clear errors, text and tensors written with errors that name the file."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from encoder.errors import InputError
 
@@ -98,13 +103,25 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     try:
-        yield temporary
+        with _naming(path, temporary):
+            yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(target.parent)
+
+
+@contextmanager
+def _naming(path: Path, temporary: Path) -> Iterator[None]:
+    """Put the file's name into an error of the block that names none or the temporary file: a full disk is known by a descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -116,6 +133,30 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# How Rust's standard library prints an error of the operating system.
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Args:
+        tensors: Contiguous tensors that share no storage, by name.
+        path: Where the file goes; in `replacing`, the temporary file.
+
+    Raises:
+        OSError: The file cannot be written. safetensors raises `SafetensorError` then, which is no OSError, for a full disk too.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        found = _OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from encoder.adapter import TransformersEncoder
 from encoder.checkpoint import their_keys
 from encoder.errors import InputError
-from encoder.files import replacing, write_json
+from encoder.files import replacing, save_tensors, write_json
 from encoder.linear import Linear, Product, Rows, in_parts, multiply, ready_products
 from encoder.model import Encoder
 from encoder.ops.dropout import drop
@@ -220,7 +219,7 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with replacing(target / ADAPTER_WEIGHTS) as temporary:
-        save_file(state, temporary, metadata={"format": "pt"})
+        save_tensors(state, temporary)
     write_json(target / ADAPTER_CONFIG, _adapter_config(encoder, base_model, revision))
 
 

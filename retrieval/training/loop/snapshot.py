@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from encoder.errors import InputError
+from encoder.files import save_tensors
 from encoder.running.state_files import read_state, write_state
 from retrieval.biencoder import BiEncoder
 from retrieval.colbert import ColBERT
@@ -144,7 +145,7 @@ def write_snapshot(folder: Path | None, trainee: Trainee, progress: Progress, ra
     if folder is None:
         return
     if trainee.lora or has_two_weights(trainee.optimizer):
-        save_file({name: weight.detach().cpu().contiguous() for name, weight in trainee.trained().items()}, folder / WEIGHTS)
+        save_tensors({name: weight.detach().cpu().contiguous() for name, weight in trainee.trained().items()}, folder / WEIGHTS)
     state = {
         "optimizer": optimizer,
         "schedule": trainee.schedule.state_dict(),

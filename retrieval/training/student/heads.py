@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pylate.models import Dense
-from safetensors.torch import save_file
 from sentence_transformers.models import Pooling
 from torch import nn
 
 from encoder.checkpoint import read_safetensors
-from encoder.files import read_json, replacing, write_json
+from encoder.files import read_json, replacing, save_tensors, write_json
 from retrieval.pooling import pool
 from retrieval.projection import Projection
 from retrieval.training.student.native import PACKED, packed_of, pad_to
@@ -86,7 +85,7 @@ class NativeProjection(Dense):  # type: ignore[misc]  # the library is untyped
         del args, safe_serialization  # always safetensors
         write_json(Path(output_path) / "config.json", self.get_config_dict())
         with replacing(Path(output_path) / "model.safetensors") as temporary:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self.projection.state_dict().items()}, temporary)
+            save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in self.projection.state_dict().items()}, temporary)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **hub: object) -> NativeProjection:

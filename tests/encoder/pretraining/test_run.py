@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,27 @@ def test_a_bias_of_frequencies_begins_where_a_model_without_context_ends(
     assert losses["frequencies"] == pytest.approx(entropy, abs=0.2)
     with pytest.raises(InputError, match=r"model.decoder_bias: the weights of somewhere have their own"):
         make_recipe("model.decoder_bias=frequencies", "model.init=somewhere", "model.tokenizer=somewhere")
+
+
+def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
+    make_recipe: MakeRecipe, tmp_path: Path, whole_run: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    recipe, out = make_recipe("training.averaging.ema_half_life=4"), tmp_path / "out"
+    with ExitStack() as filled, pytest.MonkeyPatch.context() as patch:
+        real = Updater.do
+
+        def filling(self: Updater, *arguments: Any, step: int, **others: Any) -> Any:
+            if step == 8:
+                filled.enter_context(full_disk(10_000))
+            return real(self, *arguments, step=step, **others)
+
+        patch.setattr(Updater, "do", filling)
+        with pytest.raises(OSError, match="File too large") as caught:
+            pretrain(recipe, out)
+    assert str(caught.value.filename).startswith(str(out / "checkpoints"))
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000004"]
+    assert pretrain(recipe, out, resume=True)["result"]["resumed_at"] == [4]
+    assert model_bytes(out) == model_bytes(whole_run)
 
 
 @pytest.mark.parametrize("fatal", [3, 7, 16, 22])

@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
@@ -468,6 +469,39 @@ def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_fi
         train_recipe(recipe, out, resume=True)
     rows.write_bytes(rows_file.read_bytes())  # the same rows, at another time
     assert train_recipe(recipe, out, resume=True)["result"]["resumed_at"] == [2]
+
+
+@pytest.mark.parametrize("more", [(), ("training.lora.rank=2", "training.lora.alpha=4")], ids=["whole", "lora"])
+def test_a_disk_that_fills_up_is_one_line_and_the_run_resumes(
+    quiver: Callable[..., Any],
+    make_recipe: MakeRecipe,
+    tmp_path: Path,
+    full_disk: Callable[[int], AbstractContextManager[None]],
+    more: tuple[str, ...],
+) -> None:
+    chosen = ("training.max_steps=6", "training.save_every=2", "training.log_every=1", *more)
+    make_recipe()
+    recipe, out, whole = tmp_path / "recipe.json", tmp_path / "out", tmp_path / "whole"
+    with ExitStack() as filled, pytest.MonkeyPatch.context() as patched:
+        real = Watch.on_step_end
+
+        def filling(self: Watch, arguments: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 4:
+                filled.enter_context(full_disk(10_000))
+            real(self, arguments, state, control, **others)
+
+        patched.setattr(Watch, "on_step_end", filling)
+        done = quiver("train", recipe, "--out", out, *chosen)
+    assert done.code == 1
+    assert done.err.count("\n") == 1, done.err
+    assert "File too large" in done.err
+    assert str(out / "checkpoints") in done.err, "which file"
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000002"]
+    resumed = quiver("train", recipe, "--out", out, "--resume", *chosen)
+    assert resumed.code == 0, resumed.err
+    assert json.loads((out / "run.json").read_text())["result"]["resumed_at"] == [2]
+    assert quiver("train", recipe, "--out", whole, *chosen).code == 0
+    assert same(out / "model", whole / "model")
 
 
 def test_a_run_goes_on_with_other_words_and_another_log(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

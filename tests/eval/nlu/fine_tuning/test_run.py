@@ -9,7 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,20 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(
     torch.manual_seed(99)
     train(recipe, out, resume=True)
     assert read_json(out / "run.json")["result"]["resumed_at"] == [4 * ((fatal - 1) // 4)]
+    assert_same_run(out, whole)
+
+
+def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
+    recipe: GlueRecipe, tmp_path: Path, whole: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    out = tmp_path / "out"
+    with ExitStack() as filled, pytest.MonkeyPatch.context() as patch:
+        before_update(8, lambda: filled.enter_context(full_disk(10_000)), patch)
+        with pytest.raises(OSError, match="File too large") as caught:
+            train(recipe, out)
+    assert str(caught.value.filename).startswith(str(out / "checkpoints"))
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000004"]
+    train(recipe, out, resume=True)
     assert_same_run(out, whole)
 
 
