@@ -17,8 +17,8 @@ from typing import Any
 from safetensors.torch import save_file
 
 from encoder import Encoder, InputError, Tokenizer, save_encoder
-from encoder.checkpoint import read_safetensors
 from encoder.files import read_json, replacing, write_json
+from encoder.weight_files import read_weights
 from retrieval.interchange.fields import required, typed, words
 from retrieval.model_settings import ModelFolder
 from retrieval.pooling import POOLINGS
@@ -151,7 +151,7 @@ def _read_projection(folder: Path, stack: Stack) -> Projection:
         residual=typed(config, "use_residual", bool, False, path),
     )
     try:
-        projection.load_state_dict(read_safetensors(folder), strict=True)
+        projection.load_state_dict(read_weights(folder), strict=True)
     except RuntimeError as error:
         raise InputError(f"{folder}: the tensors do not fit config.json: {' '.join(str(error).split())}") from error
     return projection

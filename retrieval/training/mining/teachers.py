@@ -29,6 +29,7 @@ from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.hub import local_folder
+from encoder.weight_files import weight_files
 from retrieval.executors import HERE, Executor
 from retrieval.models import default_device, load_model
 from retrieval.protocols import DenseModel, TokenModel
@@ -39,9 +40,8 @@ from retrieval.vectors import VectorStore, vector_store
 # Pairs of one forward pass of a cross-encoder.
 _BATCH = {"cpu": 32, "cuda": 256}
 
-# What transformers and sentence-transformers read of a cross-encoder: its weights, in one file or several; configurations and
-# tokenizers, of which old ones are lists of words or a SentencePiece model.
-_WEIGHTS = ("*.safetensors", "*/model.safetensors", "pytorch_model*.bin")
+# What transformers and sentence-transformers read of a cross-encoder beside its weights: configurations and tokenizers, of which old
+# ones are lists of words or a SentencePiece model.
 _SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
 
 
@@ -244,14 +244,14 @@ def load_teacher(source: str, *, precision: Precision = "float", executor: Execu
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
-    """Of all that decides a cross-encoder's scores: its weights in any format, its configuration, its tokenizer, where texts are cut.
+    """Of all that decides a cross-encoder's scores: its weights, its configuration, its tokenizer, where texts are cut.
 
     Raises:
-        InputError: There is no file of weights.
+        InputError: A file of weights is missing.
     """
-    weights = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
-    if not weights:
-        raise InputError(f"{source}: no weights in this folder ({', '.join(_WEIGHTS)})")
+    weights = set(weight_files(folder))
+    if missing := sorted(path.name for path in weights if not path.is_file()):
+        raise InputError(f"{source}: {', '.join(missing)} is missing")
     files = sorted(weights | {path for pattern in _SETTINGS for path in folder.glob(pattern)})
     sums = {str(path.relative_to(folder)): file_sha256(path) for path in files}
     return hashlib.sha256(json.dumps([sums, max_length]).encode()).hexdigest()
