@@ -6,6 +6,7 @@ everything else, so that nothing in the file is executed.
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
 import struct
@@ -112,6 +113,10 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of damaged files: about pickle protocols that they do not have
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a truncated file: torch looks for its end before its beginning
+            raise
+        raise InputError(f"{path}: corrupt checkpoint: truncated") from error
     except _MALFORMED as error:
         raise InputError(f"{path}: {_complaint(error)}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) and _is_plain(value) for key, value in content.items()):

@@ -85,20 +85,14 @@ def test_the_same_negatives(
 
 
 def test_scores_of_a_folder_of_bge_m3s_layout(bge_m3: Path, tmp_path: Path) -> None:
-    texts = [
-        "a bird has wings",
-        "the sea is deep, 128 wide?",
-        "which layer",
-        "how wide is a local layer of number 7 " * 9,
-        "",
-        "\u00e9 wings",
-    ]
-    rows = [{"query": query, "positive": texts[0], "negatives": texts[1:]} for query in texts]
+    long = "how wide is a local layer of number 7 " * 9
+    texts = ["a bird has wings", "the sea is deep, 128 wide?", "which layer", long, "\u00e9 wings", ""]
+    rows = [{"query": query, "positive": texts[0], "negatives": texts[1:]} for query in texts[:-1]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     section = DataSection(train=(str(tmp_path / "rows.jsonl"),), document_fields=("positive", "negatives"))
     score_rows(section, load_teacher(str(bge_m3)), tmp_path / "out")
     reference = sentence_transformers.SentenceTransformer(str(bge_m3), device="cpu")
-    expected = reference.similarity(reference.encode_query(texts), reference.encode_document(texts)).numpy()
+    expected = reference.similarity(reference.encode_query(texts[:-1]), reference.encode_document(texts)).numpy()
     ours = [json.loads(line)["scores"] for line in gzip.decompress((tmp_path / "out" / "train.jsonl.gz").read_bytes()).splitlines()]
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
     assert np.ptp(expected) > 0.1

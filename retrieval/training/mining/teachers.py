@@ -29,7 +29,7 @@ from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.hub import local_folder
-from encoder.weight_files import weight_files
+from encoder.weight_files import has_safetensors, read_weights, weight_files
 from retrieval.executors import HERE, Executor
 from retrieval.models import default_device, load_model
 from retrieval.protocols import DenseModel, TokenModel
@@ -202,9 +202,12 @@ def _cross_encoder(source: str, device: str) -> Any:
         library = importlib.import_module("sentence_transformers")
     except ModuleNotFoundError as error:
         raise InputError("a cross-encoder needs sentence-transformers: pip install 'quiver-retrieval[train]'") from error
+    folder = local_folder(source)
+    if not has_safetensors(folder):
+        read_weights(folder)  # says in one line why a pickle is refused; its tensors are mapped, not read
     try:
         with _no_bars():
-            return library.CrossEncoder(str(local_folder(source)), device=device)
+            return library.CrossEncoder(str(folder), device=device)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{source}: sentence-transformers cannot load it ({str(error).strip().splitlines()[0]})") from error
 
