@@ -1,4 +1,4 @@
-"""Checkpoints: config.json and safetensors in Hugging Face's key layouts, both ways.
+"""Checkpoints: config.json and weights in Hugging Face's key layouts, both ways.
 
 Reading is strict: every tensor of the encoder must be there with its shape, and every tensor of the file must be either
 the encoder's or one of a head's, which are named in the log. Writing gives what the family's own code writes.
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from encoder.errors import InputError
@@ -26,6 +24,7 @@ from encoder.hf_config import ConfigStyle, config_from_hf, config_to_hf
 from encoder.hub import local_folder
 from encoder.key_maps import KEY_MAPS
 from encoder.model import Encoder
+from encoder.weight_files import read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
     """Load an encoder from a folder or a hub id, in evaluation mode.
 
     Args:
-        source: A folder with config.json and safetensors, or a hub id.
+        source: A folder with config.json and weights (`encoder.weight_files`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -84,36 +83,8 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
         raise InputError(f"{folder}: {error}") from error
     # Not on the meta device for the shapes first: initialising there makes torch import its compiler, a second and a half.
     encoder = Encoder(config)
-    encoder.load_state_dict(from_hf_state(encoder, read_safetensors(folder), where=str(folder)), strict=True)
+    encoder.load_state_dict(from_hf_state(encoder, read_weights(folder), where=str(folder)), strict=True)
     return encoder.to(device=device, dtype=dtype).eval()
-
-
-def read_safetensors(folder: Path, stem: str = "model") -> dict[str, Tensor]:
-    """All tensors of ``<stem>.safetensors``, or of the shards its index names.
-
-    Raises:
-        InputError: There is no such file, or it is corrupt.
-    """
-    index = folder / f"{stem}.safetensors.index.json"
-    names = _shards(index) if index.is_file() else [f"{stem}.safetensors"]
-    state: dict[str, Tensor] = {}
-    for name in names:
-        if not (folder / name).is_file():
-            pickled = (folder / "pytorch_model.bin").is_file()
-            remedy = "; pytorch_model.bin is a pickle and is not read: convert it with transformers' save_pretrained" if pickled else ""
-            raise InputError(f"{folder}: {name} is missing{remedy}")
-        try:
-            state |= load_file(folder / name)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{folder / name}: corrupt checkpoint: {error}") from error
-    return state
-
-
-def _shards(index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise InputError(f"{index}: weight_map must map tensors to files")
-    return sorted(set(weight_map.values()))
 
 
 def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:

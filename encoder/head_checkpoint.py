@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from encoder.checkpoint import from_hf_state, read_safetensors, to_hf_state, write_checkpoint
+from encoder.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.head_layouts import AUTO_CLASSES, LAYOUTS, HeadLayout, Task
@@ -41,6 +41,7 @@ from encoder.hf_config.keys import Keys
 from encoder.hub import local_folder
 from encoder.key_maps import KEY_MAPS, KeyMap
 from encoder.model import Encoder
+from encoder.weight_files import read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def load_masked_lm(
     The decoder is the token embedding, unless config.json unties it or the file has another matrix.
 
     Args:
-        source: A folder with config.json and safetensors, or a hub id.
+        source: A folder with config.json and weights (`encoder.weight_files`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -119,7 +120,7 @@ def load_classifier(
     """Load a classifier of sequences, in evaluation mode.
 
     Args:
-        source: A folder with config.json and safetensors, or a hub id.
+        source: A folder with config.json and weights (`encoder.weight_files`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -165,7 +166,7 @@ def load_span_qa(
     """Load a model that answers with spans, in evaluation mode.
 
     Args:
-        source: A folder with config.json and safetensors, or a hub id.
+        source: A folder with config.json and weights (`encoder.weight_files`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -195,7 +196,7 @@ def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
         if config.family not in LAYOUTS[task]:
             raise InputError(f"config.json: {config.family} has no head of this kind; it is known for {', '.join(LAYOUTS[task])}")
     layout = LAYOUTS[task][config.family]
-    tensors, rest = _split(read_safetensors(folder), KEY_MAPS[config.family], layout)
+    tensors, rest = _split(read_weights(folder), KEY_MAPS[config.family], layout)
     encoder = Encoder(config)
     encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)))
     if _is_of_other_task(hf, layout):

@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoder.checkpoint import read_safetensors, write_checkpoint
+from encoder.checkpoint import write_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import InputError
 from encoder.files import read_json, write_json
 from encoder.hf_config import config_from_hf, config_to_hf
 from encoder.key_maps import KEY_MAPS
 from encoder.model import Encoder
+from encoder.weight_files import read_weights
 
 TABLE = "embeddings.positions"
 
@@ -115,7 +116,7 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
     tokenizer_config.json, where ``out`` has one, is told the new limit.
 
     Args:
-        source: Folder with config.json and safetensors.
+        source: Folder with config.json and weights (`encoder.weight_files`).
         out: Folder to write, not ``source``.
         factor: k.
 
@@ -129,14 +130,16 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
     hf = read_json(source / "config.json")
     config = _config(hf, source)
     longer = extended_config(config, factor)
-    state = read_safetensors(source)
+    state = read_weights(source)
     key = table_key(state, config, where=str(source))
-    state[key] = interpolate_positions(state[key], factor, offset=config.position_offset).contiguous()
+    state[key] = interpolate_positions(state[key], factor, offset=config.position_offset)
     old, new = config_to_hf(config), config_to_hf(longer)
     changed = {name: value for name, value in new.items() if value != old[name]}
     # Files of transformers before 4.31 hold 0, 1, 2, ... as tensors too, of the old length; whoever loads them makes them anew.
     buffers = KEY_MAPS[config.family].buffers
-    write_checkpoint(out, {name: tensor for name, tensor in state.items() if not buffers.search(name)}, hf | changed)
+    # Tensors of a .bin file may share memory, as tied matrices do; a safetensors file holds each by itself.
+    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items() if not buffers.search(name)}
+    write_checkpoint(out, copies, hf | changed)
     tokenizer = out / "tokenizer_config.json"
     if tokenizer.is_file():
         write_json(tokenizer, read_json(tokenizer) | {"model_max_length": longer.max_positions})
@@ -151,7 +154,7 @@ def read_positions(folder: Path) -> Tensor:
     """
     hf = read_json(folder / "config.json")
     config = _config(hf, folder)
-    state = read_safetensors(folder)
+    state = read_weights(folder)
     return state[table_key(state, config, where=str(folder))][config.position_offset :].float()
 
 

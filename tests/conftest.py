@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
+import json
 import os
 import sys
 import traceback
@@ -14,6 +15,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import tokenizers
+import torch
+
+from encoder import Encoder
+from encoder.checkpoint import to_hf_state
+from encoder.hf_config import config_from_hf
 
 # What the parity tests compare with. Without them a test skips; where data is required (CI), their absence is a failure too.
 PEERS = (
@@ -121,6 +128,79 @@ OPERATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 """Audit events of what changes a folder; files that are opened to be written, and what is put on the disk, count too."""
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
+
+
+@pytest.fixture
+def bge_m3(tmp_path: Path) -> Path:
+    """A folder of BAAI/bge-m3's layout, tiny and random: XLM-R in pytorch_model.bin, a Unigram tokenizer, two more heads as pickles."""
+    folder = tmp_path / "bge-m3"
+    (folder / "1_Pooling").mkdir(parents=True)
+    words = ["a", "bird", "has", "wings", "and", "the", "sea", "is", "deep", "number", "which", "how", "wide", "of", "local", "layer"]
+    pieces = [f"\u2581{word}" for word in words] + ["\u2581", *"abcdefghijklmnopqrstuvwxyz0123456789.,?"]
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocabulary = [*((token, 0.0) for token in special), *((piece, -1.0 - place / 8) for place, piece in enumerate(pieces)), ("<mask>", 0.0)]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
+    backend.normalizer = tokenizers.normalizers.NFKC()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.add_special_tokens([*special, "<mask>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    config = {
+        "architectures": ["XLMRobertaModel"],
+        "attention_probs_dropout_prob": 0.1,
+        "bos_token_id": 0,
+        "classifier_dropout": None,
+        "eos_token_id": 2,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": 32,
+        "initializer_range": 0.02,
+        "intermediate_size": 48,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 66,
+        "model_type": "xlm-roberta",
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "output_past": True,
+        "pad_token_id": 1,
+        "position_embedding_type": "absolute",
+        "torch_dtype": "float32",
+        "type_vocab_size": 1,
+        "use_cache": True,
+        "vocab_size": len(vocabulary),
+    }
+    path = "sentence_transformers.models"
+    modules = [
+        {"idx": place, "name": str(place), "path": where, "type": f"{path}.{name}"}
+        for place, (where, name) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")])
+    ]
+    modes = {f"pooling_mode_{mode}": mode == "cls_token" for mode in ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")}
+    for name, content in {
+        "config.json": config,
+        "config_sentence_transformers.json": {"__version__": {"sentence_transformers": "2.2.2", "transformers": "4.33.0"}},
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
+        "1_Pooling/config.json": {"word_embedding_dimension": 32, **modes},
+        "tokenizer_config.json": {
+            **{f"{name}_token": token for name, token in names.items()},
+            "model_max_length": 64,
+            "tokenizer_class": "XLMRobertaTokenizer",
+        },
+    }.items():
+        (folder / name).write_text(json.dumps(content))
+    encoder = Encoder(config_from_hf(config))
+    torch.manual_seed(5)
+    state = {key: torch.randn(tensor.shape) * 0.3 + ("LayerNorm.weight" in key) for key, tensor in to_hf_state(encoder).items()}
+    state["embeddings.position_ids"] = torch.arange(66)[None]  # as transformers before 4.31 wrote it
+    state |= {"pooler.dense.weight": torch.randn(32, 32), "pooler.dense.bias": torch.randn(32)}
+    torch.save(state, folder / "pytorch_model.bin")
+    for name, width in (("sparse", 1), ("colbert", 32)):
+        torch.save({"weight": torch.randn(width, 32), "bias": torch.zeros(width)}, folder / f"{name}_linear.pt")
+    (folder / "sentencepiece.bpe.model").write_bytes(b"")
+    return folder
 
 
 @pytest.fixture

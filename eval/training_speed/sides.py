@@ -21,8 +21,7 @@ from encoder.presets import preset
 from eval.efficiency.results import OWN
 from eval.training_speed.results import TrainingSettings
 from eval.training_speed.workloads import ENGLISH, Row, TrainingWorkload
-from retrieval.model_folder import read_model_folder
-from retrieval.model_folder import default_device
+from retrieval.model_folder import default_device, read_model_folder
 from retrieval.training.sections import ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
 from retrieval.training.start import build_model
 

@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from encoder import Encoder, InputError, Tokenizer, save_encoder
-from encoder.checkpoint import read_safetensors
-from encoder.files import read_json, replacing, write_json
+from encoder.files import read_json, replacing, save_tensors, write_json
+from encoder.weight_files import read_weights
 from retrieval.interchange.fields import required, typed, words
 from retrieval.model_settings import ModelFolder
 from retrieval.pooling import POOLINGS
@@ -151,7 +149,7 @@ def _read_projection(folder: Path, stack: Stack) -> Projection:
         residual=typed(config, "use_residual", bool, False, path),
     )
     try:
-        projection.load_state_dict(read_safetensors(folder), strict=True)
+        projection.load_state_dict(read_weights(folder), strict=True)
     except RuntimeError as error:
         raise InputError(f"{folder}: the tensors do not fit config.json: {' '.join(str(error).split())}") from error
     return projection
@@ -236,7 +234,7 @@ def write_projection(folder: Path, projection: Projection, more: Mapping[str, ob
     }
     write_json(folder / "config.json", {**config, **more})
     with replacing(folder / "model.safetensors") as temporary:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in projection.state_dict().items()}, temporary)
+        save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in projection.state_dict().items()}, temporary)
 
 
 # The lowest versions that read what is written; a library warns of files from a version above its own.

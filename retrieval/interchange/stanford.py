@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from encoder import Encoder, InputError, Tokenizer
-from encoder.checkpoint import from_hf_state, read_safetensors, to_hf_state, write_checkpoint
+from encoder.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from encoder.files import read_json, write_json
 from encoder.hf_config import config_from_hf, config_to_hf
+from encoder.weight_files import read_weights
 from retrieval.interchange.fields import required, typed
 from retrieval.interchange.pylate import beyond_pylate, check_lengths
 from retrieval.interchange.white_space import with_strip
@@ -64,7 +65,7 @@ def read_stanford(folder: Path) -> ModelFolder:
 
 
 def _read_projection(folder: Path) -> Projection:
-    weight = read_safetensors(folder).get(LINEAR)
+    weight = read_weights(folder).get(LINEAR)
     if weight is None or weight.ndim != 2:
         raise InputError(f"{folder}: {LINEAR}, the projection of a {ARCHITECTURE} checkpoint, is missing or no matrix")
     projection = Projection(weight.shape[1], weight.shape[0])
@@ -79,7 +80,7 @@ def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, d
         InputError: The architecture is not ours, or the tensors do not match it.
     """
     encoder = Encoder(config_from_hf(read_json(folder / "config.json")))
-    state = {key: tensor for key, tensor in read_safetensors(folder).items() if key != LINEAR}
+    state = {key: tensor for key, tensor in read_weights(folder).items() if key != LINEAR}
     encoder.load_state_dict(from_hf_state(encoder, state, where=str(folder)), strict=True)
     return encoder.to(device=device, dtype=dtype).eval()
 

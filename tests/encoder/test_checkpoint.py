@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -247,10 +249,91 @@ def test_a_corrupt_file_is_an_input_error(encoder: Encoder, tmp_path: Path, dama
         load_encoder(tmp_path)
 
 
-def test_a_pickle_is_not_read(tmp_path: Path, encoder: Encoder) -> None:
+def as_bin(folder: Path, *, legacy: bool = False, shards: int = 1) -> None:
+    """Put what PyTorch saves into the place of a folder's model.safetensors."""
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if shards == 1:
+        torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+        return
+    weight_map = {key: f"pytorch_model-{place % shards + 1:05}-of-{shards:05}.bin" for place, key in enumerate(state)}
+    for shard in set(weight_map.values()):
+        torch.save({key: state[key] for key in state if weight_map[key] == shard}, folder / shard)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("form", [{}, {"legacy": True}, {"shards": 3}], ids=["zip", "legacy", "shards"])
+def test_bin_weights_are_read_where_there_are_no_safetensors(form: dict[str, Any], encoder: Encoder, tmp_path: Path) -> None:
     save_encoder(encoder, tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match="is a pickle and is not read"):
+    as_bin(tmp_path, **form)
+    found = load_encoder(tmp_path).state_dict()
+    for name, tensor in encoder.state_dict().items():
+        assert torch.equal(found[name], tensor)
+
+
+def test_safetensors_are_read_before_bin_weights(encoder: Encoder, tmp_path: Path) -> None:
+    save_encoder(encoder, tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"no checkpoint")
+    assert torch.equal(load_encoder(tmp_path).embeddings.tokens.weight, encoder.embeddings.tokens.weight)
+
+
+class Bomb:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def write_plain_pickle(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+def write_legacy(content: object, path: Path) -> None:
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize("save", [torch.save, write_legacy, write_plain_pickle])
+def test_a_malicious_bin_file_is_refused_and_executes_nothing(save: Callable[[object, Path], None], tmp_path: Path) -> None:
+    save_encoder(init_weights(Encoder(tiny("bert-base")), seed=1), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    save({"embeddings.word_embeddings.weight": Bomb(tmp_path / "went off")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pytorch_model.bin: (refused|corrupt)") as caught:
+        load_encoder(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "went off").exists()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "empty"])
+def test_a_damaged_bin_file_is_an_input_error(damage: str, legacy: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    save_encoder(init_weights(Encoder(tiny("bert-base")), seed=1), tmp_path)
+    as_bin(tmp_path, legacy=legacy)
+    path = tmp_path / "pytorch_model.bin"
+    content = path.read_bytes()
+    noise = bytes(range(256)) * 8
+    path.write_bytes({"truncate": content[: len(content) // 2], "garbage": content[:4] + noise, "empty": b""}[damage])
+    with pytest.raises(InputError, match=r"pytorch_model.bin: corrupt checkpoint: .") as caught:
+        load_encoder(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {"weight": torch.ones(2)}}, [torch.ones(2)], {"weight": 1.0}])
+def test_a_bin_file_of_something_else_is_an_input_error(content: object, tmp_path: Path) -> None:
+    save_encoder(init_weights(Encoder(tiny("bert-base")), seed=1), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match="must hold a dictionary of tensors by name"):
+        load_encoder(tmp_path)
+
+
+def test_a_folder_without_weights_names_what_is_missing(encoder: Encoder, tmp_path: Path) -> None:
+    save_encoder(encoder, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"model.safetensors is missing, and so is pytorch_model.bin"):
         load_encoder(tmp_path)
 
 

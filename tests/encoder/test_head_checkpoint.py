@@ -111,6 +111,14 @@ def test_round_trip_is_bit_exact(tmp_path: Path, task: Task, family: str) -> Non
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [LAYOUTS[task][family].architecture]
 
 
+def test_heads_are_read_from_bin_files(tmp_path: Path) -> None:
+    model = head("classifier", "roberta")
+    SAVE["classifier"](model, tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert torch.equal(outputs(LOAD["classifier"](tmp_path)), outputs(model))
+
+
 @pytest.mark.parametrize(("task", "family"), EVERY)
 def test_the_encoder_alone_opens_too(tmp_path: Path, task: Task, family: str) -> None:
     model = head(task, family)

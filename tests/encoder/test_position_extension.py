@@ -29,9 +29,9 @@ from encoder import (
     save_masked_lm,
     save_span_qa,
 )
-from encoder.checkpoint import read_safetensors
 from encoder.files import read_json, write_json
 from encoder.position_extension import extend_checkpoint, extend_positions, interpolate_positions, read_positions
+from encoder.weight_files import read_weights
 
 
 def small(name: str, *, positions: int = 12) -> EncoderConfig:
@@ -149,13 +149,13 @@ def test_our_own_family_is_extended_too(tmp_path: Path) -> None:
 def test_the_tokenizer_is_told_and_buffers_are_left_out(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     save_encoder(init_weights(Encoder(small("bert-base")), seed=5), old)
-    state = read_safetensors(old) | {"embeddings.position_ids": torch.arange(12)[None], "pooler.dense.weight": torch.ones(16, 16)}
+    state = read_weights(old) | {"embeddings.position_ids": torch.arange(12)[None], "pooler.dense.weight": torch.ones(16, 16)}
     save_file(state, old / "model.safetensors")
     new.mkdir()
     Tokenizer.train(["a bird has wings"], vocab_size=300, max_length=12).save(new)
     extend_checkpoint(old, new, 2)
     assert read_json(new / "tokenizer_config.json")["model_max_length"] == 24
-    assert read_safetensors(new).keys() == state.keys() - {"embeddings.position_ids"}
+    assert read_weights(new).keys() == state.keys() - {"embeddings.position_ids"}
     assert load_encoder(new).config.max_positions == 24
 
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from retrieval.docstrings import mine, split_by_module
@@ -14,6 +15,9 @@ from retrieval.models import load_model
 from retrieval.training.mining.margins import Margin, Ranks, Rules
 from retrieval.training.mining.negatives import Output, System, mine_negatives
 from retrieval.training.mining.positives import PairSource
+from retrieval.training.mining.scoring import score_rows
+from retrieval.training.mining.teachers import load_teacher
+from retrieval.training.sections import DataSection
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 datasets = pytest.importorskip("datasets")
@@ -78,3 +82,17 @@ def test_the_same_negatives(
         mined = whole[row["query"], row["positive"]]
         assert mined["negatives"] == [row[f"negative_{place}"] for place in range(1, NEGATIVES + 1)]
         assert mined["scores"] == pytest.approx(row["scores"], abs=1e-5)
+
+
+def test_scores_of_a_folder_of_bge_m3s_layout(bge_m3: Path, tmp_path: Path) -> None:
+    long = "how wide is a local layer of number 7 " * 9
+    texts = ["a bird has wings", "the sea is deep, 128 wide?", "which layer", long, "\u00e9 wings", ""]
+    rows = [{"query": query, "positive": texts[0], "negatives": texts[1:]} for query in texts[:-1]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = DataSection(train=(str(tmp_path / "rows.jsonl"),), document_fields=("positive", "negatives"))
+    score_rows(section, load_teacher(str(bge_m3)), tmp_path / "out")
+    reference = sentence_transformers.SentenceTransformer(str(bge_m3), device="cpu")
+    expected = reference.similarity(reference.encode_query(texts[:-1]), reference.encode_document(texts)).numpy()
+    ours = [json.loads(line)["scores"] for line in gzip.decompress((tmp_path / "out" / "train.jsonl.gz").read_bytes()).splitlines()]
+    np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)
+    assert np.ptp(expected) > 0.1

@@ -147,6 +147,15 @@ def test_bert_equals_transformers(tmp_path: Path, activation: str, heads: int) -
     compare(model, load_encoder(tmp_path), sequences(LENGTHS))
 
 
+@pytest.mark.parametrize("padding", [1, 4])
+def test_xlm_r_in_a_bin_file_equals_transformers(tmp_path: Path, padding: int) -> None:
+    model = post_norm("xlm-roberta", tmp_path, pad_token_id=padding, max_position_embeddings=1000 + padding + 1)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    texts = [[token for token in text if token != padding] or [7] for text in sequences(LENGTHS)]
+    compare(model, load_encoder(tmp_path), [*texts, [7] * 1000])
+
+
 @pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "camembert"])
 @pytest.mark.parametrize("padding", [1, 4])
 def test_roberta_and_its_kin_equal_transformers(tmp_path: Path, name: str, padding: int) -> None:

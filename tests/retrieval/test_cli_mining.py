@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from retrieval.biencoder import BiEncoder
@@ -161,4 +162,43 @@ def test_mistakes_of_score(
     assert done.code == 2
     assert message in done.err
     assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_bge_m3s_layout_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
+    done = quiver("score", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    model = BiEncoder.from_pretrained(bge_m3)
+    for row in rows_of(tmp_path / "out"):
+        query, document = model.encode_queries([row["question"]])[0], model.encode_documents([row["pos"]])[0]
+        assert row["scores"] == pytest.approx([float(query @ document)], abs=1e-5)
+
+
+class Bomb:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("kind", ["bi-encoder", "cross-encoder"])
+def test_a_teacher_that_is_a_malicious_pickle_is_refused(
+    kind: str, quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path
+) -> None:
+    if kind == "cross-encoder":
+        pytest.importorskip("sentence_transformers")
+        config = json.loads((bge_m3 / "config.json").read_text())
+        changes = {"architectures": ["XLMRobertaForSequenceClassification"], "num_labels": 1}
+        (bge_m3 / "config.json").write_text(json.dumps(config | changes))
+        (bge_m3 / "modules.json").unlink()
+    torch.save({"embeddings.word_embeddings.weight": Bomb(tmp_path / "went off")}, bge_m3 / "pytorch_model.bin")
+    fields = ("--query-field", "question", "--document-field", "pos")
+    done = quiver("score", pairs, *fields, "--teacher", bge_m3, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert "pytorch_model.bin: refused, and nothing in it was executed" in done.err
+    assert not (tmp_path / "went off").exists()
     assert not (tmp_path / "out").exists()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -88,6 +89,18 @@ def same_vectors(one: Path, other: Path) -> None:
 
 
 # Layouts.
+
+
+def test_every_module_of_a_folder_may_be_a_bin_file(dense: Path, tmp_path: Path) -> None:
+    pickled = tmp_path / "pickled"
+    shutil.copytree(dense, pickled)
+    weights = sorted(pickled.rglob("model.safetensors"))
+    assert len(weights) == 2  # of the encoder and of the Dense module
+    for path in weights:
+        torch.save(load_file(path), path.with_name("pytorch_model.bin"))
+        path.unlink()
+    same_vectors(dense, pickled)
+    assert load_model(pickled).card.fingerprint == load_model(dense).card.fingerprint
 
 
 @pytest.mark.parametrize("layout", [name for name, kinds in LAYOUTS.items() if "colbert" in kinds and name not in ("hf", "onnx")])

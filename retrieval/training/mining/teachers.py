@@ -29,6 +29,7 @@ from encoder.data_files import file_sha256
 from encoder.errors import InputError
 from encoder.files import read_json
 from encoder.hub import local_folder
+from encoder.weight_files import has_safetensors, read_weights, weight_files
 from retrieval.executors import HERE, Executor
 from retrieval.model_folder import default_device
 from retrieval.models import load_model
@@ -40,9 +41,8 @@ from retrieval.vectors import VectorStore, vector_store
 # Pairs of one forward pass of a cross-encoder.
 _BATCH = {"cpu": 32, "cuda": 256}
 
-# What transformers and sentence-transformers read of a cross-encoder: its weights, in one file or several; configurations and
-# tokenizers, of which old ones are lists of words or a SentencePiece model.
-_WEIGHTS = ("*.safetensors", "*/model.safetensors", "pytorch_model*.bin")
+# What transformers and sentence-transformers read of a cross-encoder beside its weights: configurations and tokenizers, of which old
+# ones are lists of words or a SentencePiece model.
 _SETTINGS = ("*.json", "*/config.json", "*.txt", "*.model")
 
 
@@ -203,9 +203,12 @@ def _cross_encoder(source: str, device: str) -> Any:
         library = importlib.import_module("sentence_transformers")
     except ModuleNotFoundError as error:
         raise InputError("a cross-encoder needs sentence-transformers: pip install 'quiver-retrieval[train]'") from error
+    folder = local_folder(source)
+    if not has_safetensors(folder):
+        read_weights(folder)  # says in one line why a pickle is refused; its tensors are mapped, not read
     try:
         with _no_bars():
-            return library.CrossEncoder(str(local_folder(source)), device=device)
+            return library.CrossEncoder(str(folder), device=device)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"{source}: sentence-transformers cannot load it ({str(error).strip().splitlines()[0]})") from error
 
@@ -245,14 +248,14 @@ def load_teacher(source: str, *, precision: Precision = "float", executor: Execu
 
 
 def _fingerprint(source: str, folder: Path, max_length: int | None) -> str:
-    """Of all that decides a cross-encoder's scores: its weights in any format, its configuration, its tokenizer, where texts are cut.
+    """Of all that decides a cross-encoder's scores: its weights, its configuration, its tokenizer, where texts are cut.
 
     Raises:
-        InputError: There is no file of weights.
+        InputError: A file of weights is missing.
     """
-    weights = {path for pattern in _WEIGHTS for path in folder.glob(pattern)}
-    if not weights:
-        raise InputError(f"{source}: no weights in this folder ({', '.join(_WEIGHTS)})")
+    weights = set(weight_files(folder))
+    if missing := sorted(path.name for path in weights if not path.is_file()):
+        raise InputError(f"{source}: {', '.join(missing)} is missing")
     files = sorted(weights | {path for pattern in _SETTINGS for path in folder.glob(pattern)})
     sums = {str(path.relative_to(folder)): file_sha256(path) for path in files}
     return hashlib.sha256(json.dumps([sums, max_length]).encode()).hexdigest()

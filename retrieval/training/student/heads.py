@@ -17,8 +17,8 @@ from pylate.models import Dense
 from sentence_transformers.models import Pooling
 from torch import nn
 
-from encoder.checkpoint import read_safetensors
 from encoder.files import read_json, replacing, save_tensors, write_json
+from encoder.weight_files import read_weights
 from retrieval.pooling import pool
 from retrieval.projection import Projection
 from retrieval.training.student.native import PACKED, packed_of, pad_to
@@ -100,5 +100,5 @@ class NativeProjection(Dense):  # type: ignore[misc]  # the library is untyped
             activation=config["activation_function"],
             residual=config["use_residual"],
         )
-        projection.load_state_dict(read_safetensors(folder))
+        projection.load_state_dict(read_weights(folder))
         return cls(projection, pads=config["pads"])

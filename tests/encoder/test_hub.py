@@ -1,0 +1,122 @@
+"""Which files of a hub's repository are fetched: safetensors, and pickled weights only where a folder has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
+
+from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, save_encoder
+from encoder.hub import local_folder
+
+Fetched = Callable[[dict[str, str]], list[str]]
+
+BGE_M3 = (
+    "README.md 1_Pooling/config.json colbert_linear.pt config.json config_sentence_transformers.json modules.json onnx/config.json "
+    "onnx/model.onnx onnx/tokenizer.json openvino/openvino_model.bin pytorch_model.bin sentence_bert_config.json sentencepiece.bpe.model "
+    "sparse_linear.pt special_tokens_map.json tokenizer.json tokenizer_config.json training_args.bin"
+)
+ENCODER, DENSE, POOLING = '{"model_type": "xlm-roberta"}', '{"in_features": 8}', '{"pooling_mode_cls_token": true}'
+
+
+class Repository:
+    """A repository as `huggingface_hub.snapshot_download` gives it: files go into one cache folder."""
+
+    def __init__(self, files: dict[str, bytes], cache: Path) -> None:
+        self.files, self.cache, self.calls = files, cache, 0
+
+    def snapshot_download(
+        self, repo_id: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str] | None = None
+    ) -> str:
+        assert (repo_id, revision) == ("owner/name", "v1")
+        self.calls += 1
+        for name in self.matching(allow_patterns, ignore_patterns):
+            path = self.cache / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.files[name])
+        return str(self.cache)
+
+    def matching(self, allow: list[str], ignore: list[str] | None) -> Iterable[str]:
+        return filter_repo_objects(self.files, allow_patterns=allow, ignore_patterns=ignore)
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetched:
+    """What is fetched of a repository with these files."""
+
+    def fetch(files: dict[str, str]) -> list[str]:
+        repository = Repository({name: text.encode() for name, text in files.items()}, tmp_path)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", repository.snapshot_download)
+        assert local_folder("owner/name", revision="v1") == tmp_path
+        return sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+
+    return fetch
+
+
+def test_a_repository_without_safetensors_gives_its_pickled_weights_and_nothing_else(fetched: Fetched) -> None:
+    files = dict.fromkeys(BGE_M3.split(), "{}") | {"config.json": ENCODER, "1_Pooling/config.json": POOLING, "onnx/config.json": ENCODER}
+    found = fetched(files)
+    assert "pytorch_model.bin" in found
+    assert [name for name in found if not name.endswith(".json")] == ["pytorch_model.bin"]
+    assert not any(name.startswith(("onnx", "openvino")) for name in found)
+    assert {"config.json", "1_Pooling/config.json", "modules.json", "tokenizer.json"} <= set(found)
+
+
+def test_pickled_weights_beside_safetensors_are_not_fetched(fetched: Fetched) -> None:
+    files = {"config.json": ENCODER, "model.safetensors": "", "pytorch_model.bin": "", "1_Pooling/config.json": POOLING}
+    assert fetched(files) == ["1_Pooling/config.json", "config.json", "model.safetensors"]
+
+
+def test_pickled_shards_are_fetched_by_their_index(fetched: Fetched) -> None:
+    shards = [f"pytorch_model-{number:05}-of-00002.bin" for number in (1, 2)]
+    index = json.dumps({"weight_map": {"a": shards[0], "b": shards[1], "c": shards[0]}})
+    files = {"config.json": ENCODER, "pytorch_model.bin.index.json": index, **dict.fromkeys(shards, ""), "pytorch_model.old.bin": ""}
+    assert fetched(files) == sorted(["config.json", "pytorch_model.bin.index.json", *shards])
+
+
+def test_a_dense_module_without_safetensors_gives_its_pickled_weights(fetched: Fetched) -> None:
+    files = {"config.json": ENCODER, "model.safetensors": "", "pytorch_model.bin": "", "1_Pooling/config.json": POOLING}
+    wanted = {"config.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/pytorch_model.bin"}
+    assert set(fetched(files | {"2_Dense/config.json": DENSE, "2_Dense/pytorch_model.bin": ""})) == wanted
+
+
+def test_a_repository_with_safetensors_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"config.json": ENCODER, "model.safetensors": "", "1_Pooling/config.json": POOLING}
+    repository = Repository({name: text.encode() for name, text in files.items()}, tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", repository.snapshot_download)
+    local_folder("owner/name", revision="v1")
+    assert repository.calls == 1
+
+
+def test_weights_that_the_cache_lacks_offline_are_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(ENCODER)
+
+    def offline(repo_id: str, *, allow_patterns: list[str], **options: object) -> str:
+        if "pytorch_model.bin" in allow_patterns:
+            raise LocalEntryNotFoundError("The cached snapshot is incomplete")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(InputError, match="The cached snapshot is incomplete"):
+        load_encoder("owner/name")
+
+
+def test_a_fetched_repository_of_pickled_weights_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EncoderConfig.modernbert(
+        vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
+    )
+    encoder = init_weights(Encoder(config), seed=1)
+    save_encoder(encoder, tmp_path / "saved")
+    torch.save(load_file(tmp_path / "saved" / "model.safetensors"), tmp_path / "saved" / "pytorch_model.bin")
+    files = {name: (tmp_path / "saved" / name).read_bytes() for name in ("config.json", "pytorch_model.bin")}
+    repository = Repository(files, tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", repository.snapshot_download)
+    loaded = load_encoder("owner/name", revision="v1")
+    assert torch.equal(loaded.embeddings.tokens.weight, encoder.embeddings.tokens.weight)
