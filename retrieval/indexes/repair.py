@@ -29,9 +29,10 @@ from retrieval.indexes.documents.salvage import SalvagedDocuments, salvage_docum
 from retrieval.indexes.engine_table import open_codec
 from retrieval.indexes.engines import AnyCodec, Bitmap
 from retrieval.indexes.errors import DamagedIndexError
+from retrieval.indexes.exact import engine as exact
 from retrieval.indexes.mapped import Files, SalvagedFile
 from retrieval.indexes.segments import OpenSegment, merge_segments
-from retrieval.indexes.store.blocks import BLOCK, CHECKSUMS, block_digest, corrected, read_digests
+from retrieval.indexes.store.blocks import BLOCK, CHECKSUMS, block_digest, corrected, count_blocks, read_digests
 from retrieval.indexes.store.checking import check_index
 from retrieval.indexes.store.layout import Layout
 from retrieval.indexes.store.manifest import FileEntry, Manifest, SegmentEntry, parse_manifest, read_manifest
@@ -276,6 +277,8 @@ def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder
         DamagedIndexError: Some of it is lost, and with it the meaning of all vectors.
     """
     folder = _salvaged(layout.codecs / manifest.codec.name, manifest.codec.files, losses)
+    if folder.is_lost and (content := exact.codec_content(manifest.kind, manifest.model.dim)) is not None:
+        folder = _rebuilt(folder, content)
     if folder.is_lost:
         raise DamagedIndexError(f"{folder.path}: the codec is damaged, without which no vector can be read")
     if not folder.salvaged:
@@ -285,10 +288,19 @@ def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder
         return folder, open_codec(manifest.kind, Path(name))
 
 
+def _rebuilt(folder: _Folder, content: Mapping[str, bytes]) -> _Folder:
+    """A codec of which nothing has to be read, since the manifest says all that it holds."""
+    salvaged = dict(folder.salvaged)
+    for name, whole in content.items():
+        if name in salvaged and len(whole) == folder.files[name].bytes:
+            salvaged[name] = SalvagedFile(np.frombuffer(whole, np.uint8), np.zeros(count_blocks(len(whole)), bool))
+    return replace(folder, salvaged=salvaged)
+
+
 def _part(layout: Layout, manifest: Manifest, entry: SegmentEntry, codec: AnyCodec, older: Sequence[Manifest], losses: _Losses) -> _Part:
     """What is kept of a segment."""
     folder = _salvaged(layout.segments / entry.name, entry.files, losses)
-    alive, changed = _alive(layout, entry, older, losses)
+    alive, changed = _alive(layout, manifest, entry, older, losses)
     if folder.is_lost:
         return _Part(entry, segment=_rows(folder, manifest, entry, codec, alive, losses))
     if folder.is_whole:
@@ -296,7 +308,7 @@ def _part(layout: Layout, manifest: Manifest, entry: SegmentEntry, codec: AnyCod
     return _Part(entry, folder=folder, alive=alive)
 
 
-def _alive(layout: Layout, entry: SegmentEntry, older: Sequence[Manifest], losses: _Losses) -> tuple[Bitmap, bool]:
+def _alive(layout: Layout, manifest: Manifest, entry: SegmentEntry, older: Sequence[Manifest], losses: _Losses) -> tuple[Bitmap, bool]:
     """The rows that are not deleted, (P,), and whether that has to be written again."""
     everything = np.ones(entry.documents, bool)
     if entry.deleted is None:
@@ -305,7 +317,7 @@ def _alive(layout: Layout, entry: SegmentEntry, older: Sequence[Manifest], losse
         alive = read_alive(layout, entry)
     except DamagedIndexError:
         alive = _alive_before(layout, entry, older)
-        alive = everything if alive is None else alive
+        alive = (everything if alive is None else alive) & ~_replaced(layout, manifest, entry)
         losses.undone_deletions += int(np.count_nonzero(alive)) - entry.alive
         return alive, True
     try:
@@ -313,6 +325,25 @@ def _alive(layout: Layout, entry: SegmentEntry, older: Sequence[Manifest], losse
     except DamagedIndexError:
         return everything if alive is None else alive, True
     return everything if alive is None else alive, False
+
+
+def _replaced(layout: Layout, manifest: Manifest, entry: SegmentEntry) -> Bitmap:
+    """The rows of a segment whose ids stand in a later one: adding that one deleted them."""
+    place = [each.name for each in manifest.segments].index(entry.name)
+    later = set[str | None]().union(*(_ids_of(layout, manifest, each) for each in manifest.segments[place + 1 :])) - {None}
+    ids = _ids_of(layout, manifest, entry) or [None] * entry.documents
+    return np.array([key in later for key in ids], bool)
+
+
+def _ids_of(layout: Layout, manifest: Manifest, entry: SegmentEntry) -> Sequence[str | None]:
+    """The ids of a segment by row, None where one is lost; nothing where all are."""
+    folder, policy = _salvaged(layout.segments / entry.name, entry.files, _Losses()), manifest.policy
+    files = Files(folder.path, salvaged=folder.salvaged)
+    try:
+        return salvage_documents(files, entry.documents, texts=policy.store_text, fields=policy.fields).ids
+    except DamagedIndexError as error:
+        logger.info("%s", error)
+        return ()
 
 
 def _alive_before(layout: Layout, entry: SegmentEntry, older: Sequence[Manifest]) -> Bitmap | None:
@@ -383,7 +414,7 @@ def _recovered_rows(
 ) -> _Part | None:
     """The rows of an older segment that are wanted by id, or whose ids are not known."""
     folder = _salvaged(layout.segments / entry.name, entry.files, _Losses())
-    alive, _ = _alive(layout, entry, (), _Losses())
+    alive, _ = _alive(layout, state, entry, (), _Losses())
     segment = _rows(folder, state, entry, codec, alive, _Losses())
     if segment is None:
         return None
@@ -398,15 +429,7 @@ def _known_ids(layout: Layout, manifest: Manifest, parts: Sequence[_Part]) -> Se
     """The ids of a state, deleted ones included, as far as they are whole."""
     known: set[str] = set()
     for part in parts:
-        folder = _salvaged(layout.segments / part.entry.name, part.entry.files, _Losses())
-        policy = manifest.policy
-        files = Files(folder.path, salvaged=folder.salvaged)
-        try:
-            documents = salvage_documents(files, part.entry.documents, texts=policy.store_text, fields=policy.fields)
-        except DamagedIndexError as error:
-            logger.info("%s", error)
-            continue
-        known |= {key for key in documents.ids if key is not None}
+        known |= {key for key in _ids_of(layout, manifest, part.entry) if key is not None}
     return known
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from retrieval.indexes.disk import Disk, write_array
 from retrieval.indexes.errors import DamagedIndexError, LostTextError
-from retrieval.indexes.mapped import Files, strings_lost
+from retrieval.indexes.mapped import CheckedArray, Files, strings_lost
 from retrieval.records import Document
 
 _LINES = "documents.jsonl"
@@ -79,6 +79,9 @@ class Texts:
         self._instead = instead or {}
         self._ends = files.map(_ENDS, np.int64, (count,))
         self._bytes = files.map(_LINES, np.uint8, (-1,))
+        if files.is_lost(_ENDS) and not files.is_lost(_LINES):  # JSON has no line ends within a line
+            ends = 1 + np.flatnonzero(self._bytes.whole() == ord("\n"))
+            self._ends = CheckedArray(ends) if len(ends) == count else self._ends
         if not files.is_lost(_ENDS) and len(self._bytes) != (int(self._ends.item(count - 1)) if count else 0):
             raise DamagedIndexError(f"{files.folder / _ENDS}: does not fit {len(self._bytes)} bytes of texts; quiver index repair")
 
@@ -92,11 +95,13 @@ class Texts:
     def __getitem__(self, row: int) -> Document:
         try:
             fields = json.loads(self.line(row))
-            if fields.get(_LOST):
-                raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
-            return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
-        except (ValueError, KeyError, TypeError) as error:
+            if not fields.get(_LOST):
+                return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
+        except DamagedIndexError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); quiver index repair") from error
+        raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
 
     def lost(self) -> NDArray[np.bool_]:
         """The rows whose line a salvaged file has lost, (P,)."""

@@ -198,7 +198,7 @@ class ExactCodec(Generic[ExactSegment]):
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
         """See `retrieval.indexes.engines.Codec`."""
-        write_file(folder / _CODEC, json.dumps({"dim": self.dim}).encode(), disk)
+        write_file(folder / _CODEC, _content(self.dim), disk)
         return {_CODEC: "the width of the vectors"}
 
     def memory(self, rows: int, vectors: int) -> int:
@@ -242,6 +242,15 @@ class ExactCodec(Generic[ExactSegment]):
         if knobs:
             raise InputError(f"exact search has no knobs, got {', '.join(knobs)}")
         return ExactEffort()
+
+
+def codec_content(kind: str, dim: int) -> Mapping[str, bytes] | None:
+    """The files of an exact codec, which hold nothing but the width; None for another engine."""
+    return {_CODEC: _content(dim)} if kind in (DENSE, TOKENS) else None
+
+
+def _content(dim: int) -> bytes:
+    return json.dumps({"dim": dim}).encode()
 
 
 DENSE = "exact-dense"

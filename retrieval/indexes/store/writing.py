@@ -53,6 +53,8 @@ KEPT = 2
 UNFINISHED_SECONDS = 7 * 24 * 3600.0
 """Age at which the unfinished work of an interrupted build or addition is removed by the next writer, from its last finished piece."""
 
+# What a writer that had no room, or was killed, may leave of an index that it had just begun.
+_BEGINNINGS = ("LOCK", "FORMAT.tmp", "HEAD", "HEAD.tmp")
 # Name in the temporary folder of a manifest that is being committed.
 _MANIFEST = "manifest.json"
 
@@ -322,7 +324,7 @@ def check_place(root: Path, *, overwrite: bool) -> None:
         raise InputError(f"{root}: there is an index already; choose another folder or ask for it to be overwritten")
     if committed or version is not None:
         return
-    if root.is_file() or (root.is_dir() and any(entry.name not in ("LOCK", "FORMAT.tmp") for entry in root.iterdir())):
+    if root.is_file() or (root.is_dir() and any(entry.name not in _BEGINNINGS for entry in root.iterdir())):
         raise InputError(f"{root}: not empty and not an index; choose another folder")
 
 
@@ -450,8 +452,8 @@ def _remove_unused(layout: Layout, *, remove_root: bool) -> None:
             if folder.is_dir():
                 folder.rmdir()
         layout.format.unlink(missing_ok=True)
-        layout.head.unlink(missing_ok=True)
-        layout.lock.unlink(missing_ok=True)
+        for name in _BEGINNINGS:
+            (layout.root / name).unlink(missing_ok=True)
         if remove_root:
             layout.root.rmdir()
 

@@ -26,6 +26,7 @@ from retrieval.indexes import (
     open_index,
     repair_index,
 )
+from retrieval.indexes.errors import LostTextError
 from retrieval.model_folder import ModelFolder
 from retrieval.records import Document
 
@@ -308,3 +309,38 @@ def test_info_says_that_an_index_was_opened_unverified(quiver: Callable[..., Any
     assert json.loads(quiver("index", "info", indexed, "--json").out)["verified"] is True
     assert json.loads(quiver("index", "info", indexed, "--no-verify", "--json").out)["verified"] is False
     assert "opened unverified" in quiver("index", "info", indexed, "--no-verify").out
+
+
+def test_documents_without_a_text_are_no_damage_once_they_are_repaired(exact: Path) -> None:
+    wipe(only(exact, "documents.jsonl"), 40_000)
+    report = repair_index(exact)
+    with pytest.raises(LostTextError, match=f"the text of document '{report.without_text[0]}' was lost"):
+        list(open_index(exact).documents)
+
+
+def test_repair_finds_the_lines_of_the_texts_again(exact: Path) -> None:
+    only(exact, "documents.ends").unlink()
+    report = repair_index(exact)
+    assert (report.documents, report.without_text) == (COUNT, ())
+    assert list(open_index(exact).documents) == DOCUMENTS
+
+
+def test_repair_needs_no_codec_of_an_exact_index(exact: Path) -> None:
+    right = scores_of(open_index(exact))
+    only(exact, "codec.json").write_text("{}")
+    report = repair_index(exact)
+    assert (report.documents, report.lost) == (COUNT, ())
+    assert scores_of(open_index(exact)) == right
+
+
+def test_a_replaced_document_does_not_return_with_lost_tombstones(exact: Path, word_sum: Any) -> None:
+    new = Document("d0003", "another text", "", {"year": 2000})
+    add_documents(exact, [new], word_sum, replace_existing=True, memory=1)
+    delete_documents(exact, ["d0009"])
+    for path in (exact / "tombstones").iterdir():
+        path.unlink()
+    report = repair_index(exact)
+    index = open_index(exact)
+    assert list(index.ids).count("d0003") == 1
+    assert index.document("d0003") == new
+    assert (report.undone_deletions, index.locate(["d0009"])[0] is not None) == (1, True)
