@@ -1,7 +1,7 @@
 """Kills at random moments, damage of every part and real full disks: nothing is lost, and no answer is silently wrong.
 
-The default run takes a few of each; ``pytest -m exhaustive -s tests/retrieval/indexes/test_endurance.py`` makes 600 kills, 1,000 flips in
-each part and 200 full disks, and prints what it counted. ``--basetemp`` on a memory file system makes it faster.
+The slow run (``-m slow``) takes a few of each; ``pytest -m exhaustive -s tests/retrieval/indexes/test_endurance.py`` makes 600 kills,
+1,000 flips in each part and 200 full disks, and prints what it counted. ``--basetemp`` on a memory file system makes it faster.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SCRIPT = Path(__file__).with_name("endurance.py")
 ENGINES = ["exact-dense", "ivf-dense", "ivf-tokens"]
 PARTS = ["vectors", "ids", "texts", "metadata", "manifests"]
 
-# How often in the default run, and in the exhaustive one.
+# How often in the slow run, and in the exhaustive one.
 KILLS = (4, 200)
 FLIPS = (6, 334)
 SPOILT = (10, 150)
 FULL_DISKS = (12, 67)
 
-# The default run takes one engine.
-SOME = [(engine, 0) for engine in ENGINES[:1]]
+# The slow run takes one engine.
+SOME = [pytest.param(engine, 0, marks=pytest.mark.slow) for engine in ENGINES[:1]]
 ALL = [pytest.param(engine, 1, marks=pytest.mark.exhaustive) for engine in ENGINES]
 
 # A disk of a few megabytes needs a mount, which only this process sees.
