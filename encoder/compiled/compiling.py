@@ -2,6 +2,9 @@
 
 numba keeps what it has compiled until the file of the function changes; what a function calls may stand in another file. So the name
 under which it is kept says what the function's whole folder looked like.
+
+numba takes the files of its cache as they are. Here each ends with a checksum of what is before it: a file that is truncated or damaged is
+deleted and written anew, and nothing of it is unpickled or executed. A file that cannot be written costs a warning, and not the run.
 """
 
 from __future__ import annotations
@@ -11,15 +14,15 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from pickle import UnpicklingError  # the error alone: numba unpickles what it has kept
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numba
-from numba.core.caching import FunctionCache
+from numba.core import caching
 
 from encoder.processor import has_amx
 
@@ -27,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What reading a file that numba has kept raises where it was cut short or is something else; numba reads with pickle.
-_UNREADABLE = (UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError)
+# Goes into the names of files; another one where what stands in them changes.
+_LAYOUT = b"checksums/1"
 
 
 def compiled(function: Function, *, reordered: bool = False) -> Function:
@@ -40,7 +43,7 @@ def compiled(function: Function, *, reordered: bool = False) -> Function:
             same one in every call.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
-    return cast(Function, _kept(numba.njit(cache=True, **options), numba.njit(**options), function))
+    return cast(Function, _kept(numba.njit(**options), function))
 
 
 class Callback:
@@ -58,8 +61,13 @@ class Callback:
 
     @cached_property
     def _compiled(self) -> Any:
-        signature = "void(voidptr)"
-        return _kept(numba.cfunc(signature, cache=True), numba.cfunc(signature), self._function)
+        # numba.cfunc compiles at once, before a cache could be put in: these are the lines of it that make the object.
+        from numba.core.ccallback import CFunc
+        from numba.core.sigutils import normalize_signature
+
+        made = _kept(lambda function: CFunc(function, normalize_signature("void(voidptr)"), locals={}, options={}), self._function)
+        made.compile()
+        return made
 
     @property
     def address(self) -> int:
@@ -69,43 +77,76 @@ class Callback:
             return address
 
 
-def _kept(keep: Callable[[Any], Any], plain: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
+def _kept(make: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
     # Whether the system lets a process have AMX is nothing that numba knows.
     function.__qualname__ += f"_{_digest(Path(function.__code__.co_filename).parent)}{'_amx' * has_amx()}"
-    if not keeps_code():
-        return plain(function)
-    try:
-        found = keep(function)
-    except _UNREADABLE as error:  # a callback is loaded here
-        _forget(FunctionCache(function), function, error)
-        return keep(function)
-    except RuntimeError as error:  # this one's folder cannot be written, though another could
-        logger.warning("%s is compiled again in every process (%s)", function.__name__, error)
-        return plain(function)
-    _load_anew(found, function)
-    return found
-
-
-def _load_anew(dispatcher: Any, function: Callable[..., Any]) -> None:
-    """Make a function that is loaded at its first call compile again where what was kept of it cannot be read."""
-    kept = getattr(dispatcher, "_cache", None)
-    if kept is None or not hasattr(kept, "load_overload"):  # another numba: what is damaged ends the run, as it would without this
-        return
-    load = kept.load_overload
-
-    def load_overload(*arguments: Any) -> Any:
+    made = make(function)
+    if keeps_code():
         try:
-            return load(*arguments)
-        except _UNREADABLE as error:
-            _forget(kept, function, error)
-            return None  # numba compiles it, and keeps that
-
-    kept.load_overload = load_overload
+            made._cache = _Cache(function)
+        except RuntimeError as error:  # this one's folder cannot be written, though another could
+            logger.warning("%s is compiled again in every process (%s)", function.__name__, error)
+    return made
 
 
-def _forget(kept: Any, function: Callable[..., Any], error: Exception) -> None:
-    logger.warning("the compiled code of %s cannot be read (%s) and is compiled again", function.__name__, error or type(error).__name__)
-    kept.flush()
+class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
+    """numba's cache of one function, with checksums."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = _CheckedFiles(self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled; where the files cannot be written it stays in this process."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _warn_of_failed_save(self.cache_path, error.strerror)
+
+
+class _CheckedFiles(caching.IndexDataCacheFile):  # type: ignore[misc]  # numba is untyped
+    """numba's index and data files of one function, each with its SHA-256 behind what numba writes, where unpickling stops before it."""
+
+    def _load_index(self) -> Any:
+        return super()._load_index() if _is_sound(self._index_path) else {}
+
+    def _load_data(self, name: str) -> Any:
+        return super()._load_data(name) if _is_sound(self._data_path(name)) else None
+
+    @contextmanager
+    def _open_for_write(self, filepath: str) -> Iterator[BinaryIO]:
+        with super()._open_for_write(filepath) as file:
+            yield file
+            file.flush()
+            file.write(_checksum(Path(file.name).read_bytes()))
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _is_sound(path: str) -> bool:
+    """Whether a file of the cache is there and whole; a damaged one is deleted."""
+    file, size = Path(path), hashlib.sha256().digest_size
+    try:
+        content = file.read_bytes()
+        if content[-size:] == _checksum(content[:-size]):
+            return True
+        file.unlink()
+    except OSError:  # not there, or deleted by another process at the same time
+        return False
+    _warn_of_damage(file.parent)
+    return False
+
+
+@cache
+def _warn_of_damage(folder: Path) -> None:
+    logger.warning("%s: compiled code that cannot be read was deleted; it is compiled again", folder)
+
+
+@cache
+def _warn_of_failed_save(folder: str, reason: str) -> None:
+    logger.warning("%s: compiled code cannot be saved (%s): it is compiled again in every process", folder, reason)
 
 
 @cache
@@ -129,7 +170,7 @@ def keeps_code() -> bool:
 
 def _finds_folder() -> bool:
     try:
-        FunctionCache(_finds_folder)
+        caching.FunctionCache(_finds_folder)
     except RuntimeError:
         return False
     return True
@@ -152,7 +193,7 @@ def _private_folder() -> Path | None:
 @cache
 def _digest(folder: Path) -> str:
     """What tells one state of a folder's modules from another."""
-    total = hashlib.sha256()
+    total = hashlib.sha256(_LAYOUT)
     for path in sorted(folder.glob("*.py")):
         total.update(path.read_bytes())
     return total.hexdigest()[:12]

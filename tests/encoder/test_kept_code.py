@@ -33,9 +33,9 @@ with torch.inference_mode():
 """
 
 
-def run(cwd: Path, *arguments: str, **environment: str) -> tuple[float, float, list[str]]:
+def run(cwd: Path, *arguments: str, first: str = "", **environment: str) -> tuple[float, float, list[str]]:
     """The sum of the hidden states, the seconds that they took, and the lines of the log."""
-    command = [sys.executable, "-c", ENCODE, *arguments]
+    command = [sys.executable, "-c", f"{first}\n{ENCODE}", *arguments]
     variables = {**os.environ, "PYTHONPATH": str(cwd), **environment}
     done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -64,6 +64,29 @@ def test_code_that_was_cut_short_is_compiled_again(kept: str, size: int, made: t
     assert all("cannot be read" in line and "is compiled again" in line for line in log)
     healed, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
     assert (healed, log) == (right, [])
+
+
+def test_code_with_a_flipped_bit_is_not_run_and_compiled_again(made: tuple[Path, float], tmp_path: Path) -> None:
+    """In the middle is machine code, which unpickles as well as any other."""
+    cache, right = tmp_path / "cache", made[1]
+    shutil.copytree(made[0], cache)
+    for path in cache.rglob("*.nbc"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    again, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
+    assert again == right
+    assert len(log) == 1
+    assert "cannot be read" in log[0]
+    assert run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))[2] == []
+
+
+def test_a_full_disk_costs_the_kept_code_and_not_the_run(made: tuple[Path, float], tmp_path: Path) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))"
+    total, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(tmp_path), first=limited)
+    assert total == made[1]
+    assert len(log) == 1
+    assert "cannot be saved (File too large)" in log[0]
 
 
 @pytest.fixture

@@ -89,12 +89,12 @@ def test_a_run_that_fills_the_disk_fails_alone(
     quiver: Callable[..., Any], recipe: Path, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     """The first run's weights do not fit, those of the second do."""
-    once = ("training.max_steps=1", "training.learning_rate=1e-3", "model.architecture.hidden_size=256,32")
-    with full_disk(200_000):
+    once = ("training.max_steps=1", "training.learning_rate=1e-3", "model.architecture.hidden_size=512,32")
+    with full_disk(3_000_000):
         done = quiver("sweep", recipe, "--out", tmp_path / "sweep", *once)
     assert done.code == 1
     assert len(done.err.splitlines()) == 1, done.err
-    assert "1 of 2 runs failed, runs/hidden_size=256 with: " in done.err
+    assert "1 of 2 runs failed, runs/hidden_size=512 with: " in done.err
     assert "File too large" in done.err
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
