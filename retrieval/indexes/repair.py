@@ -41,9 +41,6 @@ from retrieval.indexes.store.writing import StoreWriter, writing
 
 logger = logging.getLogger(__name__)
 
-# Blocks of one file in which a flipped bit is looked for, about half a second each: more damaged blocks than this are not flipped bits.
-_CORRECTED = 16
-
 
 @dataclass(frozen=True)
 class RepairReport:
@@ -453,7 +450,7 @@ def _salvaged_file(path: Path, entry: FileEntry, digests: NDArray[np.uint8], los
     wanted = [digest.tobytes() for digest in digests]
     lost = np.array([block_digest(content[block].data) != digest for block, digest in zip(blocks, wanted, strict=True)], bool)
     flipped = np.flatnonzero(lost).tolist()
-    for number in flipped if len(flipped) <= _CORRECTED else ():
+    for number in flipped:
         whole = corrected(content[blocks[number]].tobytes(), wanted[number])
         if whole is not None:
             content[blocks[number]] = np.frombuffer(whole, np.uint8)

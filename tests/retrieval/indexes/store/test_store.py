@@ -15,6 +15,7 @@ import pytest
 
 from encoder.errors import InputError
 from retrieval.indexes import (
+    BuildOptions,
     DamagedIndexError,
     Filter,
     add_documents,
@@ -260,8 +261,9 @@ def test_repair_counts_documents_whose_ids_are_lost_twice(built: Path, word_sum:
     assert len(build_index(OLD, word_sum, built, overwrite=True)) == 5
 
 
-def test_a_damaged_codec_is_beyond_repair(built: Path) -> None:
-    next((built / "codec").rglob("codec.json")).write_text("{}")
+def test_a_damaged_codec_is_beyond_repair(tmp_path: Path, word_sum: Any) -> None:
+    built = build_index(OLD, word_sum, tmp_path / "i", options=BuildOptions(engine="pq-dense", calibrate=False)).path
+    next((built / "codec").rglob("products.f32")).write_bytes(b"")
     with pytest.raises(InputError, match="no document of this index can be restored; build it again"):
         repair_index(built)
 
