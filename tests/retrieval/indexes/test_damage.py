@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,3 +348,32 @@ def test_a_replaced_document_does_not_return_with_lost_tombstones(exact: Path, w
     assert list(index.ids).count("d0003") == 1
     assert index.document("d0003") == new
     assert (report.undone_deletions, index.locate(["d0009"])[0] is not None) == (1, True)
+
+
+READ_ONLY = """
+import sys
+from pathlib import Path
+import numpy as np
+from retrieval.indexes import check_index, delete_documents, open_index
+index = open_index(sys.argv[1])
+hits = index.search(np.ones((1, index.manifest.model.dim), np.float32), 5)
+print(len(hits.ids[0]), index.document("d0000").id, len(check_index(sys.argv[1]).problems))
+try:
+    delete_documents(sys.argv[1], ["d0000"])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a mount that only one process sees")
+def test_an_index_on_a_read_only_disk_is_searched(exact: Path) -> None:
+    mount = f"mount --bind {exact} {exact} && mount -o remount,ro,bind {exact} && exec {sys.executable} -c '{READ_ONLY}' {exact}"
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("mounts are not allowed here")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    done = subprocess.run([*unshare, "sh", "-c", mount], check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found, refused = done.stdout.splitlines()
+    assert found == "5 d0000 0"
+    assert "cannot be written, its lock cannot be taken" in refused
