@@ -89,7 +89,7 @@ def plan_shards(index: Index, sharding: Sharding) -> ShardPlan:
     Raises:
         InputError: A segment, or the number of shards asked for, needs more memory than there is; says how much.
     """
-    shared = sum(file.bytes for file in index.manifest.codec.files.values())
+    shared = sum(file.bytes + DIGEST * count_blocks(file.bytes) for file in index.manifest.codec.files.values())
     shards = spread(segment_needs(index), sharding, shared=shared, what=str(index.path))
     return ShardPlan(index.manifest.generation, shards, sharding.replicas)
 

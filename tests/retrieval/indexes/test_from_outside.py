@@ -182,8 +182,8 @@ def test_a_query_that_is_too_long_is_no_damage(tmp_path: Path, faults: ModuleTyp
     [
         (Document("b", "half \ud800 a pair"), "document 'b' cannot be written as JSON"),
         (Document("\udc00", "text"), r"document '\\udc00' cannot be written as JSON"),
-        (Document("b", "text", "", {"n": float("nan")}), "document 'b' cannot be written as JSON"),
-        (Document("b", "text", "", {"n": np.int64(3)}), "document 'b' cannot be written as JSON"),  # type: ignore[dict-item]
+        (Document("b", "text", "", {"n": float("inf")}), "document 'b': .*'n'"),
+        (Document("b", "text", "", {"n": {1, 2}}), "document 'b': .*'n'"),  # type: ignore[dict-item]
     ],
 )
 @pytest.mark.parametrize("once", [True, False])
