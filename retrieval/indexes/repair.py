@@ -184,9 +184,11 @@ def repair_index(root: Path | str, *, dry_run: bool = False, wait: float = 0.0, 
     layout = Layout(Path(root).resolve())
     problems = _problems(layout)
     if dry_run:
-        return _repaired(layout, problems, None)
+        return _repaired(layout, problems, None, {})
+    # Opening a damaged index for writing restores FORMAT, and a commit replaces HEAD: their content goes to the quarantine, too.
+    before = {path: path.read_bytes() for path in (layout.format, layout.head) if path.is_file()}
     with writing(layout.root, damaged=True, wait=wait, disk=disk) as writer:
-        return _repaired(layout, problems, writer)
+        return _repaired(layout, problems, writer, before)
 
 
 def _problems(layout: Layout) -> tuple[str, ...]:
@@ -200,13 +202,13 @@ def _problems(layout: Layout) -> tuple[str, ...]:
     return (*report.head_problems, *(problem for each in report.generations for problem in each.problems))
 
 
-def _repaired(layout: Layout, problems: tuple[str, ...], writer: StoreWriter | None) -> RepairReport:
+def _repaired(layout: Layout, problems: tuple[str, ...], writer: StoreWriter | None, before: Mapping[Path, bytes]) -> RepairReport:
     """Plan a repair, and carry it out where there is a writer."""
     if not problems:
         newest = read_manifest(layout.manifest(layout.generations()[-1]))
         count = newest.documents
         return RepairReport(writer is None, newest.generation, newest.generation, documents_before=count, documents=count)
-    plan, before = _plan(layout)
+    plan, documents_before = _plan(layout)
     losses = plan.losses
     found = RepairReport(
         dry_run=writer is None,
@@ -214,7 +216,7 @@ def _repaired(layout: Layout, problems: tuple[str, ...], writer: StoreWriter | N
         restored=plan.manifest.generation,
         problems=tuple(dict.fromkeys(problems)),
         corrected=tuple(losses.corrected),
-        documents_before=before,
+        documents_before=documents_before,
         documents=plan.documents,
         lost=tuple(losses.lost),
         lost_unnamed=losses.lost_unnamed,
@@ -225,9 +227,9 @@ def _repaired(layout: Layout, problems: tuple[str, ...], writer: StoreWriter | N
     )
     if writer is None:
         return found
-    head = layout.head.read_bytes() if layout.head.is_file() else b""
     committed = writer.commit(_written(writer, plan))
-    return replace(found, generation=committed.generation, quarantined=tuple(writer.quarantine(head=head)))
+    replaced = {path: content for path, content in before.items() if path.read_bytes() != content}
+    return replace(found, generation=committed.generation, quarantined=tuple(writer.quarantine(replaced=replaced)))
 
 
 def _plan(layout: Layout) -> tuple[_Plan, int | None]:

@@ -206,11 +206,11 @@ class StoreWriter:
             removed.append(path)
         return removed
 
-    def quarantine(self, *, head: bytes = b"") -> list[Path]:
+    def quarantine(self, *, replaced: Mapping[Path, bytes]) -> list[Path]:
         """Move all that the newest state does not need to a folder of the quarantine; nothing is deleted.
 
         Args:
-            head: The head as it was before the commit; nothing where there was none.
+            replaced: Files that were overwritten -> their content before.
 
         Returns:
             Where each file and folder lies now.
@@ -224,9 +224,9 @@ class StoreWriter:
         for path in [*unreferenced(self.layout, [newest]), *manifests]:
             self.disk.rename(path, place / path.name)
             moved.append(place / path.name)
-        if head:
-            write_file(place / self.layout.head.name, head, self.disk)
-            moved.append(place / self.layout.head.name)
+        for path, content in replaced.items():
+            write_file(place / path.name, content, self.disk)
+            moved.append(place / path.name)
         for folder in (place, self.layout.segments, self.layout.codecs, self.layout.tombstones, self.layout.manifests):
             self.disk.sync_folder(folder)
         return moved

@@ -183,6 +183,16 @@ def test_a_dry_run_changes_no_byte_and_repair_deletes_none(exact: Path, word_sum
     assert all(path.is_relative_to(exact / "quarantine") and path.exists() for path in report.quarantined)
 
 
+@pytest.mark.parametrize("name", ["FORMAT", "HEAD"])
+def test_repair_keeps_the_damaged_content_of_a_file_that_it_overwrites(exact: Path, name: str) -> None:
+    flip(exact / name, 20)
+    damaged = (exact / name).read_bytes()
+    report = repair_index(exact)
+    assert [path.read_bytes() for path in report.quarantined if path.name == name] == [damaged]
+    assert check_index(exact).problems == ()
+    assert len(open_index(exact)) == COUNT
+
+
 def test_a_missing_newest_manifest_is_an_error_and_deleted_documents_do_not_return(exact: Path) -> None:
     delete_documents(exact, ["d0000"])
     delete_documents(exact, ["d0001"])
