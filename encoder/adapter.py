@@ -1,4 +1,4 @@
-"""Any other Hugging Face encoder behind the contract of `encoder.model.Encoder`: a baseline, not a fast path.
+"""Any other Hugging Face encoder behind the contract of `quiver.encoder.model.Encoder`: a baseline, not a fast path.
 
 DeBERTaV3, ELECTRA, MPNet and the like run in transformers, padded. What comes out is what the native encoder would give:
 one hidden state a token, whatever else is in the batch.
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.errors import InputError
+from quiver.encoder.packing import PackedBatch
 from torch import Tensor, nn
-
-from encoder.errors import InputError
-from encoder.hub import local_folder
-from encoder.packing import PackedBatch
 
 # Keys of a transformers config that say nothing of the architecture.
 ABOUT = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from encoder.errors import InputError
+from quiver.encoder.errors import InputError
 
 Family = Literal["modernbert", "bert", "roberta", "mosaicbert", "nomicbert", "gte", "quiver"]
 LayerType = Literal["global", "local"]

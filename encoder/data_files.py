@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from encoder.errors import InputError
-from encoder.files import expand_home, replacing
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home, replacing
 
 _BLOCK = 1 << 20
 _BOM = "\ufeff"

@@ -14,12 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from encoder.config import EncoderConfig
-from encoder.cross_entropy import linear_cross_entropy
-from encoder.head_transform import (
+from quiver.encoder.checkpoints.head_transform import (
     SHARED_TRANSFORM,
     Transform,
     TransformConfig,
@@ -28,11 +23,15 @@ from encoder.head_transform import (
     head_dropout,
     masked_lm_transform,
 )
-from encoder.init import CUTOFF
-from encoder.model import Encoder
-from encoder.ops.dropout import Dropout
-from encoder.packing import PackedBatch
-from encoder.spans import position_loss
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.cross_entropy import linear_cross_entropy
+from quiver.encoder.init import CUTOFF
+from quiver.encoder.model import Encoder
+from quiver.encoder.ops.dropout import Dropout
+from quiver.encoder.packing import PackedBatch
+from quiver.encoder.spans import position_loss
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ClassifierPooling = Literal["cls", "mean"]
@@ -75,7 +74,7 @@ class MaskedLM(nn.Module):
         tied: The decoder's matrix is the token embedding.
 
     Example:
-        >>> from encoder.packing import pack_ids
+        >>> from quiver.encoder.packing import pack_ids
         >>> config = EncoderConfig.modernbert(
         ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
         >>> model, batch = MaskedLM(Encoder(config)), pack_ids([[1, 2, 3], [4, 5]])
@@ -255,7 +254,7 @@ class SpanLogits(NamedTuple):
 class SpanQA(nn.Module):
     """An encoder that finds the span of a text that answers a question; question and text are one sequence.
 
-    `encoder.spans.best_spans` makes spans of its logits.
+    `quiver.encoder.spans.best_spans` makes spans of its logits.
 
     Args:
         encoder: Gives the hidden states.

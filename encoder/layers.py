@@ -7,19 +7,18 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1; BERT, arXiv:1810.04805, secti
 from __future__ import annotations
 
 import torch
+from quiver.encoder.attention import attend
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.cpu.chunked_mlp import mlp_in_chunks, runs_in_chunks
+from quiver.encoder.cpu.linear import Linear
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, thirds
+from quiver.encoder.ops.dropout import Dropout
+from quiver.encoder.ops.norms import Norm
+from quiver.encoder.packing import PackedBatch
+from quiver.encoder.padding import PaddedBatch
+from quiver.encoder.positions import alibi_slopes
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-
-from encoder.attention import attend
-from encoder.chunked_mlp import mlp_in_chunks, runs_in_chunks
-from encoder.config import EncoderConfig
-from encoder.linear import Linear
-from encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, thirds
-from encoder.ops.dropout import Dropout
-from encoder.ops.norms import Norm
-from encoder.packing import PackedBatch
-from encoder.padding import PaddedBatch
-from encoder.positions import alibi_slopes
 
 RotaryRows = tuple[Tensor, Tensor]
 """Cosines and sines of a batch's tokens, (N, R/2) each."""

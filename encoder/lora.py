@@ -17,23 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quiver.encoder.adapter import TransformersEncoder
+from quiver.encoder.checkpoints.checkpoint import their_keys
+from quiver.encoder.cpu.linear import Linear, Product, Rows, in_parts, multiply, ready_products
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import replacing, save_tensors, write_json
+from quiver.encoder.model import Encoder
+from quiver.encoder.ops.dropout import drop
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from encoder.adapter import TransformersEncoder
-from encoder.checkpoint import their_keys
-from encoder.errors import InputError
-from encoder.files import replacing, save_tensors, write_json
-from encoder.linear import Linear, Product, Rows, in_parts, multiply, ready_products
-from encoder.model import Encoder
-from encoder.ops.dropout import drop
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The files of `save_adapter`, named as PEFT names them."""
 
 
 class LoRALinear(nn.Module):
-    """`encoder.linear.Linear` with a low-rank update beside it; the matrix is frozen, the update is trained.
+    """`quiver.encoder.cpu.linear.Linear` with a low-rank update beside it; the matrix is frozen, the update is trained.
 
     Args:
         linear: The matrix; its weights are shared, not copied.
@@ -71,7 +70,7 @@ class LoRALinear(nn.Module):
         return total.to(self.weight.dtype)
 
     def products(self, x: Tensor) -> Sequence[Product]:
-        """The merged matrix's parts as products; see `encoder.linear.Linear.products`."""
+        """The merged matrix's parts as products; see `quiver.encoder.cpu.linear.Linear.products`."""
         return ready_products(x, self.merged(), self.bias, self.parts)
 
     readable = True
@@ -83,7 +82,7 @@ class LoRALinear(nn.Module):
         return self.weight.dtype
 
     def rows(self) -> list[Rows]:
-        """The merged matrix's parts; see `encoder.linear.Linear.rows`."""
+        """The merged matrix's parts; see `quiver.encoder.cpu.linear.Linear.rows`."""
         return in_parts(self.merged(), self.bias, self.parts)
 
     def forward(self, x: Tensor) -> Tensor:

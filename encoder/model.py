@@ -12,20 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
+from quiver.encoder.config import EncoderConfig, Precision
+from quiver.encoder.cpu import fused, fused_training
+from quiver.encoder.cpu.lean import advance_, heads_buffer
+from quiver.encoder.cpu.linear import compute_dtype, lean
+from quiver.encoder.errors import InputError
+from quiver.encoder.layers import Block, Embeddings, RotaryRows, has_hooks, make_norm
+from quiver.encoder.ops import add_norm
+from quiver.encoder.ops.norms import Norm
+from quiver.encoder.packing import PackedBatch, neighbours_of_equal_length
+from quiver.encoder.padding import PaddedBatch
+from quiver.encoder.positions import RotaryTable
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-
-from encoder import fused, fused_training
-from encoder.config import EncoderConfig, Precision
-from encoder.errors import InputError
-from encoder.layers import Block, Embeddings, RotaryRows, has_hooks, make_norm
-from encoder.lean import advance_, heads_buffer
-from encoder.linear import compute_dtype, lean
-from encoder.ops import add_norm
-from encoder.ops.norms import Norm
-from encoder.packing import PackedBatch, neighbours_of_equal_length
-from encoder.padding import PaddedBatch
-from encoder.positions import RotaryTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,7 +37,7 @@ class Encoder(nn.Module):
         config: Its architecture; the weights are torch's defaults until they are loaded or initialised.
 
     Example:
-        >>> from encoder.packing import pack_ids
+        >>> from quiver.encoder.packing import pack_ids
         >>> config = EncoderConfig.modernbert(
         ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
         >>> Encoder(config)(pack_ids([[1, 2, 3], [4, 5]])).shape
@@ -60,7 +59,7 @@ class Encoder(nn.Module):
             for theta, scaling in tables
         )
         self.frozen: Precision | None = None
-        """How its matrices are packed for inference (`encoder.frozen.freeze`); it has no gradients any more then."""
+        """How its matrices are packed for inference (`quiver.encoder.cpu.frozen.freeze`); it has no gradients any more then."""
         self.gradient_checkpointing = False
         """In training, keep one hidden state a block and compute the rest again in the backward pass."""
 
@@ -91,8 +90,9 @@ class Encoder(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Encode a batch.
 
-        In evaluation without gradients on a CPU the blocks run by `encoder.fused` or `encoder.lean`, where dropout that was switched on in
-        single modules has no effect. With gradients `encoder.fused_training` runs them where it can, which leaves blocks with dropout
+        In evaluation without gradients on a CPU the blocks run by `encoder.cpu.fused` or `encoder.cpu.lean`, where dropout that was
+        switched on in
+        single modules has no effect. With gradients `encoder.cpu.fused_training` runs them where it can, which leaves blocks with dropout
         alone. A block with a forward hook, on it or on a module inside of it, always runs by its own ``forward``, so that the hook fires.
 
         Args:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from encoder.config import EncoderConfig, global_every
-from encoder.errors import InputError
+from quiver.encoder.config import EncoderConfig, global_every
+from quiver.encoder.errors import InputError
 
 # The tokenizer of ModernBERT, which Ettin, gte-modernbert and granite-embedding-english-r2 have too: 50,280 pieces and
 # special tokens, the embedding padded to a multiple of 64.

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from quiver.encoder.packing import PackedBatch
 from torch import Tensor
-
-from encoder.packing import PackedBatch
 
 # Scores looked at in one step of the search: 8 MiB of float64.
 STEP_SCORES = 1 << 20
@@ -85,7 +84,7 @@ def best_spans(
             or a logit is NaN.
 
     Example:
-        >>> from encoder.packing import pack_ids
+        >>> from quiver.encoder.packing import pack_ids
         >>> start, end = torch.tensor([0.0, 3.0, 1.0, 5.0]), torch.tensor([9.0, 1.0, 2.0, 0.0])
         >>> best_spans(start, end, pack_ids([[7, 7, 7], [7]]), max_answer_length=2)
         [[Span(start=0, end=0, score=9.0)], [Span(start=0, end=0, score=5.0)]]

@@ -1,5 +1,5 @@
 """Rankings to numbers to reports: collections, measures, baselines, results."""
 
-from eval.evaluation import evaluate
+import lazy_loader
 
-__all__ = ["evaluate"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from encoder.errors import InputError
-from encoder.files import expand_home
-from eval.collections.cache import Cache, CachedCollection, is_offline
-from eval.collections.entry import Entry
-from eval.collections.facts import Facts
-from eval.collections.registry import find, held, missing, near, registry, shortest
-from retrieval.corpus import Collection, load_collection
-from retrieval.records import Run
-from retrieval.run import ranked
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home
+from quiver.eval.datasets.cache import Cache, CachedCollection, is_offline
+from quiver.eval.datasets.entry import Entry
+from quiver.eval.datasets.facts import Facts
+from quiver.eval.datasets.registry import find, held, missing, near, registry, shortest
+from quiver.retrieval.data.corpus import Collection, load_collection
+from quiver.retrieval.data.run import ranked
+from quiver.retrieval.records import Run
 
 __all__ = ["Benchmark", "Facts", "LocalFolder", "Policy", "Source", "cut", "depth", "resolve"]
 

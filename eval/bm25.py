@@ -1,14 +1,15 @@
 """The BM25 baseline: the floor under every table.
 
-One rule for all collections, so that the floors can be compared (`retrieval.bm25.PARAMETERS`); title and text are scored as one field.
+One rule for all collections, so that the floors can be compared (`retrieval.search.bm25.PARAMETERS`); title and text are scored as one
+field.
 """
 
 from __future__ import annotations
 
-from eval.benchmark import Policy, cut, depth
-from retrieval.bm25 import rank_streamed
-from retrieval.corpus import Collection
-from retrieval.indexes.exact.ranking import check_k
+from quiver.eval.benchmark import Policy, cut, depth
+from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.search.bm25 import rank_streamed
 
 
 def bm25_run(collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False) -> dict[str, dict[str, float]]:

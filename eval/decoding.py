@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from encoder.errors import InputError
-from encoder.files import read_json
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
 
 Record = TypeVar("Record")
 

@@ -1,7 +1,7 @@
 """The score of a model while it trains: nDCG@10 on a development collection, as ``evaluate`` gives it.
 
 The collection is read and checked once, when the scorer is made, so that a bad line is found before the first update. Each score walks
-the path of ``eval.ranking``: exact search over every document, each distinct text encoded once. Vectors are kept for one score
+the path of ``quiver.eval.ranking``: exact search over every document, each distinct text encoded once. Vectors are kept for one score
 alone, since the next comes with other weights.
 """
 
@@ -12,19 +12,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from quiver.encoder.errors import InputError
+from quiver.eval.averages import Part, grouped
+from quiver.eval.benchmark import Benchmark, resolve
+from quiver.eval.metrics import score
+from quiver.eval.ranking import ModelRanker
+from quiver.eval.results import HEADLINE
+from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.training.sections import DevelopmentSection
 from torch import nn
-
-from encoder.errors import InputError
-from eval.averages import Part, grouped
-from eval.benchmark import Benchmark, resolve
-from eval.metrics import score
-from eval.ranking import ModelRanker
-from eval.results import HEADLINE
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.corpus import Collection
-from retrieval.training.sections import DevelopmentSection
-from retrieval.vectors import vector_store
 
 DEPTH = 10
 """Documents kept for a query: nDCG@10 looks no further, and an exact search gives the same ten however many it is asked for."""

@@ -1,6 +1,6 @@
 """One system on one or more collections: collection -> index -> run -> scores -> results.
 
-The walk is the same for a model and for BM25; what differs is how a collection is ranked (``eval.ranking``). Everything the caller
+The walk is the same for a model and for BM25; what differs is how a collection is ranked (``quiver.eval.ranking``). Everything the caller
 can get wrong is found before the first text is encoded, and what is finished when a run is stopped is not done again.
 """
 
@@ -17,17 +17,16 @@ from functools import partial
 from pathlib import Path, PurePath
 
 import numpy as np
-
-from encoder.config import Precision
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from encoder.files import write_json
-from eval.benchmark import Benchmark, resolve
-from eval.metrics import MEASURES, Scores, judged_at, score
-from eval.peers import load_peer
-from eval.provenance import DataChecksum, provenance
-from eval.ranking import BASELINES, ModelRanker, Ranker, Ranking, rank_with_bm25
-from eval.results import (
+from quiver.encoder.config import Precision
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import write_json
+from quiver.eval.baselines import load_peer
+from quiver.eval.benchmark import Benchmark, resolve
+from quiver.eval.metrics import MEASURES, Scores, judged_at, score
+from quiver.eval.provenance import DataChecksum, provenance
+from quiver.eval.ranking import BASELINES, ModelRanker, Ranker, Ranking, rank_with_bm25
+from quiver.eval.results import (
     HEADLINE,
     Baseline,
     CollectionResult,
@@ -38,19 +37,19 @@ from eval.results import (
     System,
     TokenMatch,
 )
-from eval.results_folder import SCHEMA, Stage, refuse_existing, results_folder, write_results
-from eval.significance import bootstrap_interval
-from eval.worst import Explain, worst_queries
-from retrieval.colbert import ColBERT
-from retrieval.corpus import Collection
-from retrieval.executors import HERE, Executor
-from retrieval.indexes.in_memory import check_kind
-from retrieval.models import load_model
-from retrieval.protocols import DenseModel, TokenModel
-from retrieval.records import Run
-from retrieval.run import write_run
-from retrieval.token_matches import token_matches
-from retrieval.vectors import vector_store
+from quiver.eval.results_folder import SCHEMA, Stage, refuse_existing, results_folder, write_results
+from quiver.eval.significance import bootstrap_interval
+from quiver.eval.worst import Explain, worst_queries
+from quiver.retrieval.cluster import HERE, Executor
+from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.run import write_run
+from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.index.in_memory import check_kind
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.records import Run
+from quiver.retrieval.search.token_matches import token_matches
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +114,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         k: Documents kept for a query; measures that look further down are left out, but for nDCG@10. MAP is over these documents.
         index: ``exact``, or for one vector a text a FAISS factory string with its search settings, such as ``IVF1024,Flat?nprobe=16``;
             its overlap with exact search is measured and reported beside the score.
-        baselines: Names in ``eval.ranking.BASELINES`` to score beside the system.
+        baselines: Names in ``quiver.eval.ranking.BASELINES`` to score beside the system.
         in_domain: Names of collections, or of their groups, whose training data the model has seen.
         library: What opens and runs the model, where ``model`` is a folder or hub id.
         precision: ``int8`` quantises the matrices of such a model, on a CPU; of Quiver's own models only.

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.records import Qrels, Run
+from quiver.encoder.errors import InputError
+from quiver.retrieval.records import Qrels, Run
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import torch
-
-from retrieval.records import Document, Query
-from retrieval.versions import installed_version
+from quiver.retrieval.records import Document, Query
+from quiver.retrieval.versions import installed_version
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "quiver": ("quiver-retrieval",),

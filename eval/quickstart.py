@@ -22,23 +22,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
-from encoder import InputError
-from eval.evaluation import evaluate, require_baselines
-from eval.report.writing import write_report
-from eval.results import Results
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.docstrings import mine, split_by_module, write_collection, write_pairs
-from retrieval.indexes import Index, build_index
-from retrieval.models import load_model
-from retrieval.protocols import DenseModel, TokenModel
-from retrieval.records import Query
-from retrieval.search import search
-from retrieval.training.data import HELD_OUT, TrainingRows, rows_of_pairs
-from retrieval.training.recipe import load_recipe
-from retrieval.training.run import RunStoppedError, check_rows, train_and_save
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model, require_extra
+from quiver.encoder import InputError
+from quiver.eval.evaluation import evaluate, require_baselines
+from quiver.eval.report.writing import write_report
+from quiver.eval.results import Results
+from quiver.retrieval.data.docstrings import mine, split_by_module, write_collection, write_pairs
+from quiver.retrieval.index import Index, build_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.records import Query
+from quiver.retrieval.search.search import search
+from quiver.retrieval.training.data import HELD_OUT, TrainingRows, rows_of_pairs
+from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and_save
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model, require_extra
 
 logger = logging.getLogger(__name__)
 

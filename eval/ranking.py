@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-
-from encoder.errors import InputError
-from eval.benchmark import Policy, cut, depth
-from eval.bm25 import bm25_run
-from eval.results import IndexUsed, Truncated
-from retrieval.bm25 import PARAMETERS
-from retrieval.corpus import Collection
-from retrieval.indexes.in_memory import index_vectors
-from retrieval.protocols import DenseModel, TokenModel, VectorIndex
-from retrieval.records import Hits, ModelCard
-from retrieval.vectors import StoredVectors, VectorStore
+from quiver.encoder.errors import InputError
+from quiver.eval.benchmark import Policy, cut, depth
+from quiver.eval.bm25 import bm25_run
+from quiver.eval.results import IndexUsed, Truncated
+from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.vectors import StoredVectors, VectorStore
+from quiver.retrieval.index.in_memory import index_vectors
+from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.records import Hits, ModelCard
+from quiver.retrieval.search.bm25 import PARAMETERS
 
 OVERLAPS = (10, 100)
 """Depths at which an index is compared with exact search, as far as they are kept."""
@@ -70,7 +69,7 @@ class ModelRanker:
     Attributes:
         model: Encodes texts.
         store: Where the vectors go.
-        index: ``exact``, or a FAISS factory string with its settings; see ``retrieval.indexes.in_memory.index_vectors``.
+        index: ``exact``, or a FAISS factory string with its settings; see ``quiver.retrieval.index.in_memory.index_vectors``.
         progress: Show how far the encoding is.
     """
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-from encoder.config import Precision
-from encoder.errors import InputError
-from eval.averages import Part, average, data_sets
-from eval.provenance import Provenance
-from retrieval.records import ModelCard
+from quiver.encoder.config import Precision
+from quiver.encoder.errors import InputError
+from quiver.eval.averages import Part, average, data_sets
+from quiver.eval.provenance import Provenance
+from quiver.retrieval.records import ModelCard
 
 HEADLINE = "ndcg@10"
 """The measure that stands for a result."""
@@ -279,7 +279,7 @@ class CollectionResult:
         return f"{self.name}.{self.split}"
 
     def part(self, value: float | None = None) -> Part:
-        """What ``eval.averages`` has to know of it.
+        """What ``quiver.eval.averages`` has to know of it.
 
         Args:
             value: The score that is averaged; None where only the grouping matters, or there is none.
@@ -308,7 +308,7 @@ class Results:
         return average(scores, list(scores)).value
 
     def parts(self, measure: str) -> list[Part]:
-        """What ``eval.averages`` has to know of the collections.
+        """What ``quiver.eval.averages`` has to know of the collections.
 
         Args:
             measure: Name of a measure; a collection that was not scored by it has no value.

@@ -1,7 +1,7 @@
 """A folder of results: whole or not at all.
 
 ``results.json`` holds ``schema``, ``ndcg@10`` (the headline, null where an average would lack a member) and the fields of
-``eval.results.Results``. Beside it are the TREC runs under ``runs/``, the scores of every query under ``per_query/`` and the queries
+``quiver.eval.results.Results``. Beside it are the TREC runs under ``runs/``, the scores of every query under ``per_query/`` and the queries
 themselves under ``queries/``. It is written last and names the others with their checksums, so that where it is, all is there.
 """
 
@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from encoder.files import sync_folder, write_json, write_text
-from eval.decoding import decode
-from eval.results import HEADLINE, CollectionResult, FileReference, Results, check_collection, check_results
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import sync_folder, write_json, write_text
+from quiver.eval.decoding import decode
+from quiver.eval.results import HEADLINE, CollectionResult, FileReference, Results, check_collection, check_results
 
 logger = logging.getLogger(__name__)
 

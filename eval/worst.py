@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.benchmark import Policy
-from eval.metrics import Scores
-from eval.results import HEADLINE, SNIPPET, ShownDocument, TokenMatch, WorstQuery
-from retrieval.corpus import Collection
-from retrieval.records import Run
-from retrieval.run import ranked
+from quiver.eval.benchmark import Policy
+from quiver.eval.metrics import Scores
+from quiver.eval.results import HEADLINE, SNIPPET, ShownDocument, TokenMatch, WorstQuery
+from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.run import ranked
+from quiver.retrieval.records import Run
 
 QUERIES = 10
 """Queries that a result keeps."""

@@ -1,8 +1,8 @@
 """What Quiver keeps in the user's cache folder between runs, and how much of it.
 
-    vectors/      vectors of texts (`retrieval.vectors`); an entry is a shard
-    words/        words of texts for BM25 (`retrieval.bm25.tables`); an entry is the folder of a segment
-    collections/  downloaded collections (`eval.collections`)
+    vectors/      vectors of texts (`quiver.retrieval.data.vectors`); an entry is a shard
+    words/        words of texts for BM25 (`quiver.retrieval.search.bm25.tables`); an entry is the folder of a segment
+    collections/  downloaded collections (`quiver.eval.datasets`)
 
 Vectors and words can be computed again. Together they take no more than ``QUIVER_CACHE_LIMIT`` allows: a process that has added to them
 removes the entries that were used least recently. The modification time of an entry is the time of its last use, and what was used within
@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from encoder.data_files import cache_folder
-from encoder.errors import InputError
-from retrieval.units import parse_size
+from quiver.encoder.data_files import cache_folder
+from quiver.encoder.errors import InputError
+from quiver.retrieval.units import parse_size
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.config import Precision
+from quiver.encoder.config import Precision
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Judgements: query id -> document id -> grade (0 means judged and not relevant)."""

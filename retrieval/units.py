@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from encoder.errors import InputError
+from quiver.encoder.errors import InputError
 
 _SIZE = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}

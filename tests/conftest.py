@@ -17,10 +17,9 @@ from typing import Any, NoReturn
 import pytest
 import tokenizers
 import torch
-
-from encoder import Encoder
-from encoder.checkpoint import to_hf_state
-from encoder.hf_config import config_from_hf
+from quiver.encoder import Encoder
+from quiver.encoder.checkpoints import config_from_hf
+from quiver.encoder.checkpoints.checkpoint import to_hf_state
 
 # What the parity tests compare with. Without them a test skips; where data is required (CI), their absence is a failure too.
 PEERS = (

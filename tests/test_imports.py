@@ -28,7 +28,6 @@ def research(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.xfail(strict=True, reason="Quiver's packages are still called encoder, retrieval and eval, not quiver.encoder and so on")
 @pytest.mark.parametrize("place", [".", "files"])
 @pytest.mark.parametrize("command", ["--help", "script"])
 def test_quiver_runs_beside_folders_and_files_of_the_same_names(research: Path, place: str, command: str) -> None:

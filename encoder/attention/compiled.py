@@ -1,4 +1,4 @@
-"""Attention on a CPU by compiled loops (`encoder.compiled.attention`): no mask, no copy, no padding.
+"""Attention on a CPU by compiled loops (`quiver.encoder.cpu.attention`): no mask, no copy, no padding.
 
 Shapes: N packed tokens, H heads, K head width.
 """
@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from quiver.encoder.cpu.availability import has_numbers, loops_run, worthwhile
+from quiver.encoder.ops.heads import room_for_thirds
+from quiver.encoder.packing import PackedBatch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from encoder.compiled.availability import has_numbers, loops_run, worthwhile
-from encoder.ops.heads import room_for_thirds
-from encoder.packing import PackedBatch
 
 UNIT = 4
 """Bytes that the loops read as one number: a float32 one, or a pair of bfloat16."""
@@ -35,7 +34,7 @@ def serves(batch: PackedBatch, q: Tensor) -> bool:
 def attend_compiled(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attention by compiled loops; see `encoder.attention.attend` for the contract.
+    """Attention by compiled loops; see `quiver.encoder.attention.attend` for the contract.
 
     Without gradients bfloat16 is multiplied in pairs. Weights are rounded to it before they meet the values, as in flash attention; scores,
     sums and what is gathered are float32. With gradients it is brought to float32, and what comes of it is rounded.
@@ -63,7 +62,7 @@ class _CompiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        from encoder.compiled import attention_gradients
+        from quiver.encoder.cpu import attention_gradients
 
         q, k, v, output, tops = ctx.saved_tensors
         batch, window = ctx.batch, ctx.window
@@ -84,7 +83,7 @@ class _CompiledAttention(torch.autograd.Function):
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
     """The output, (N, H, K), and where it is asked for what gradients count weights from."""
-    from encoder.compiled import attention, attention_call
+    from quiver.encoder.cpu import attention, attention_call
 
     read = [_with_heads(x) for x in (q, k, v)]
     output, table = q.new_empty(q.shape), _table(batch, window)
@@ -108,7 +107,7 @@ def _heads(x: Tensor) -> tuple[int, int, int]:
 
 def _table(batch: PackedBatch, window: int | None, *, keys: bool = False) -> Any:
     """Where the sequences are, made once for all layers of a kind."""
-    from encoder.compiled import attention_call
+    from quiver.encoder.cpu import attention_call
 
     memo = ("sequences", window is not None, keys)
     if memo not in batch.memo:

@@ -13,16 +13,15 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from quiver.encoder.attention import compiled, flash
+from quiver.encoder.attention.packed import attend_packed
+from quiver.encoder.attention.padded import attend_padded
+from quiver.encoder.attention.reference import attend_reference
+from quiver.encoder.cpu.availability import MULTIPLE, pairs_run
+from quiver.encoder.errors import InputError
+from quiver.encoder.packing import PackedBatch
+from quiver.encoder.padding import PaddedBatch
 from torch import Tensor
-
-from encoder.attention import compiled, flash
-from encoder.attention.packed import attend_packed
-from encoder.attention.padded import attend_padded
-from encoder.attention.reference import attend_reference
-from encoder.compiled.availability import MULTIPLE, pairs_run
-from encoder.errors import InputError
-from encoder.packing import PackedBatch
-from encoder.padding import PaddedBatch
 
 logger = logging.getLogger(__name__)
 

@@ -13,19 +13,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from quiver.encoder.attention.groups import LengthGroup, LengthGroups, fill_heads
+from quiver.encoder.ops.dropout import CHUNK, Kept, new_seed
+from quiver.encoder.ops.heads import room_for_thirds
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from encoder.attention.groups import LengthGroup, LengthGroups, fill_heads
-from encoder.ops.dropout import CHUNK, Kept, new_seed
-from encoder.ops.heads import room_for_thirds
 
 # Random bits a weight, as many as flash attention draws: a probability is taken to the nearest multiple of 1/256.
 BITS = torch.int8
 
 
 def attend_dropping(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, probability: float) -> Tensor:
-    """Each sequence with itself, as `encoder.attention.attend` has it; the groups have no masks.
+    """Each sequence with itself, as `quiver.encoder.attention.attend` has it; the groups have no masks.
 
     Args:
         q: Queries in group order, (N, H, K), on a CPU.

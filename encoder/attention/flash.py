@@ -18,10 +18,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from quiver.encoder.packing import PackedBatch
 from torch import Tensor
 from torch.nn import functional as F
-
-from encoder.packing import PackedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ def _sides(window: int | None) -> tuple[int, int]:
 
 
 def attend_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """torch.nn.attention.varlen, torch's public way to the flash kernel; see `encoder.attention.attend`."""
+    """torch.nn.attention.varlen, torch's public way to the flash kernel; see `quiver.encoder.attention.attend`."""
     del slopes, dropout  # `choose_backend` sees to it that there are none
     from torch.nn.attention.varlen import varlen_attn
 
@@ -135,7 +134,7 @@ def attend_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: i
 def attend_aten_flash(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """The operator under varlen_attn: without its Python layer, with dropout; see `encoder.attention.attend`.
+    """The operator under varlen_attn: without its Python layer, with dropout; see `quiver.encoder.attention.attend`.
 
     torch builds it without ALiBi, though the operator's signature has it.
     """
@@ -169,7 +168,7 @@ def _package(name: str) -> Callable[..., Any]:
 def attend_flash_attn_2(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """flash-attn 2, the one that knows ALiBi; see `encoder.attention.attend`."""
+    """flash-attn 2, the one that knows ALiBi; see `quiver.encoder.attention.attend`."""
     keys = readable(k, v, batch)
     output: Tensor = _package("flash_attn_2")(
         q,
@@ -189,7 +188,7 @@ def attend_flash_attn_2(
 def attend_flash_attn_3(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """flash-attn 3, for Hopper; see `encoder.attention.attend`."""
+    """flash-attn 3, for Hopper; see `quiver.encoder.attention.attend`."""
     del slopes, dropout
     keys = readable(k, v, batch)
     borders = (batch.cu_seqlens, keys.cu_seqlens, batch.max_seqlen, keys.max_seqlen)
@@ -199,7 +198,7 @@ def attend_flash_attn_3(
 def attend_flash_attn_4(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """flash-attn 4, for Hopper and Blackwell, compiled at its first call; see `encoder.attention.attend`."""
+    """flash-attn 4, for Hopper and Blackwell, compiled at its first call; see `quiver.encoder.attention.attend`."""
     del slopes, dropout
     keys = readable(k, v, batch)
     output = _package("flash_attn_4")(
@@ -221,7 +220,7 @@ def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def attend_dense(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Equally long sequences as one dense, mask-free call, cuDNN's kernel first; see `encoder.attention.attend`.
+    """Equally long sequences as one dense, mask-free call, cuDNN's kernel first; see `quiver.encoder.attention.attend`.
 
     Never chosen by itself. Reports differ between twice as fast as FlashAttention 2 (long texts, Hopper) and several
     times slower; cuDNN plans anew for every (B, S); and a choice by stopwatch would wait for the device in a forward

@@ -1,7 +1,7 @@
 """Attention of whole sequences: those of one length form one call on views of the packed tensors.
 
 In a global layer such a call has no mask. In a local layer it has one, the band of one length, where the sequences are so short
-that this costs less than blocks with halos (`encoder.attention.packed`).
+that this costs less than blocks with halos (`quiver.encoder.attention.packed`).
 
 Shapes: N packed tokens, H heads, K head width, G sequences of one length, n their length.
 """
@@ -12,13 +12,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from quiver.encoder.attention.dropping import attend_dropping
+from quiver.encoder.attention.groups import LengthGroups, fill_heads
+from quiver.encoder.ops.heads import room_for_thirds
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-from encoder.attention.dropping import attend_dropping
-from encoder.attention.groups import LengthGroups, fill_heads
-from encoder.ops.heads import room_for_thirds
 
 # Queries of one call with ALiBi, whose penalty is as wide as the sequence and differs from head to head.
 SLOPING_BLOCK = 128
@@ -27,7 +26,7 @@ DROPPING_LENGTH = 64
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Each sequence with itself; see `encoder.attention.attend` for the contract. ALiBi and dropout are for groups without masks."""
+    """Each sequence with itself; see `quiver.encoder.attention.attend` for the contract. ALiBi and dropout are for groups without masks."""
     if groups.order is not None:
         q, k, v = q[groups.order], k[groups.order], v[groups.order]
     output: Tensor

@@ -1,6 +1,6 @@
 """Attention over packed batches on any device, without an n x n tensor in local layers and without masks in global ones.
 
-Global layers are in `encoder.attention.grouped`, and so are local ones over texts that are hardly longer than the window. Other
+Global layers are in `quiver.encoder.attention.grouped`, and so are local ones over texts that are hardly longer than the window. Other
 local layers: the packed tokens are cut into blocks of queries; each block meets its own keys and a halo of window // 2 on either
 side, so the cost is N x window. Document borders and the window are one additive mask, made once a batch for all local layers.
 
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from quiver.encoder.attention.grouped import attend_grouped, differentiated_on_cpu
+from quiver.encoder.attention.groups import LengthGroups, banded, length_groups
+from quiver.encoder.ops.heads import room_for_thirds
+from quiver.encoder.packing import PackedBatch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-from encoder.attention.grouped import attend_grouped, differentiated_on_cpu
-from encoder.attention.groups import LengthGroups, banded, length_groups
-from encoder.ops.heads import room_for_thirds
-from encoder.packing import PackedBatch
 
 # Queries in a block of a local layer: of 32, 64 and 128 the fastest on CPU (reference measurements: 19.5, 21.6 and
 # 27.2 ms for 2,048 tokens of 12 heads of 64).
@@ -196,7 +195,7 @@ def _block_distance(half: int, device: torch.device) -> Tensor:
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Attention without padding on any device; see `encoder.attention.attend` for the contract."""
+    """Attention without padding on any device; see `quiver.encoder.attention.attend` for the contract."""
     # Where every distance fits the window, local and global are the same, and global needs no mask.
     if window is None or batch.max_seqlen - 1 <= window // 2:
         return attend_grouped(q, k, v, _groups(batch), slopes, dropout)

@@ -8,15 +8,14 @@ Shapes: B sequences, S padded length, N = B * S places, H heads, K head width.
 from __future__ import annotations
 
 import torch
+from quiver.encoder.padding import PaddedBatch
 from torch import Tensor
-
-from encoder.padding import PaddedBatch
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, batch: PaddedBatch, window: int | None, slopes: Tensor | None) -> Tensor:
     """Softmax attention of each sequence with the places of it that may be attended to.
 
-    See `encoder.attention.attend` for the contract; `encoder.attention.reference` is the same definition over packed batches.
+    See `quiver.encoder.attention.attend` for the contract; `quiver.encoder.attention.reference` is the same definition over packed batches.
     """
     rows, length = batch.attended.shape
     q, k, v = (each.reshape(rows, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))  # (B, H, S, K)

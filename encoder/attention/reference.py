@@ -8,16 +8,15 @@ Shapes: N packed tokens, H heads, K head width, n tokens of one sequence.
 from __future__ import annotations
 
 import torch
+from quiver.encoder.packing import PackedBatch
 from torch import Tensor
 from torch.nn import functional as F
-
-from encoder.packing import PackedBatch
 
 
 def attend_reference(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Softmax attention of each sequence by itself; see `encoder.attention.attend` for the contract."""
+    """Softmax attention of each sequence by itself; see `quiver.encoder.attention.attend` for the contract."""
     outputs = []
     key_lengths = batch.key_lengths or batch.lengths
     for start, end, keys in zip(batch.offsets, batch.offsets[1:], key_lengths, strict=False):

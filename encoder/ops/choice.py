@@ -13,9 +13,8 @@ import os
 from functools import cache
 
 import torch
+from quiver.encoder.errors import InputError
 from torch import Tensor
-
-from encoder.errors import InputError
 
 logger = logging.getLogger(__name__)
 

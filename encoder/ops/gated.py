@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from quiver.encoder.ops.activations import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS
+from quiver.encoder.ops.choice import fused
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from encoder.ops.activations import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS
-from encoder.ops.choice import fused
 
 # Tokens of one step on a CPU: what the passes over them share stays in its cache.
 CHUNK = 256
@@ -24,13 +23,13 @@ def gated(up: Tensor, activation: str) -> Tensor:
 
     Args:
         up: (N, 2 I), the half to activate first.
-        activation: A key of `encoder.ops.activations.ACTIVATION_FUNCTIONS`.
+        activation: A key of `quiver.encoder.ops.activations.ACTIVATION_FUNCTIONS`.
 
     Returns:
         (N, I) in the input's dtype.
     """
     if fused(up):
-        from encoder.ops import triton_gated
+        from quiver.encoder.gpu import triton_gated
 
         return triton_gated.gated(up, activation)
     if up.device.type == "cpu" and torch.is_grad_enabled() and up.requires_grad and not torch.compiler.is_compiling():

@@ -6,10 +6,9 @@ Shapes: N packed tokens, D width.
 from __future__ import annotations
 
 import torch
+from quiver.encoder.ops.choice import fused
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from encoder.ops.choice import fused
 
 Norm = nn.LayerNorm | nn.RMSNorm | nn.Identity
 
@@ -26,7 +25,7 @@ def normalize(hidden: Tensor, norm: Norm) -> Tensor:
     if isinstance(norm, nn.Identity):
         return hidden
     if _fused(hidden, norm):
-        from encoder.ops import triton_norms
+        from quiver.encoder.gpu import triton_norms
 
         return triton_norms.add_norm(hidden, None, norm)[1]
     weight = norm.weight.to(hidden.dtype)
@@ -48,7 +47,7 @@ def add_norm(hidden: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor,
         The sum and its norm, (N, D) each; one tensor where the norm is none.
     """
     if not isinstance(norm, nn.Identity) and _fused(hidden, norm):
-        from encoder.ops import triton_norms
+        from quiver.encoder.gpu import triton_norms
 
         return triton_norms.add_norm(hidden, update, norm)
     if update is not None:

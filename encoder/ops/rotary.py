@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from quiver.encoder.cpu.availability import serves_rows
+from quiver.encoder.ops.choice import fused
+from quiver.encoder.ops.heads import joined
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from encoder.compiled.availability import serves_rows
-from encoder.ops.choice import fused
-from encoder.ops.heads import joined
 
 # Tokens turned at a time on a CPU: their halves stay in its cache between the five passes over them.
 CHUNK = 1024
@@ -35,7 +34,7 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
         Queries, keys and values, (N, H, K) each, in the input's dtype.
     """
     if fused(qkv):
-        from encoder.ops import triton_rotary
+        from quiver.encoder.gpu import triton_rotary
 
         return triton_rotary.rotate(qkv, cos, sin)
     if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
@@ -92,7 +91,7 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, steady: bool = False) ->
     """
     half = cos.shape[-1]
     if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16), steady=steady):
-        from encoder.compiled import token_rows
+        from quiver.encoder.cpu import token_rows
 
         token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())
         return heads

@@ -3,7 +3,7 @@
 It begins with `load_pretraining_recipe` and ends with `pretrain`; what stands between is importable from its own module.
 """
 
-from encoder.pretraining.recipe import load_pretraining_recipe
-from encoder.pretraining.run import prepare, pretrain
+from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.training.run import prepare, pretrain
 
 __all__ = ["load_pretraining_recipe", "prepare", "pretrain"]

@@ -22,13 +22,12 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from encoder.files import read_json, sync_folder, write_json
-from encoder.pretraining.sections import DataSection, SourceSection
-from encoder.pretraining.text_sources import read_documents
-from encoder.tokens import Tokenizer
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, sync_folder, write_json
+from quiver.encoder.pretraining.sections import DataSection, SourceSection
+from quiver.encoder.pretraining.text_sources import read_documents
+from quiver.encoder.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -6,15 +6,14 @@ Source: the release of ModernBERT evaluates at 15% where it trains at 30%.
 from __future__ import annotations
 
 import torch
-
-from encoder.heads import MaskedLM
-from encoder.pretraining.corpus import Documents
-from encoder.pretraining.masking import Masker
-from encoder.pretraining.sections import PhaseSection, PretrainingRecipe
-from encoder.pretraining.stream import RowMaker, held_out_rows
-from encoder.pretraining.update import casting
-from encoder.running.processes import Processes
-from encoder.tokens import Tokenizer
+from quiver.encoder.heads import MaskedLM
+from quiver.encoder.pretraining.corpus import Documents
+from quiver.encoder.pretraining.masking import Masker
+from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
+from quiver.encoder.pretraining.stream import RowMaker, held_out_rows
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.update import casting
 
 
 class HeldOut:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-
-from encoder.config import EncoderConfig
+from quiver.encoder.config import EncoderConfig
 
 PEAKS: Mapping[str, float] = {
     "B200": 2.25e15,

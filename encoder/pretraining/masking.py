@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from encoder.heads import NOT_ASKED
-from encoder.tokens import SPECIAL_TOKENS, Tokenizer
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import NOT_ASKED
+from quiver.encoder.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 MASKED, RANDOM = 0.8, 0.1
 """Shares of the asked tokens that are replaced by [MASK], and by a random token; the rest stays."""
@@ -27,7 +26,7 @@ class Masker:
     """Masks sequences of one vocabulary.
 
     Args:
-        tokenizer: Has all of `encoder.tokens.SPECIAL_TOKENS`, see `require_special_tokens`.
+        tokenizer: Has all of `quiver.encoder.tokenizer.SPECIAL_TOKENS`, see `require_special_tokens`.
         probability: Share of the other tokens that is asked for.
         seed: Of all draws.
     """

@@ -10,18 +10,17 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from encoder.config import DROPOUTS, EncoderConfig, global_every
-from encoder.errors import InputError
-from encoder.head_checkpoint import load_masked_lm
-from encoder.heads import MaskedLM, init_head
-from encoder.hub import local_folder
-from encoder.init import init_weights
-from encoder.model import Encoder
-from encoder.pretraining.corpus import train_texts
-from encoder.pretraining.masking import special_ids
-from encoder.pretraining.sections import ModelSection, PhaseSection, PretrainingRecipe
-from encoder.tokens import Tokenizer
+from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.config import DROPOUTS, EncoderConfig, global_every
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import MaskedLM, init_head
+from quiver.encoder.init import init_weights
+from quiver.encoder.model import Encoder
+from quiver.encoder.pretraining.corpus import train_texts
+from quiver.encoder.pretraining.masking import special_ids
+from quiver.encoder.pretraining.sections import ModelSection, PhaseSection, PretrainingRecipe
+from quiver.encoder.tokenizer import Tokenizer
 
 ALIGNMENT = 64
 """The embedding's rows are a multiple of it."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from encoder.pretraining.sections import PhaseSection, PretrainingRecipe
-from encoder.running.recipe_file import RecipeError, load_sections
-from encoder.running.schema import Rule
+from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
+from quiver.encoder.training.recipe_file import RecipeError, load_sections
+from quiver.encoder.training.schema import Rule
 
 KINDS = ("pretraining",)
 """Values of ``kind`` that make a recipe one of these."""
@@ -61,7 +61,7 @@ def load_pretraining_recipe(path: str | Path, overrides: Sequence[str] = ()) -> 
 
     Args:
         path: A YAML file, or the name of a shipped recipe.
-        overrides: ``training.seed=2``, ``phases.0.tokens=1e6`` and the like, see `encoder.running.recipe_file.load_sections`.
+        overrides: ``training.seed=2``, ``phases.0.tokens=1e6`` and the like, see `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
         RecipeError: The recipe cannot be used; names everything that is wrong with it.

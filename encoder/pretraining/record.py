@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from encoder.heads import MaskedLM
-from encoder.pretraining.flops import peak_flops
-from encoder.pretraining.loop import HELD_OUT, Session
-from encoder.pretraining.recipe import to_dict
-from encoder.pretraining.run_folder import SCHEMA
-from encoder.pretraining.snapshot import Progress
-from encoder.running.log import LOG, curve, read_log
-from encoder.running.machine import peak_memory
+from quiver.encoder.heads import MaskedLM
+from quiver.encoder.pretraining.flops import peak_flops
+from quiver.encoder.pretraining.recipe import to_dict
+from quiver.encoder.training.log import LOG, curve, read_log
+from quiver.encoder.training.loop import HELD_OUT, Session
+from quiver.encoder.training.machine import peak_memory
+from quiver.encoder.training.run_folder import SCHEMA
+from quiver.encoder.training.snapshot import Progress
 
 PACKAGES = ("quiver-retrieval", "torch", "numpy", "tokenizers", "safetensors", "torch-optimi")
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.pretraining.packing import Piece
+from quiver.encoder.pretraining.packing import Piece
 
 BLOCK = 1 << 10
 """Neighbouring pieces that come into a window together; more only where one document has more."""

@@ -19,7 +19,7 @@ class VocabularySection:
     unused: int = field(default=83, metadata={"at_least": 0})
     """Tokens kept free for later uses; the paper: 83."""
     split: Literal["words", "identifiers"] = "words"
-    """How text is cut before merges are learnt, see `encoder.tokens.SPLITTERS`."""
+    """How text is cut before merges are learnt, see `quiver.encoder.tokenizer.SPLITTERS`."""
     share: float = field(default=1.0, metadata={"above": 0, "at_most": 1})
     """Share of the documents that it is learnt from, of all sources alike; a thousandth of two trillion tokens is plenty."""
 
@@ -167,7 +167,7 @@ class TrainingSection:
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: autocast on CUDA, weights stay in float32."""
     compiled: bool = False
-    """Compile the token-wise parts of the model (`encoder.compiling`): faster on a GPU, after a while at the start of each phase."""
+    """Compile the token-wise parts of the model (`encoder.gpu.compiling`): faster on a GPU, after a while at the start of each phase."""
     gradient_checkpointing: bool = False
     """Keep one hidden state a block and compute the rest again in the backward pass: less memory for about a third more time."""
     packing_buffer: float = field(default=5.0, metadata={"at_least": 1})

@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from quiver.encoder.packing import PackedBatch
+from quiver.encoder.pretraining.corpus import Corpus, Documents
+from quiver.encoder.pretraining.masking import Masker, special_ids
+from quiver.encoder.pretraining.packing import SPECIAL, Piece, SequencePacker
+from quiver.encoder.pretraining.sampler import PieceSampler, Share, cut
+from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.schedule import BatchWarmup
 from torch import Tensor
-
-from encoder.packing import PackedBatch
-from encoder.pretraining.corpus import Corpus, Documents
-from encoder.pretraining.masking import Masker, special_ids
-from encoder.pretraining.packing import SPECIAL, Piece, SequencePacker
-from encoder.pretraining.sampler import PieceSampler, Share, cut
-from encoder.pretraining.schedule import BatchWarmup
-from encoder.pretraining.sections import PhaseSection, PretrainingRecipe
-from encoder.running.processes import Processes
-from encoder.tokens import Tokenizer
 
 
 @dataclass(frozen=True)

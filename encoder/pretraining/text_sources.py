@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from encoder.data_files import read_json_lines, read_lines, read_whole
-from encoder.errors import InputError
-from encoder.files import expand_home
-from encoder.pretraining.sections import SourceSection
+from quiver.encoder.data_files import read_json_lines, read_lines, read_whole
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home
+from quiver.encoder.pretraining.sections import SourceSection
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
 PLAIN_TEXT = (".txt", ".txt.gz")

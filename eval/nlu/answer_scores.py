@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eval.nlu.questions import Question
+from quiver.eval.nlu.questions import Question
 
 Official = Literal["squad_v1", "squad_v2", "korquad_v1"]
 

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-
-from encoder.heads import SpanQA
-from encoder.packing import PackedBatch, pack
-from encoder.spans import Span, best_spans
-from encoder.tokens import Tokenizer
-from eval.nlu.answer_scores import NO_ANSWER
-from eval.nlu.questions import Question
-from eval.nlu.windows import NOWHERE, Window, WindowSettings, make_windows
-from retrieval.progress import progress_bar
+from quiver.encoder.heads import SpanQA
+from quiver.encoder.packing import PackedBatch, pack
+from quiver.encoder.spans import Span, best_spans
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.eval.nlu.answer_scores import NO_ANSWER
+from quiver.eval.nlu.questions import Question
+from quiver.eval.nlu.windows import NOWHERE, Window, WindowSettings, make_windows
+from quiver.retrieval.progress import progress_bar
 
 # Tokens of one batch; windows of any length fit, for a batch holds at least one.
 BATCH_TOKENS = 16_384
@@ -57,7 +56,7 @@ def answer_questions(
         model: Put into evaluation mode while it answers.
         tokenizer: Its vocabulary.
         questions: Paragraphs and questions; answers are not looked at.
-        settings: Lengths that `eval.nlu.windows.check_settings` has accepted.
+        settings: Lengths that `quiver.eval.nlu.windows.check_settings` has accepted.
         may_have_none: There are questions without an answer.
         no_answer_margin: With ``may_have_none``: how much more than the best span no answer must score to be given.
         progress: Show a bar on standard error.

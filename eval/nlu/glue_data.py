@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from encoder.errors import InputError
-from encoder.files import expand_home
-from eval.nlu.glue_tasks import SIMILARITY, TASKS, GlueTask
-from retrieval.training.data.sources import HUB, iter_source
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home
+from quiver.eval.nlu.glue_tasks import SIMILARITY, TASKS, GlueTask
+from quiver.retrieval.training.data.sources import HUB, iter_source
 
 HIDDEN = -1
 """What stands for a label that GLUE does not give away."""

@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from quiver.encoder.checkpoints.head_checkpoint import load_classifier
+from quiver.encoder.checkpoints.head_transform import SHARED_TRANSFORM
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import ClassifierPooling, SequenceClassifier, init_head
+from quiver.encoder.packing import pack
+from quiver.encoder.tokenizer import TokenizedTexts, Tokenizer
+from quiver.eval.nlu.fine_tuning.start import encoder_folder
+from quiver.eval.nlu.glue_tasks import GlueTask
 from torch import Tensor
-
-from encoder.errors import InputError
-from encoder.head_checkpoint import load_classifier
-from encoder.head_transform import SHARED_TRANSFORM
-from encoder.heads import ClassifierPooling, SequenceClassifier, init_head
-from encoder.packing import pack
-from encoder.tokens import TokenizedTexts, Tokenizer
-from eval.nlu.fine_tuning.start import encoder_folder
-from eval.nlu.glue_tasks import GlueTask
 
 # Tokens of one batch; sequences of any length fit, for a batch holds at least one.
 BATCH_TOKENS = 16_384

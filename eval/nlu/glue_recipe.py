@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from encoder.running.recipe_file import RecipeError, load_sections
-from eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from eval.nlu.glue_tasks import TASKS, TaskName
+from quiver.encoder.training.recipe_file import RecipeError, load_sections
+from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
+from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 
 KINDS = ("glue",)
 """Values of ``kind`` that make a recipe one of these."""
@@ -38,7 +38,7 @@ class GlueDataSection:
     """The examples. Paths are relative to the working directory."""
 
     source: str = field(metadata={"not_blank": True})
-    """``hub://OWNER/NAME[@REVISION]``, or a folder of the same layout, see `eval.nlu.glue_data`."""
+    """``hub://OWNER/NAME[@REVISION]``, or a folder of the same layout, see `quiver.eval.nlu.glue_data`."""
     max_length: int = field(default=256, metadata={"at_least": 16})
     """Tokens of a text or a pair, special ones included; what is behind is cut. The release: 256."""
     limit: int | None = field(default=None, metadata={"at_least": 1})
@@ -110,7 +110,7 @@ def load_glue_recipe(path: str | Path, overrides: Sequence[str] = ()) -> GlueRec
     Args:
         path: A YAML file, or the name of a shipped recipe.
         overrides: ``tasks.cola.epochs=1``, ``tasks.qqp=`` to leave a task out, and the like, see
-            `encoder.running.recipe_file.load_sections`.
+            `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
         RecipeError: The recipe cannot be used; names everything that is wrong with it.

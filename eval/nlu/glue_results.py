@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from encoder.errors import InputError
-from encoder.files import read_json, write_json
-from eval.averages import Average, average
-from eval.nlu.fine_tuning.run import SCHEMA as RUN_SCHEMA
-from eval.nlu.glue_tasks import TASKS, TaskName
-from eval.nlu.glue_training import TaskScores
-from retrieval.training.run_folder import RECORD
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, write_json
+from quiver.eval.averages import Average, average
+from quiver.eval.nlu.fine_tuning.run import SCHEMA as RUN_SCHEMA
+from quiver.eval.nlu.glue_tasks import TASKS, TaskName
+from quiver.eval.nlu.glue_training import TaskScores
+from quiver.retrieval.training.run_folder import RECORD
 
 SCHEMA = "quiver-glue/1"
 RESULTS = "results.json"

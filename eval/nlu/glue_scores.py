@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from eval.nlu.glue_tasks import GlueTask, Measure
+from quiver.eval.nlu.glue_tasks import GlueTask, Measure
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:

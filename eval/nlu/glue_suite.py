@@ -1,6 +1,6 @@
 """A model fine-tuned on the tasks of GLUE, one after the other: MNLI before those that start from it.
 
-DIR/TASK/       the run of a task, see `eval.nlu.glue_training`
+DIR/TASK/       the run of a task, see `quiver.eval.nlu.glue_training`
 DIR/results.json    the scores of all that are complete, written anew behind each
 
 Sessions may share a folder if they train different tasks.
@@ -12,14 +12,14 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from encoder.errors import InputError
-from encoder.files import read_json
-from eval.nlu.fine_tuning.run import Request, finished
-from eval.nlu.glue_recipe import MNLI, GlueRecipe
-from eval.nlu.glue_results import GlueResults, gather_results, write_results
-from eval.nlu.glue_tasks import TaskName
-from eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, run_recipe, train_glue_task
-from retrieval.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.eval.nlu.fine_tuning.run import Request, finished
+from quiver.eval.nlu.glue_recipe import MNLI, GlueRecipe
+from quiver.eval.nlu.glue_results import GlueResults, gather_results, write_results
+from quiver.eval.nlu.glue_tasks import TaskName
+from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, run_recipe, train_glue_task
+from quiver.retrieval.training.run_folder import BEGUN, MODEL, RECORD, WITHOUT_WEIGHT, recipe_changes, refuse_existing
 
 logger = logging.getLogger(__name__)
 

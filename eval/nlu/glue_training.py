@@ -3,7 +3,7 @@
 The held-out split both says which checkpoint is best and gives the score: GLUE's tests have no labels, and what papers report of its
 development sets is made in this way. So it is the best of several scores, and no estimate for other texts.
 
-The folder of a run is that of `eval.nlu.fine_tuning.run`, and beside the model:
+The folder of a run is that of `quiver.eval.nlu.fine_tuning.run`, and beside the model:
   results.json          the task's measures
   predictions.json      what the model says of each held-out example, by GLUE's number of it
 
@@ -21,24 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quiver.encoder.checkpoints.head_checkpoint import load_classifier, save_classifier
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import write_json
+from quiver.encoder.heads import SequenceClassifier
+from quiver.encoder.packing import pack_ids
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.eval.nlu.fine_tuning.loop import Course
+from quiver.eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
+from quiver.eval.nlu.fine_tuning.start import save_tokenizer
+from quiver.eval.nlu.fine_tuning.task import TaskBatch
+from quiver.eval.nlu.glue_data import GlueExample, read_split
+from quiver.eval.nlu.glue_model import open_glue_model, predict, tokenise
+from quiver.eval.nlu.glue_recipe import GlueRecipe
+from quiver.eval.nlu.glue_scores import measure
+from quiver.eval.nlu.glue_tasks import TASKS, GlueTask, TaskName
 from torch import Tensor
-
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from encoder.files import write_json
-from encoder.head_checkpoint import load_classifier, save_classifier
-from encoder.heads import SequenceClassifier
-from encoder.packing import pack_ids
-from encoder.tokens import Tokenizer
-from eval.nlu.fine_tuning.loop import Course
-from eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
-from eval.nlu.fine_tuning.start import save_tokenizer
-from eval.nlu.fine_tuning.task import TaskBatch
-from eval.nlu.glue_data import GlueExample, read_split
-from eval.nlu.glue_model import open_glue_model, predict, tokenise
-from eval.nlu.glue_recipe import GlueRecipe
-from eval.nlu.glue_scores import measure
-from eval.nlu.glue_tasks import TASKS, GlueTask, TaskName
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class TextExample:
 
 @dataclass(frozen=True)
 class TextTask:
-    """A task of GLUE, for `eval.nlu.fine_tuning`.
+    """A task of GLUE, for `quiver.eval.nlu.fine_tuning`.
 
     Attributes:
         examples: To train on.

@@ -9,15 +9,15 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from encoder.config import EncoderConfig
-from encoder.errors import InputError
-from encoder.head_checkpoint import load_span_qa, save_span_qa
-from encoder.heads import SpanQA
-from encoder.hf_config import config_to_hf
-from encoder.model import Encoder
-from encoder.position_extension import extend_positions
-from encoder.tokens import Tokenizer
-from eval.nlu.fine_tuning.start import TYPES, encoder_folder, save_tokenizer
+from quiver.encoder.checkpoints import config_to_hf
+from quiver.encoder.checkpoints.head_checkpoint import load_span_qa, save_span_qa
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import SpanQA
+from quiver.encoder.model import Encoder
+from quiver.encoder.pretraining.position_extension import extend_positions
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.eval.nlu.fine_tuning.start import TYPES, encoder_folder, save_tokenizer
 
 logger = logging.getLogger(__name__)
 

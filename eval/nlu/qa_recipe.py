@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from encoder.running.recipe_file import load_sections
-from encoder.running.schema import Rule
-from eval.nlu.answer_scores import Official
-from eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from eval.nlu.windows import WindowSettings
+from quiver.encoder.training.recipe_file import load_sections
+from quiver.encoder.training.schema import Rule
+from quiver.eval.nlu.answer_scores import Official
+from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
+from quiver.eval.nlu.windows import WindowSettings
 
 KINDS = ("span_qa",)
 """Values of ``kind`` that make a recipe one of these."""
@@ -107,7 +107,7 @@ def load_qa_recipe(path: str | Path, overrides: Sequence[str] = ()) -> QaRecipe:
 
     Args:
         path: A YAML file, or the name of a shipped recipe.
-        overrides: ``updates.epochs=1`` and the like, see `encoder.running.recipe_file.load_sections`.
+        overrides: ``updates.epochs=1`` and the like, see `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
         RecipeError: The recipe cannot be used; names everything that is wrong with it.

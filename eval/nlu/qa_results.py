@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from encoder.files import write_json
-from encoder.tokens import Tokenizer
-from eval.nlu.answer_scores import AnswerScore, Official, Scores, mean_scores, score_answers
-from eval.nlu.answering import Prediction
-from eval.nlu.questions import Question
+from quiver.encoder.files import write_json
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.eval.nlu.answer_scores import AnswerScore, Official, Scores, mean_scores, score_answers
+from quiver.eval.nlu.answering import Prediction
+from quiver.eval.nlu.questions import Question
 
 SCHEMA = "quiver-qa/1"
 RESULTS, PREDICTIONS = "results.json", "predictions.json"
@@ -59,13 +59,13 @@ class QaResults:
 def score_predictions(
     questions: Sequence[Question], predictions: Sequence[Prediction], tokenizer: Tokenizer, official: Official
 ) -> QaResults:
-    """Score what `eval.nlu.answering.answer_questions` gave.
+    """Score what `quiver.eval.nlu.answering.answer_questions` gave.
 
     Args:
         questions: At least one.
         predictions: One each.
         tokenizer: Lengths are counted in its tokens.
-        official: A key of `eval.nlu.answer_scores.DEFINITIONS`.
+        official: A key of `quiver.eval.nlu.answer_scores.DEFINITIONS`.
 
     Raises:
         ValueError: There are no questions, not one prediction each, or a question without an answer where the definition knows none.

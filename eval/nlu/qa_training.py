@@ -1,7 +1,7 @@
 """Fine-tuning a model to answer with spans, by recipe.
 
-The folder of a run is that of `eval.nlu.fine_tuning.run`, and beside the model:
-  results.json          the scores of its test, see `eval.nlu.qa_results`
+The folder of a run is that of `quiver.eval.nlu.fine_tuning.run`, and beside the model:
+  results.json          the scores of its test, see `quiver.eval.nlu.qa_results`
   predictions.json      its answers
 
 Shapes: B windows, N tokens in the batch.
@@ -17,24 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quiver.encoder.checkpoints.head_checkpoint import load_span_qa
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import SpanQA
+from quiver.encoder.packing import pack_ids
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.eval.nlu.answering import answer_questions
+from quiver.eval.nlu.fine_tuning.loop import Course
+from quiver.eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
+from quiver.eval.nlu.fine_tuning.task import TaskBatch
+from quiver.eval.nlu.qa_model import open_span_qa, save_qa_model
+from quiver.eval.nlu.qa_recipe import QaDataSection, QaRecipe
+from quiver.eval.nlu.qa_results import PREDICTIONS, RESULTS, QaResults, answer_texts, score_predictions, write_qa_results
+from quiver.eval.nlu.questions import Question, read_questions, read_split
+from quiver.eval.nlu.windows import NOWHERE, LabelledWindow, check_settings, labelled_windows
+from quiver.retrieval.training.run_folder import MODEL
 from torch import Tensor
-
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from encoder.head_checkpoint import load_span_qa
-from encoder.heads import SpanQA
-from encoder.packing import pack_ids
-from encoder.tokens import Tokenizer
-from eval.nlu.answering import answer_questions
-from eval.nlu.fine_tuning.loop import Course
-from eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
-from eval.nlu.fine_tuning.task import TaskBatch
-from eval.nlu.qa_model import open_span_qa, save_qa_model
-from eval.nlu.qa_recipe import QaDataSection, QaRecipe
-from eval.nlu.qa_results import PREDICTIONS, RESULTS, QaResults, answer_texts, score_predictions, write_qa_results
-from eval.nlu.questions import Question, read_questions, read_split
-from eval.nlu.windows import NOWHERE, LabelledWindow, check_settings, labelled_windows
-from retrieval.training.run_folder import MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class QuestionSets:
 
 @dataclass(frozen=True)
 class SpanTask:
-    """Windows with the place of their answer, for `eval.nlu.fine_tuning`.
+    """Windows with the place of their answer, for `quiver.eval.nlu.fine_tuning`.
 
     Attributes:
         examples: The windows.

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from encoder.errors import InputError
-from eval.collections.squad_json import is_impossible, list_under, read_paragraphs, text_under
-from retrieval.corpus import read_judgements
+from quiver.encoder.errors import InputError
+from quiver.eval.datasets.squad_json import is_impossible, list_under, read_paragraphs, text_under
+from quiver.retrieval.data.corpus import read_judgements
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from encoder.errors import InputError
-from encoder.tokens import Pieces, Tokenizer
-from eval.nlu.questions import Question, stands
+from quiver.encoder.errors import InputError
+from quiver.encoder.tokenizer import Pieces, Tokenizer
+from quiver.eval.nlu.questions import Question, stands
 
 NOWHERE = 0
 """The place that a window without the answer answers with: its first token."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.published.efficiency import (
+from quiver.eval.published.efficiency import (
     EFFICIENCY_SETS,
     EFFICIENCY_SOURCE,
     ENCODER_EFFICIENCY,
@@ -11,8 +11,8 @@ from eval.published.efficiency import (
     Runtime,
     SetStatistics,
 )
-from eval.published.glue import GLUE_SOURCE, TABLE_5, TABLE_6, HyperParameters
-from eval.published.retrieval import (
+from quiver.eval.published.glue import GLUE_SOURCE, TABLE_5, TABLE_6, HyperParameters
+from quiver.eval.published.retrieval import (
     BM25_FLAT,
     BM25_SOURCE,
     OVERVIEW_COLUMNS,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eval.published.retrieval import TABLE_1, PublishedRow, Size
+from quiver.eval.published.retrieval import TABLE_1, PublishedRow, Size
 
 GLUE_SOURCE = "ModernBERT, arXiv:2412.13663, Table 5; averages from its Table 1"
 """What a report has to say beside these figures."""

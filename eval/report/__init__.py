@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from eval.report.writing import write_paper, write_report
+from quiver.eval.report.writing import write_paper, write_report
 
 __all__ = ["write_paper", "write_report"]

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from encoder.errors import InputError
-from encoder.files import read_json
-from eval.averages import grouped, is_whole
-from eval.metrics import DEFAULT
-from eval.report.systems import differently_scored, label_systems
-from eval.results import CollectionResult, FileReference, Results
-from eval.results_folder import FILE, read_results
-from eval.significance import CHANGED, PairedComparison, compare_parts, holm
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.eval.averages import grouped, is_whole
+from quiver.eval.metrics import DEFAULT
+from quiver.eval.report.systems import differently_scored, label_systems
+from quiver.eval.results import CollectionResult, FileReference, Results
+from quiver.eval.results_folder import FILE, read_results
+from quiver.eval.significance import CHANGED, PairedComparison, compare_parts, holm
 
 ALPHA = 0.05
 """A difference is significant where its corrected p is below this."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from eval.report.compare import ALPHA, Comparison, Measured, Pairing
-from eval.report.systems import LABELS, points
-from eval.report.tables import escape, table
-from eval.results import HEADLINE
-from eval.significance import PERMUTATIONS, Change
+from quiver.eval.report.compare import ALPHA, Comparison, Measured, Pairing
+from quiver.eval.report.systems import LABELS, points
+from quiver.eval.report.tables import escape, table
+from quiver.eval.results import HEADLINE
+from quiver.eval.significance import PERMUTATIONS, Change
 
 TEXT_WIDTH = 100
 """Characters of a query that a table shows."""

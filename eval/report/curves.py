@@ -1,4 +1,4 @@
-"""Curves over the steps of a training run: geometry only, in the units of `eval.report.svg`; the templates draw it."""
+"""Curves over the steps of a training run: geometry only, in the units of `quiver.eval.report.svg`; the templates draw it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
-from eval.report.svg import BOTTOM, END, LEFT, RIGHT, TOP, Tick, text_width
+from quiver.eval.report.svg import BOTTOM, END, LEFT, RIGHT, TOP, Tick, text_width
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 """(step, value), steps rising."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.averages import Average
-from eval.report.page_tables import (
+from quiver.eval.averages import Average
+from quiver.eval.report.page_tables import (
     SHOWN_OVERLAPS,
     SYSTEM,
     Cell,
@@ -27,9 +27,9 @@ from eval.report.page_tables import (
     seconds_table,
     system_cell,
 )
-from eval.report.protocol import system_facts
-from eval.report.svg import BarChart, Frame, Measured, PointChart, Scale, Timed, bar_chart, point_chart
-from eval.report.systems import (
+from quiver.eval.report.protocol import system_facts
+from quiver.eval.report.svg import BarChart, Frame, Measured, PointChart, Scale, Timed, bar_chart, point_chart
+from quiver.eval.report.systems import (
     LABELS,
     Named,
     Row,
@@ -42,7 +42,7 @@ from eval.report.systems import (
     row_data_sets,
     rows,
 )
-from eval.results import HEADLINE, CollectionResult, Results
+from quiver.eval.results import HEADLINE, CollectionResult, Results
 
 COLOURS = 8
 """Colours that tell systems apart; the style sheet knows them as 1 to 8, and 0 as the grey of BM25."""

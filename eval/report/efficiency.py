@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from encoder.files import write_text
-from eval.efficiency.results import EncoderBenchmark, LibraryTimes, SetTimes, Spread
-from eval.index_quality.results import IndexBenchmark
-from eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
-from eval.report.tables import escape, table
-from eval.training_speed.results import TrainingBenchmark
+from quiver.encoder.files import write_text
+from quiver.eval.bench.encoder.results import EncoderBenchmark, LibraryTimes, SetTimes, Spread
+from quiver.eval.bench.index.results import IndexBenchmark
+from quiver.eval.bench.training.results import TrainingBenchmark
+from quiver.eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
+from quiver.eval.report.tables import escape, table
 
 MEBIBYTE = 2**20
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from encoder.errors import InputError
-from encoder.files import replacing
-from eval.efficiency.results import OWN, EncoderBenchmark, Spread
-from eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY
-from eval.report.efficiency import has_paper_sets
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import replacing
+from quiver.eval.bench.encoder.results import OWN, EncoderBenchmark, Spread
+from quiver.eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY
+from quiver.eval.report.efficiency import has_paper_sets
 
 # Okabe and Ito's palette, which the colour-blind can tell apart; ours is the first.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eval.nlu.glue_results import GlueResults, TaskRun
-from eval.nlu.glue_tasks import TASKS
-from eval.published.glue import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
-from eval.report.page_tables import Cell, Column, Table
-from eval.report.paper import Layout, Line, layout_markdown
-from eval.report.paper_html import Section, layout_section, render_sections
-from eval.report.run_files import write_both
-from eval.report.tables import escape, table
+from quiver.eval.nlu.glue_results import GlueResults, TaskRun
+from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.published.glue import GLUE_COLUMNS, GLUE_SOURCE, TABLE_5
+from quiver.eval.report.page_tables import Cell, Column, Table
+from quiver.eval.report.paper import Layout, Line, layout_markdown
+from quiver.eval.report.paper_html import Section, layout_section, render_sections
+from quiver.eval.report.run_files import write_both
+from quiver.eval.report.tables import escape, table
 
 TITLE = "GLUE beside the ModernBERT paper"
 
@@ -106,7 +106,7 @@ def render_glue(results: GlueResults) -> str:
 
 
 def render_glue_page(results: GlueResults) -> str:
-    """The report as one HTML page, under the rules of `eval.report.html`; equal results give equal bytes.
+    """The report as one HTML page, under the rules of `quiver.eval.report.html`; equal results give equal bytes.
 
     Raises:
         InputError: jinja2 is not installed.

@@ -12,13 +12,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from encoder.errors import InputError
-from eval.report import svg
-from eval.report.document import document
-from eval.report.page_tables import interval_note
-from eval.report.protocol import protocol
-from eval.report.systems import points
-from eval.results import Results
+from quiver.encoder.errors import InputError
+from quiver.eval.report import svg
+from quiver.eval.report.document import document
+from quiver.eval.report.page_tables import interval_note
+from quiver.eval.report.protocol import protocol
+from quiver.eval.report.systems import points
+from quiver.eval.results import Results
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -89,7 +89,7 @@ def _environment() -> Environment:
     except ModuleNotFoundError as error:
         raise InputError("an HTML report needs jinja2: pip install 'quiver-retrieval[eval]'") from error
     environment = Environment(
-        loader=PackageLoader("eval.report"),
+        loader=PackageLoader("quiver.eval.report"),
         autoescape=True,
         finalize=visible,
         undefined=StrictUndefined,

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from encoder.files import write_text
-from eval.efficiency.results import OWN
-from eval.index_quality.results import IndexBenchmark, PointResult, SystemResult
-from eval.index_quality.systems import describe
-from eval.report.efficiency import MEBIBYTE, where
-from eval.report.efficiency_plot import COLOURS, check_plotting, save_figure, short_name
-from eval.report.html import render_page
-from eval.report.page_tables import Cell, Column, Key, Table
-from eval.report.svg import Frame, PointChart, Timed, point_chart
-from eval.report.tables import escape, table
+from quiver.encoder.files import write_text
+from quiver.eval.bench.encoder.results import OWN
+from quiver.eval.bench.index.results import IndexBenchmark, PointResult, SystemResult
+from quiver.eval.bench.index.systems import describe
+from quiver.eval.report.efficiency import MEBIBYTE, where
+from quiver.eval.report.efficiency_plot import COLOURS, check_plotting, save_figure, short_name
+from quiver.eval.report.html import render_page
+from quiver.eval.report.page_tables import Cell, Column, Key, Table
+from quiver.eval.report.svg import Frame, PointChart, Timed, point_chart
+from quiver.eval.report.tables import escape, table
 
 _MARKERS = "osD^vPX*"
 

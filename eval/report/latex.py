@@ -14,9 +14,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from eval.report.paper import Layout, paper_layouts, shown
-from eval.report.protocol import protocol
-from eval.report.systems import (
+from quiver.eval.report.paper import Layout, paper_layouts, shown
+from quiver.eval.report.protocol import protocol
+from quiver.eval.report.systems import (
     LABELS,
     check_data,
     collections,
@@ -27,7 +27,7 @@ from eval.report.systems import (
     row_data_sets,
     rows,
 )
-from eval.results import HEADLINE, Results
+from quiver.eval.results import HEADLINE, Results
 
 SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -136,7 +136,7 @@ def render_latex(results: Sequence[Results]) -> str:
 
 
 def render_paper_latex(results: Sequence[Results], *, against: str | None = None) -> str:
-    """The layouts of the paper, see `eval.report.paper.paper_layouts`.
+    """The layouts of the paper, see `quiver.eval.report.paper.paper_layouts`.
 
     Args:
         results: One or more systems.

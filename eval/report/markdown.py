@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from eval.report.protocol import protocol, system_facts
-from eval.report.systems import (
+from quiver.eval.report.protocol import protocol, system_facts
+from quiver.eval.report.systems import (
     LABELS,
     Row,
     Score,
@@ -24,8 +24,8 @@ from eval.report.systems import (
     row_data_sets,
     rows,
 )
-from eval.report.tables import escape, table
-from eval.results import HEADLINE, CollectionResult, IndexUsed, Results, ShownDocument, WorstQuery
+from quiver.eval.report.tables import escape, table
+from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Results, ShownDocument, WorstQuery
 
 TEXT_WIDTH = 100
 """Characters of a query or a document that a table shows."""

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 import yaml
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
-
-from encoder.errors import InputError
-from eval.report.mteb_json import NAMES
-from eval.report.systems import LABELS, index_name
-from eval.report.tasks import Task, hub_id, task_of
-from eval.results import HEADLINE, CollectionResult, Results
+from quiver.encoder.errors import InputError
+from quiver.eval.report.mteb_json import NAMES
+from quiver.eval.report.systems import LABELS, index_name
+from quiver.eval.report.tasks import Task, hub_id, task_of
+from quiver.eval.results import HEADLINE, CollectionResult, Results
 
 TASK_TYPE = "text-retrieval"
 """The Hub's name for what was done."""
@@ -90,7 +89,7 @@ def render_eval_results(results: Results, *, source_url: str | None = None) -> s
     """The content of ``.eval_results/<any name>.yaml`` in a model's repository: nDCG@10 in points, one entry a collection.
 
     Args:
-        results: One system. Collections without a task of mteb's are left out, see `eval.report.mteb_json.without_task`.
+        results: One system. Collections without a task of mteb's are left out, see `quiver.eval.report.mteb_json.without_task`.
         source_url: Where the whole report is.
 
     Raises:

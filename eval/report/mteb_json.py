@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from encoder.errors import InputError
-from eval.averages import grouped, is_whole
-from eval.report.tasks import AGGREGATES, Task, task_of
-from eval.results import HEADLINE, CollectionResult, Results
+from quiver.encoder.errors import InputError
+from quiver.eval.averages import grouped, is_whole
+from quiver.eval.report.tasks import AGGREGATES, Task, task_of
+from quiver.eval.results import HEADLINE, CollectionResult, Results
 
 NAMES: Mapping[str, str] = {
     "ndcg@10": "ndcg_at_10",
@@ -30,7 +30,7 @@ MAP_DEPTH = 1000
 
 
 def without_task(results: Results) -> list[str]:
-    """The collections that `task_results` leaves out, see `eval.report.tasks.task_of`; a caller says so."""
+    """The collections that `task_results` leaves out, see `quiver.eval.report.tasks.task_of`; a caller says so."""
     return [collection.key for collection in results.collections if task_of(collection) is None]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.report.systems import index_name, points
-from eval.results import CollectionResult, Results
+from quiver.eval.report.systems import index_name, points
+from quiver.eval.results import CollectionResult, Results
 
 MEBIBYTE = 2**20
 

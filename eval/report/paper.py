@@ -1,7 +1,7 @@
 """Results in the layout of the ModernBERT paper: its rows as published, ours in place, and the difference.
 
 Columns are matched by the name of the collection (or of its group) and by the split, and a cell of ours is in points like the
-paper's. Every number is from ``results.json`` or from ``eval.published``.
+paper's. Every number is from ``results.json`` or from ``quiver.eval.published``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from encoder.errors import InputError
-from eval.averages import average, data_sets
-from eval.published.retrieval import (
+from quiver.encoder.errors import InputError
+from quiver.eval.averages import average, data_sets
+from quiver.eval.published.retrieval import (
     BM25_FLAT,
     BM25_SOURCE,
     CODE,
@@ -27,9 +27,9 @@ from eval.published.retrieval import (
     Column,
     PublishedRow,
 )
-from eval.report.systems import Row, check_data, collections, label_systems, rows
-from eval.report.tables import escape, table
-from eval.results import HEADLINE, CollectionResult, Results
+from quiver.eval.report.systems import Row, check_data, collections, label_systems, rows
+from quiver.eval.report.tables import escape, table
+from quiver.eval.results import HEADLINE, CollectionResult, Results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 """Of a system."""

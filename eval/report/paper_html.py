@@ -1,14 +1,14 @@
-"""The layouts of the ModernBERT paper as one HTML page, in the style of `eval.report.html` and under its rules."""
+"""The layouts of the ModernBERT paper as one HTML page, in the style of `quiver.eval.report.html` and under its rules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.report.html import render_page
-from eval.report.page_tables import SYSTEM, Cell, Column, Table
-from eval.report.paper import Layout, Line, paper_layouts, shown
-from eval.results import Results
+from quiver.eval.report.html import render_page
+from quiver.eval.report.page_tables import SYSTEM, Cell, Column, Table
+from quiver.eval.report.paper import Layout, Line, paper_layouts, shown
+from quiver.eval.results import Results
 
 TITLE = "Retrieval results beside the ModernBERT paper"
 """What the page is called."""
@@ -35,7 +35,7 @@ class Section:
 
 
 def render_paper_html(results: Sequence[Results], *, against: str | None = None) -> str:
-    """The paper's tables with our rows, see `eval.report.paper.paper_layouts`; equal results give equal bytes.
+    """The paper's tables with our rows, see `quiver.eval.report.paper.paper_layouts`; equal results give equal bytes.
 
     Args:
         results: One or more systems.

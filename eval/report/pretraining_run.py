@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from encoder.errors import InputError
-from encoder.files import read_json
-from encoder.pretraining.record import curves
-from encoder.pretraining.run_folder import BEGUN, RECIPE, RECORD, SCHEMA
-from eval.report.html import render_page
-from eval.report.run_files import write_both
-from eval.report.tables import escape, table
-from eval.report.training_run import TrainingRun, charts, duration, flat, log_lines, origins, page_table, settings, size
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.encoder.pretraining.record import curves
+from quiver.encoder.training.run_folder import BEGUN, RECIPE, RECORD, SCHEMA
+from quiver.eval.report.html import render_page
+from quiver.eval.report.run_files import write_both
+from quiver.eval.report.tables import escape, table
+from quiver.eval.report.training_run import TrainingRun, charts, duration, flat, log_lines, origins, page_table, settings, size
 
 TITLES: Mapping[str, str] = {
     "loss": "Loss",
@@ -149,7 +149,7 @@ def render_pretraining(run: TrainingRun) -> str:
 
 
 def render_pretraining_page(run: TrainingRun) -> str:
-    """A run as one HTML page, under the rules of `eval.report.html`; equal runs give equal bytes.
+    """A run as one HTML page, under the rules of `quiver.eval.report.html`; equal runs give equal bytes.
 
     Raises:
         InputError: jinja2 is not installed.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from eval.averages import grouped, is_whole
-from eval.report.systems import LABELS, index_name
-from eval.results import HEADLINE, CollectionResult, Results
+from quiver.eval.averages import grouped, is_whole
+from quiver.eval.report.systems import LABELS, index_name
+from quiver.eval.results import HEADLINE, CollectionResult, Results
 
 
 def protocol(results: Sequence[Results]) -> dict[str, str]:

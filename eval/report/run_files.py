@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from encoder.files import write_text
-from retrieval.training.run_folder import REPORTS
+from quiver.encoder.files import write_text
+from quiver.retrieval.training.run_folder import REPORTS
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape as escape_xml
 from pathlib import Path
 
-from encoder.files import write_text
-from eval.report import svg
-from eval.report.tables import escape, table
-from retrieval.training.grid import LEARNING_RATE, SEED, Value, short_names, show_settings, show_value
-from retrieval.training.sweep import Candidate, Sweep
+from quiver.encoder.files import write_text
+from quiver.eval.report import svg
+from quiver.eval.report.tables import escape, table
+from quiver.retrieval.training.grid import LEARNING_RATE, SEED, Value, short_names, show_settings, show_value
+from quiver.retrieval.training.sweep import Candidate, Sweep
 
 REPORT, PLOT = "sweep.md", "sweep.svg"
 """The files of `write_sweep_report`, beside sweep.json."""
@@ -48,7 +48,7 @@ def write_sweep_report(sweep: Sweep, folder: str | Path) -> list[Path]:
     """Write ``sweep.md`` and, once a run is finished, ``sweep.svg``; files already there are replaced.
 
     Args:
-        sweep: What `retrieval.training.sweep.run_sweep` has found so far.
+        sweep: What `quiver.retrieval.training.sweep.run_sweep` has found so far.
         folder: Its folder.
 
     Returns:

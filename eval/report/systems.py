@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import TypeAlias
 
-from encoder.errors import InputError
-from eval.averages import Average, average, data_sets, grouped
-from eval.results import HEADLINE, CollectionResult, IndexUsed, Interval, Results, System
+from quiver.encoder.errors import InputError
+from quiver.eval.averages import Average, average, data_sets, grouped
+from quiver.eval.results import HEADLINE, CollectionResult, IndexUsed, Interval, Results, System
 
 LABELS: Mapping[str, str] = {
     "ndcg@10": "nDCG@10",

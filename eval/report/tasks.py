@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eval.collections.registry import registry
-from eval.results import CollectionResult
+from quiver.eval.datasets.registry import registry
+from quiver.eval.results import CollectionResult
 
 
 @dataclass(frozen=True)

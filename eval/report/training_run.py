@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoder.errors import InputError
-from encoder.files import read_json
-from encoder.running.log import LOG, curve, read_log
-from eval.report.curves import Curve, CurveChart, Points, curve_chart
-from eval.report.html import render_page
-from eval.report.page_tables import Cell, Column, Table
-from eval.report.run_files import write_both
-from eval.report.systems import LABELS, points
-from eval.report.tables import escape, table
-from eval.results import HEADLINE
-from retrieval.training.run_folder import BEGUN, RECIPE, RECORD
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.encoder.training.log import LOG, curve, read_log
+from quiver.eval.report.curves import Curve, CurveChart, Points, curve_chart
+from quiver.eval.report.html import render_page
+from quiver.eval.report.page_tables import Cell, Column, Table
+from quiver.eval.report.run_files import write_both
+from quiver.eval.report.systems import LABELS, points
+from quiver.eval.report.tables import escape, table
+from quiver.eval.results import HEADLINE
+from quiver.retrieval.training.run_folder import BEGUN, RECIPE, RECORD
 
 CURVES: Mapping[str, str] = {
     "loss": "Loss",
@@ -343,7 +343,7 @@ def _markdown(run: TrainingRun) -> Iterator[str]:
 
 
 def render_run_page(run: TrainingRun) -> str:
-    """A run as one HTML page, under the rules of `eval.report.html`; equal runs give equal bytes.
+    """A run as one HTML page, under the rules of `quiver.eval.report.html`; equal runs give equal bytes.
 
     Raises:
         InputError: jinja2 is not installed.

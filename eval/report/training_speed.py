@@ -6,12 +6,12 @@ import importlib
 from pathlib import Path
 from statistics import median
 
-from encoder.files import write_text
-from eval.efficiency.results import OWN
-from eval.report.efficiency import MEBIBYTE, where
-from eval.report.efficiency_plot import check_plotting, ratios, save_figure, short_name, throughput
-from eval.report.tables import escape, table
-from eval.training_speed.results import SideTimes, TrainingBenchmark, WorkloadTimes
+from quiver.encoder.files import write_text
+from quiver.eval.bench.encoder.results import OWN
+from quiver.eval.bench.training.results import SideTimes, TrainingBenchmark, WorkloadTimes
+from quiver.eval.report.efficiency import MEBIBYTE, where
+from quiver.eval.report.efficiency_plot import check_plotting, ratios, save_figure, short_name, throughput
+from quiver.eval.report.tables import escape, table
 
 
 def write_training_speed_report(benchmark: TrainingBenchmark, path: Path) -> None:

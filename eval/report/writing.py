@@ -7,19 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from encoder.errors import InputError
-from encoder.files import check_target, write_json, write_text
-from eval.report.compare import Comparison
-from eval.report.compare_markdown import render_comparison
-from eval.report.html import render_html
-from eval.report.latex import render_latex, render_paper_latex
-from eval.report.markdown import render
-from eval.report.model_index import is_card, render_eval_results, render_model_index
-from eval.report.mteb_json import task_results, without_task
-from eval.report.paper import render_paper
-from eval.report.paper_html import render_paper_html
-from eval.results import Results
-from eval.results_folder import read_results
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_target, write_json, write_text
+from quiver.eval.report.compare import Comparison
+from quiver.eval.report.compare_markdown import render_comparison
+from quiver.eval.report.html import render_html
+from quiver.eval.report.latex import render_latex, render_paper_latex
+from quiver.eval.report.markdown import render
+from quiver.eval.report.model_index import is_card, render_eval_results, render_model_index
+from quiver.eval.report.mteb_json import task_results, without_task
+from quiver.eval.report.paper import render_paper
+from quiver.eval.report.paper_html import render_paper_html
+from quiver.eval.results import Results
+from quiver.eval.results_folder import read_results
 
 Render: TypeAlias = Callable[[Sequence[Results]], str]
 
@@ -94,7 +94,7 @@ def write_comparison(comparison: Comparison, out: str | Path) -> None:
     """A comparison as a Markdown file; a file already there is replaced.
 
     Args:
-        comparison: What `eval.report.compare.compare_results` made.
+        comparison: What `quiver.eval.report.compare.compare_results` made.
         out: The file, see `check_comparison_target`.
 
     Raises:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import NormalDist
 
-from encoder.errors import InputError
-from retrieval.records import Document
+from quiver.encoder.errors import InputError
+from quiver.retrieval.records import Document
 
 TOKENS_A_WORD = 1.35
 """Tokens of an English word: 1.33 to 1.45 on SciFact's and Cranfield's texts with BERT's vocabulary, less on the web's."""

@@ -1,7 +1,7 @@
 """What an engine's index takes on the disk, in memory to be built and in memory to be searched: its own formulas, before there is one.
 
 A bi-encoder's index has one vector a document, T = P; of a ColBERT's vectors one in ``pool_factor`` is kept. Sizes are chosen as the
-engines choose them (`retrieval.indexes.dense.settings.sizes`, `retrieval.indexes.tokens.settings.default_centroids`).
+engines choose them (`quiver.retrieval.index.dense.settings.sizes`, `quiver.retrieval.index.tokens.settings.default_centroids`).
 
     exact-dense     disk 4 d T
     pq-dense        disk T (ceil(M / 2) + d bits / 8 + 4), lists in memory T (ceil(M / 2) + 8)                    M = ceil(d / dsub)
@@ -19,17 +19,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from encoder.errors import InputError
-from retrieval.indexes.dense import settings as dense
-from retrieval.indexes.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
-from retrieval.indexes.engine_table import engine, engine_name
-from retrieval.indexes.engines import Setting
-from retrieval.indexes.fast_scan import CODEWORDS, FastScanLists
-from retrieval.indexes.tokens import settings as tokens
-from retrieval.indexes.tokens.candidates import CODED_DIMENSIONS
-from retrieval.indexes.tokens.pooling import WINDOW
-from retrieval.planning.corpora import Corpus
-from retrieval.records import ModelCard
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.dense import settings as dense
+from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.engine_table import engine, engine_name
+from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.index.fast_scan import CODEWORDS, FastScanLists
+from quiver.retrieval.index.tokens import settings as tokens
+from quiver.retrieval.index.tokens.candidates import CODED_DIMENSIONS
+from quiver.retrieval.index.tokens.pooling import WINDOW
+from quiver.retrieval.planning.corpora import Corpus
+from quiver.retrieval.records import ModelCard
 
 # Of each document: the end of its id, its hash, row and rank; what tokenising did; the end of its line.
 _ID, _TOKENS, _LINE = 8 + 8 + 4 + 4, 4, 8

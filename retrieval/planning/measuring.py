@@ -11,19 +11,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-
-from encoder.errors import InputError
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.encoding import clean
-from retrieval.indexes.disk import REAL
-from retrieval.indexes.encoded import Encoded, encode, joined
-from retrieval.indexes.engine_table import engine, train_codec
-from retrieval.indexes.engines import Sample, Setting
-from retrieval.indexes.segments import SegmentFolderWriter
-from retrieval.planning.rates import Rates
-from retrieval.progress import progress_bar
-from retrieval.records import Document
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.disk import REAL
+from quiver.retrieval.index.encoded import Encoded, encode, joined
+from quiver.retrieval.index.engine_table import engine, train_codec
+from quiver.retrieval.index.engines import Sample, Setting
+from quiver.retrieval.index.segments import SegmentFolderWriter
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import clean
+from quiver.retrieval.planning.rates import Rates
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.records import Document
 
 CHUNK = 512
 """Documents that are encoded together, as in a build: their order by length decides how full batches are."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from encoder import EncoderConfig
-from retrieval.indexes.engines import Setting
-from retrieval.planning.corpora import Corpus
-from retrieval.planning.footprint import Footprint, footprint
-from retrieval.planning.rates import Rates
-from retrieval.records import ModelCard
+from quiver.encoder import EncoderConfig
+from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.planning.corpora import Corpus
+from quiver.retrieval.planning.footprint import Footprint, footprint
+from quiver.retrieval.planning.rates import Rates
+from quiver.retrieval.records import ModelCard
 
 FORMULAS = {
     "tokens": "documents x tokens of a document after truncation. From a sample: counted by the model's tokenizer. From words: "
@@ -23,7 +23,7 @@ FORMULAS = {
     "training = seconds a vector and list x sample x lists",
     "disk": "codes or vectors + codec + ids (28 bytes and the id a document) + texts (8 bytes and the line a document). A vector takes "
     "4d (exact), d/dsub/2 + d bits/8 + 4 [+ 2] (pq-dense, [ivf-dense]), d/8 + 2 + d bits/8 + 2 (ivf-tokens); see "
-    "retrieval.planning.footprint",
+    "quiver.retrieval.planning.footprint",
     "memory to build": "model + the larger of the training sample twice over and a merge (256 bytes + 12 ids a document + 3 codecs + "
     "8 blocks), which the budget cuts into segments",
     "memory to search": "model + lists made in memory (codes + 8 bytes a vector, 16 places a list unused) + codes in mapped files + ids; "
@@ -112,7 +112,7 @@ def matrix_weights(config: EncoderConfig) -> int:
     """Weights of an encoder of which there is only the architecture: embeddings and matrices, norms and biases left out.
 
     Example:
-        >>> from encoder import preset
+        >>> from quiver.encoder import preset
         >>> round(matrix_weights(preset("modernbert-base")) / 1e6)
         149
     """

@@ -1,7 +1,7 @@
 """How fast a machine encodes and indexes: as it was measured, or as a device's arithmetic lets expect.
 
 Measured rates come from ``quiver bench encoder --json`` (tokens a second by length) and ``quiver bench index --json`` (seconds of a build),
-or from this machine (`retrieval.planning.measuring`). Their files are read here by their fields: who wrote them is not imported.
+or from this machine (`quiver.retrieval.planning.measuring`). Their files are read here by their fields: who wrote them is not imported.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from encoder import EncoderConfig
-from encoder.errors import InputError
-from encoder.files import read_json
+from quiver.encoder import EncoderConfig
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
 
 ENCODER, INDEX = "quiver-encoder-benchmark/1", "quiver-index-benchmark/1"
 """``schema`` of the two files that rates are read from."""
@@ -128,7 +128,7 @@ def operations(config: EncoderConfig, tokens: float) -> float:
     """Floating-point operations of a token's way through an encoder: two a weight of its matrices, and attention's two products.
 
     Example:
-        >>> from encoder import preset
+        >>> from quiver.encoder import preset
         >>> round(operations(preset("bert-base"), 128) / 1e6)
         175
     """

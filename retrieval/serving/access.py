@@ -7,8 +7,8 @@ import hmac
 import os
 from pathlib import Path
 
-from encoder import InputError
-from retrieval.serving.problems import RequestError
+from quiver.encoder import InputError
+from quiver.retrieval.serving.problems import RequestError
 
 VARIABLE = "QUIVER_TOKEN"
 """The environment variable that a token is read from."""

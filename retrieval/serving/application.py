@@ -11,19 +11,16 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
 from fastapi.security import HTTPBearer
-from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
-
-from retrieval.records import Document
-from retrieval.serving.changes import Changes
-from retrieval.serving.contract import REFUSALS, bound, refusals
-from retrieval.serving.gate import Gate
-from retrieval.serving.generations import Generation
-from retrieval.serving.hosts import AllowedHosts
-from retrieval.serving.metrics import CONTENT_TYPE
-from retrieval.serving.page import content_security_policy, page_html
-from retrieval.serving.problems import RequestError, answer_problems
-from retrieval.serving.schemas import (
+from quiver.retrieval.records import Document
+from quiver.retrieval.serving.changes import Changes
+from quiver.retrieval.serving.contract import REFUSALS, bound, refusals
+from quiver.retrieval.serving.gate import Gate
+from quiver.retrieval.serving.generations import Generation
+from quiver.retrieval.serving.hosts import AllowedHosts
+from quiver.retrieval.serving.metrics import CONTENT_TYPE
+from quiver.retrieval.serving.page import content_security_policy, page_html
+from quiver.retrieval.serving.problems import RequestError, answer_problems
+from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
     BatchRequest,
@@ -35,9 +32,11 @@ from retrieval.serving.schemas import (
     Status,
     StoredDocument,
 )
-from retrieval.serving.searching import search
-from retrieval.serving.service import Service
-from retrieval.versions import installed_version
+from quiver.retrieval.serving.searching import search
+from quiver.retrieval.serving.service import Service
+from quiver.retrieval.versions import installed_version
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 _bearer = HTTPBearer(auto_error=False, description="The token that quiver serve was started with.")
 

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from retrieval.serving.problems import RequestError
+from quiver.retrieval.serving.problems import RequestError
 
 
 class Sized(Protocol):

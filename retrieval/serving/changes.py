@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
-from encoder.errors import InputError
-from retrieval.indexes import add_documents, delete_documents
-from retrieval.indexes.index import Index
-from retrieval.records import Document
-from retrieval.serving.generations import Generation
-from retrieval.serving.problems import RequestError
-from retrieval.serving.reloading import ServedIndex
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import add_documents, delete_documents
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.records import Document
+from quiver.retrieval.serving.generations import Generation
+from quiver.retrieval.serving.problems import RequestError
+from quiver.retrieval.serving.reloading import ServedIndex
 
 
 class Changes:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
-
-from retrieval.serving.limits import Limits
-from retrieval.serving.schemas import ErrorAnswer
+from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.schemas import ErrorAnswer
 
 _MEANINGS = {
     400: "The request cannot be read.",

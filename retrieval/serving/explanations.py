@@ -1,15 +1,15 @@
-"""Why a hit has its score, as the service says it; see `retrieval.explain`."""
+"""Why a hit has its score, as the service says it; see `quiver.retrieval.search.explain`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from retrieval.colbert import ColBERT
-from retrieval.explain import Explanation, explain
-from retrieval.serving.generations import Generation
-from retrieval.serving.schemas import HitExplanation, Meeting, TokenSpan, WordPart
-from retrieval.token_matches import Token, text_tokens
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.search.explain import Explanation, explain
+from quiver.retrieval.search.token_matches import Token, text_tokens
+from quiver.retrieval.serving.generations import Generation
+from quiver.retrieval.serving.schemas import HitExplanation, Meeting, TokenSpan, WordPart
 
 
 def explanations(generation: Generation, query: str, documents: Sequence[str], *, words: bool) -> list[HitExplanation]:

@@ -1,7 +1,7 @@
 """What every request passes before and after the routes: bodies are read whole, within a size and a time, and everything is counted.
 
 Requests for other hosts are refused here, by `retrieval.serving.hosts`. Slow headers, and clients that do not read their answers, are
-the business of `retrieval.serving.server`.
+the business of `quiver.retrieval.serving.server`.
 
 An ASGI middleware. It knows nothing of searches.
 """
@@ -13,10 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from retrieval.serving.hosts import AllowedHosts
-from retrieval.serving.limits import Limits
-from retrieval.serving.metrics import Metrics
-from retrieval.serving.problems import RequestError, problem_answer
+from quiver.retrieval.serving.hosts import AllowedHosts
+from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.metrics import Metrics
+from quiver.retrieval.serving.problems import RequestError, problem_answer
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encoder.data_files import cache_folder
-from retrieval import bm25
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.indexes import Index, open_index
-from retrieval.records import DenseEncoding, Role, TokenEncoding
-from retrieval.similarity import comparable
+from quiver.encoder.data_files import cache_folder
+from quiver.retrieval.index import Index, open_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.records import DenseEncoding, Role, TokenEncoding
+from quiver.retrieval.search import bm25
 
 # Searched once before a generation answers anybody: loops are compiled and tables are made then.
 _WARM_UP = "warm up"

@@ -14,8 +14,8 @@ import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from encoder.errors import InputError
-from retrieval.serving.problems import RequestError
+from quiver.encoder.errors import InputError
+from quiver.retrieval.serving.problems import RequestError
 
 ANY = "*"
 """Allows every host, or every origin."""

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from encoder.errors import InputError
-from retrieval.indexes.store.layout import Layout
-from retrieval.serving.generations import Generation
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.store.layout import Layout
+from quiver.retrieval.serving.generations import Generation
 
 logger = logging.getLogger(__name__)
 

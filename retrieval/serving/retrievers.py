@@ -10,18 +10,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from encoder.errors import InputError
-from retrieval import bm25
-from retrieval.indexes import DamagedIndexError, Filter
-from retrieval.indexes.engines import Preset
-from retrieval.records import Hits
-from retrieval.serving.batching import Batcher
-from retrieval.serving.generations import Generation
-from retrieval.serving.limits import Limits
-from retrieval.serving.metrics import Metrics
-from retrieval.serving.problems import RequestError
-from retrieval.serving.reloading import ServedIndex
-from retrieval.serving.schemas import RetrieverInfo
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import DamagedIndexError, Filter
+from quiver.retrieval.index.engines import Preset
+from quiver.retrieval.records import Hits
+from quiver.retrieval.search import bm25
+from quiver.retrieval.serving.batching import Batcher
+from quiver.retrieval.serving.generations import Generation
+from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.metrics import Metrics
+from quiver.retrieval.serving.problems import RequestError
+from quiver.retrieval.serving.reloading import ServedIndex
+from quiver.retrieval.serving.schemas import RetrieverInfo
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 

@@ -1,6 +1,6 @@
 """What requests and answers look like: the types that FastAPI checks bodies against and writes the OpenAPI schema from.
 
-Plain dataclasses; what is limited by an option of the command line is limited by `retrieval.serving.limits`, and its bounds are put
+Plain dataclasses; what is limited by an option of the command line is limited by `quiver.retrieval.serving.limits`, and its bounds are put
 into the schema when the service is made. Scalars are strict: a number in quotes is not a number.
 """
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-
-from retrieval.serving.limits import Limits
+from quiver.retrieval.serving.limits import Limits
 
 Text = Annotated[str, Field(strict=True)]
 # Something that is not white space.
@@ -281,7 +280,7 @@ class Info:
 
     Attributes:
         retrievers: The first one is the default.
-        limits: See `retrieval.serving.limits.Limits`.
+        limits: See `quiver.retrieval.serving.limits.Limits`.
         writable: Whether documents can be added and deleted, with a token.
         version: Quiver's.
     """

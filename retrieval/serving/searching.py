@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from encoder.errors import InputError
-from retrieval.indexes import Filter
-from retrieval.serving.explanations import explanations
-from retrieval.serving.limits import Limits
-from retrieval.serving.problems import RequestError
-from retrieval.serving.retrievers import Asked, Choices, Ranked, Retriever
-from retrieval.serving.schemas import BatchRequest, Hit, HitExplanation, Milliseconds, SearchAnswer, SearchRequest
-from retrieval.serving.service import Service
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import Filter
+from quiver.retrieval.serving.explanations import explanations
+from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.problems import RequestError
+from quiver.retrieval.serving.retrievers import Asked, Choices, Ranked, Retriever
+from quiver.retrieval.serving.schemas import BatchRequest, Hit, HitExplanation, Milliseconds, SearchAnswer, SearchRequest
+from quiver.retrieval.serving.service import Service
 
 
 async def search(service: Service, request: SearchRequest | BatchRequest) -> list[SearchAnswer]:

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from quiver.encoder import InputError
+from quiver.retrieval.serving.application import create_application
+from quiver.retrieval.serving.hosts import own_hosts
+from quiver.retrieval.serving.service import Service
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from encoder import InputError
-from retrieval.serving.application import create_application
-from retrieval.serving.hosts import own_hosts
-from retrieval.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class Address:
         host: Name or number of the interface.
         port: 0 for any that is free.
         origins: Web pages elsewhere that may ask it.
-        hosts: Hosts that requests may name beside those of `retrieval.serving.hosts.own_hosts`.
+        hosts: Hosts that requests may name beside those of `quiver.retrieval.serving.hosts.own_hosts`.
         poll_seconds: From one look for newer generations to the next.
         drain_delay: Seconds from the signal to stop until no connection is accepted any more.
         drain_seconds: Seconds from then on for requests to end.
@@ -55,7 +54,7 @@ class PatientProtocol(H11Protocol):  # type: ignore[misc]
 
     A client has so many seconds from its first byte, or from the connection, to the end of a header, and as many to take what waits for it.
     Uvicorn itself times only connections that are idle between two requests. What is read of a request after its header is timed by
-    `retrieval.serving.gate`.
+    `quiver.retrieval.serving.gate`.
     """
 
     patience_seconds = 10.0

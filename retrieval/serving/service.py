@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from encoder import InputError
-from retrieval import bm25
-from retrieval.hybrid import differing_documents
-from retrieval.indexes import open_index
-from retrieval.models import load_model
-from retrieval.serving.access import Access
-from retrieval.serving.generations import Generation, SharedModel, open_generation
-from retrieval.serving.limits import Limits
-from retrieval.serving.metrics import Metrics
-from retrieval.serving.problems import RequestError
-from retrieval.serving.reloading import ServedIndex
-from retrieval.serving.retrievers import Retriever
+from quiver.encoder import InputError
+from quiver.retrieval.index import open_index
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.search import bm25
+from quiver.retrieval.search.hybrid import differing_documents
+from quiver.retrieval.serving.access import Access
+from quiver.retrieval.serving.generations import Generation, SharedModel, open_generation
+from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.metrics import Metrics
+from quiver.retrieval.serving.problems import RequestError
+from quiver.retrieval.serving.reloading import ServedIndex
+from quiver.retrieval.serving.retrievers import Retriever
 
 logger = logging.getLogger(__name__)
 

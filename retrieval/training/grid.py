@@ -1,6 +1,6 @@
 """The grid of a sweep: which settings of a recipe take which values, and the recipe of every combination.
 
-This module trains nothing; `retrieval.training.sweep` does.
+This module trains nothing; `quiver.retrieval.training.sweep` does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-
-from encoder.errors import InputError
-from encoder.running.recipe_file import RecipeError
-from retrieval.training.recipe import load_recipe, to_dict
-from retrieval.training.sections import Recipe
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.recipe_file import RecipeError
+from quiver.retrieval.training.recipe import load_recipe, to_dict
+from quiver.retrieval.training.sections import Recipe
 
 LEARNING_RATE, SEED = "training.learning_rate", "training.seed"
 

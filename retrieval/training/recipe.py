@@ -1,6 +1,6 @@
 """The recipe of a training run: what is trained, on what, and how; YAML in, every problem at once.
 
-The fields stand in `retrieval.training.sections`, how they hang together in `retrieval.training.rules`. This module opens no
+The fields stand in `quiver.retrieval.training.sections`, how they hang together in `quiver.retrieval.training.rules`. This module opens no
 data and no model: what a hub or a folder holds is found out by whoever loads it.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from encoder.running.recipe_file import load_sections
-from retrieval.training.rules import LOSSES, RULES
-from retrieval.training.sections import Recipe
+from quiver.encoder.training.recipe_file import load_sections
+from quiver.retrieval.training.rules import LOSSES, RULES
+from quiver.retrieval.training.sections import Recipe
 
 KINDS = tuple(LOSSES)
 """Values of ``kind`` that make a recipe one of these."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from encoder.running.schema import Rule
-from retrieval.training.sections import STDLIB_DOCSTRINGS, LossSection
+from quiver.encoder.training.schema import Rule
+from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, LossSection
 
 LOSSES = {
     "dense": ("mnrl", "cached_mnrl", "margin_mse", "kl"),

@@ -1,6 +1,6 @@
 """A recipe run from start to end, or from where an earlier session left it: data, model, training, the record.
 
-`retrieval.training.run_folder` says what lies where, and when. A session may end at any instruction: what is there afterwards is the
+`quiver.retrieval.training.run_folder` says what lies where, and when. A session may end at any instruction: what is there afterwards is the
 run as it was at its last checkpoint, and a run that is resumed ends with the weights of one that was not interrupted, on a CPU to the bit.
 """
 
@@ -16,24 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from encoder.errors import InputError
-from encoder.files import read_json
-from encoder.running.lock import alone
-from encoder.running.log import LOG, RunLog, read_log
-from encoder.running.machine import freed_memory_kept
-from encoder.running.processes import Processes, joined
-from encoder.running.random_state import random_state_kept
-from encoder.running.stopping import RunStoppedError
-from retrieval.model_folder import default_device
-from retrieval.training.averaging import average_models
-from retrieval.training.data import TrainingRows, prepare_rows
-from retrieval.training.loop.course import Course
-from retrieval.training.loop.optimizers import require_optimizer
-from retrieval.training.loop.session import Model, Scorer, Session, batch_order, fit
-from retrieval.training.loop.snapshot import Progress
-from retrieval.training.recipe import to_dict
-from retrieval.training.run_folder import (
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.encoder.training.lock import alone
+from quiver.encoder.training.log import LOG, RunLog, read_log
+from quiver.encoder.training.machine import freed_memory_kept
+from quiver.encoder.training.processes import Processes, joined
+from quiver.encoder.training.random_state import random_state_kept
+from quiver.encoder.training.stopping import RunStoppedError
+from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.training.averaging import average_models
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.loop.course import Course
+from quiver.retrieval.training.loop.optimizers import require_optimizer
+from quiver.retrieval.training.loop.session import Model, Scorer, Session, batch_order, fit
+from quiver.retrieval.training.loop.snapshot import Progress
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.run_folder import (
     DATA,
     RECORD,
     Beginning,
@@ -47,16 +46,16 @@ from retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from retrieval.training.run_record import SCHEMA, base_model, describe_batch, describe_data, describe_result, versions
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model, require_extra
+from quiver.retrieval.training.run_record import SCHEMA, base_model, describe_batch, describe_data, describe_result, versions
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model, require_extra
 
-__all__ = ["RunStoppedError", "check_rows", "train_and_save", "train_recipe"]
+__all__ = ["RunStoppedError", "check_rows", "train", "train_and_save"]
 
 logger = logging.getLogger(__name__)
 
 
-def train_recipe(
+def train(
     recipe: Recipe,
     out: Path,
     *,
@@ -71,7 +70,7 @@ def train_recipe(
 
     Args:
         recipe: What to train, on what, and how.
-        out: Folder of the run, see `retrieval.training.run_folder`.
+        out: Folder of the run, see `quiver.retrieval.training.run_folder`.
         resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
         overwrite: Replace an earlier run there, once this one is complete.
         progress: Show a bar.
@@ -118,7 +117,7 @@ def train_and_save(
 
     Raises:
         InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
-        RunStoppedError: As `train_recipe`.
+        RunStoppedError: As `train`.
     """
     with joined(default_device()) as processes, random_state_kept(), freed_memory_kept(), _folder(out, processes):
         return _Run(Session(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))

@@ -24,15 +24,15 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from encoder.errors import InputError
-from encoder.files import read_json, sync_folder, write_json
-from encoder.running.checkpoints import Checkpoints
-from encoder.running.lock import alone, remove_empty
-from encoder.running.log import LOG
-from encoder.running.nonfinite import NONFINITE
-from encoder.running.schema import build
-from retrieval.training.recipe import to_dict
-from retrieval.training.sections import Recipe
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, sync_folder, write_json
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.lock import alone, remove_empty
+from quiver.encoder.training.log import LOG
+from quiver.encoder.training.nonfinite import NONFINITE
+from quiver.encoder.training.schema import build
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 

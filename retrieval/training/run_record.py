@@ -18,15 +18,15 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
-from encoder.files import expand_home
-from encoder.running.log import Line, curve
-from encoder.running.machine import peak_memory
-from retrieval.training.data import TrainingRows
-from retrieval.training.loop.board import SCORE
-from retrieval.training.loop.snapshot import Progress
-from retrieval.training.rules import IN_BATCH
-from retrieval.training.sections import Recipe
-from retrieval.versions import installed_version
+from quiver.encoder.files import expand_home
+from quiver.encoder.training.log import Line, curve
+from quiver.encoder.training.machine import peak_memory
+from quiver.retrieval.training.data import TrainingRows
+from quiver.retrieval.training.loop.board import SCORE
+from quiver.retrieval.training.loop.snapshot import Progress
+from quiver.retrieval.training.rules import IN_BATCH
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.versions import installed_version
 
 SCHEMA = "quiver-run/2"
 

@@ -1,6 +1,6 @@
 """The fields of a recipe: what each means, its unit, its bounds and where its usual value comes from.
 
-This module holds the fields alone; how they hang together stands in `retrieval.training.rules`, reading in `recipe`.
+This module holds the fields alone; how they hang together stands in `quiver.retrieval.training.rules`, reading in `recipe`.
 
 Source of the default habits: the ModernBERT release's examples/train_st.py and train_pylate.py
 (AnswerDotAI/ModernBERT at 8c57a0f).

@@ -18,17 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.config import global_every
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.white_space import read_tokenizer
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, Parts, default_device, load_parts
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.training.sections import ArchitectureSection, ColBERTSection, ModelSection, Recipe
 from torch import Tensor, nn
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from encoder.config import global_every
-from encoder.hub import local_folder
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.interchange.white_space import read_tokenizer
-from retrieval.model_folder import ColBERTSettings, ModelFolder, Parts, default_device, load_parts
-from retrieval.projection import Projection
-from retrieval.training.sections import ArchitectureSection, ColBERTSection, ModelSection, Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ def require_extra() -> None:
 
 
 def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
-    """The model a recipe starts from, on the device that `retrieval.model_folder.default_device` names.
+    """The model a recipe starts from, on the device that `quiver.retrieval.models.model_folder.default_device` names.
 
     Equal recipes and texts give equal weights.
 

@@ -24,16 +24,15 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from filelock import FileLock, Timeout
-
-from encoder.errors import InputError
-from encoder.files import read_json, write_json
-from retrieval.training.data import discard_rows
-from retrieval.training.grid import SEED, Grid, GridRun, Value
-from retrieval.training.loop.board import SCORE
-from retrieval.training.recipe import to_dict
-from retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
-from retrieval.training.run_folder import RECORD as RUN_RECORD
-from retrieval.training.sections import Recipe
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, write_json
+from quiver.retrieval.training.data import discard_rows
+from quiver.retrieval.training.grid import SEED, Grid, GridRun, Value
+from quiver.retrieval.training.loop.board import SCORE
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
+from quiver.retrieval.training.run_folder import RECORD as RUN_RECORD
+from quiver.retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ FAILURES = (InputError, RuntimeError, MemoryError, OSError)
 
 
 class Train(Protocol):
-    """`retrieval.training.run.train_recipe` with all that is the same for every run bound."""
+    """`quiver.retrieval.training.run.train` with all that is the same for every run bound."""
 
     def __call__(self, recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> object:
         """Train into a folder; go on there with ``resume``; prepared rows lie in ``data_folder``."""
@@ -141,7 +140,7 @@ def run_sweep(
     """Train every run of a grid that is not trained yet.
 
     Args:
-        grid: What `retrieval.training.grid.make_grid` made.
+        grid: What `quiver.retrieval.training.grid.make_grid` made.
         out: Folder of the sweep; what it holds of the same grid, or of a smaller one, is taken over.
         train: Trains one run and scores it on its development collection.
         overwrite: Remove the grid's runs that are there, and nothing else in their folders, and train all of them; without it a sweep

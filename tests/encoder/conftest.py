@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 from torch import Tensor
-
-from encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 
 BASE = EncoderConfig.modernbert(
     vocab_size=300,

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.encoder import InputError, pack_ids
+from quiver.encoder.adapter import TransformersEncoder, load_adapter
 from safetensors.torch import load_file, save_file
-
-from encoder import InputError, pack_ids
-from encoder.adapter import TransformersEncoder, load_adapter
 
 transformers = pytest.importorskip("transformers")
 

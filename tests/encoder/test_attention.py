@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import quiver.encoder.attention.packed as packed_attention
 import torch
-
-import encoder.attention.packed as packed_attention
-from encoder import PackedBatch, pack_ids
-from encoder.attention import attend
+from quiver.encoder import PackedBatch, pack_ids
+from quiver.encoder.attention import attend
 
 LENGTHS = [(1,), (63,), (64, 65), (129,), (1000,), (1, 63, 64, 65, 129, 300, 1), (5,) * 40, (70, 3, 70, 3)]
 

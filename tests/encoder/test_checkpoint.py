@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
+from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state
+from quiver.encoder.config import RopeScaling
+from quiver.encoder.presets import preset
 from safetensors.torch import load_file, save_file
-
-from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
-from encoder.checkpoint import from_hf_state, to_hf_state
-from encoder.config import RopeScaling
-from encoder.presets import preset
 
 
 def tiny(name: str, **change: object) -> EncoderConfig:
@@ -370,7 +369,7 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(encoder: Encoder, tmp_pa
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("encoder.files.save_file", fail)
+    monkeypatch.setattr("quiver.encoder.files.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save_encoder(init_weights(encoder, seed=9), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

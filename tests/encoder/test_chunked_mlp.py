@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import quiver.encoder.layers as layers
 import torch
+from quiver.encoder import EncoderConfig
+from quiver.encoder.cpu.chunked_mlp import CHUNK, runs_in_chunks
+from quiver.encoder.cpu.processor import has_onednn
+from quiver.encoder.layers import MLP
 from torch import Tensor
-
-import encoder.layers as layers
-from encoder import EncoderConfig
-from encoder.chunked_mlp import CHUNK, runs_in_chunks
-from encoder.layers import MLP
-from encoder.processor import has_onednn
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
+from quiver.encoder.attention import attend, choose_backend, compiled
+from quiver.encoder.attention.dispatch import describe
+from quiver.encoder.cpu.availability import available
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-
-from encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
-from encoder.attention import attend, choose_backend, compiled
-from encoder.attention.dispatch import describe
-from encoder.compiled.availability import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -215,8 +214,8 @@ def test_a_compiler_that_cannot_serve_is_said_and_left(variable: dict[str, str])
     code = """
 import logging, sys, torch
 logging.basicConfig(stream=sys.stdout)
-from encoder import pack_ids
-from encoder.attention import attend
+from quiver.encoder import pack_ids
+from quiver.encoder.attention import attend
 q, k, v = torch.ones(3, 300, 2, 16)
 print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
 """
@@ -226,9 +225,15 @@ print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
     assert done.stdout.splitlines()[-1] == "9600.0"
 
 
-OWN = (
-    "from encoder.compiled.compiling import compiled\nfrom other import constant\n\n\n@compiled\ndef own(x):\n    return x + constant(x)\n"
-)
+OWN = """\
+from quiver.encoder.cpu.compiling import compiled
+from other import constant
+
+
+@compiled
+def own(x):
+    return x + constant(x)
+"""
 
 
 def test_what_is_kept_on_disk_goes_with_all_it_was_made_of(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.encoder import Encoder, PackedBatch, pack_ids
+from quiver.encoder.attention import attend, best_dtype, choose_backend
+from quiver.encoder.attention.dispatch import describe
+from quiver.encoder.cpu import availability, vectors
+from quiver.encoder.cpu.availability import available
+from quiver.encoder.ops.rotary import rotate_, rotate_reference
 from torch import Tensor
-
-from encoder import Encoder, PackedBatch, pack_ids
-from encoder.attention import attend, best_dtype, choose_backend
-from encoder.attention.dispatch import describe
-from encoder.compiled import availability, vectors
-from encoder.compiled.availability import available
-from encoder.ops.rotary import rotate_, rotate_reference
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP thread
 def everywhere(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whether pairs are fast or not, and no gradients."""
     del two_threads
-    monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda: True)
+    monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda: True)
     with torch.no_grad():
         yield
 
@@ -168,7 +167,7 @@ def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIVER_ATTENTION", "packed")
     assert best_dtype(q, batch, None) == torch.float32
     monkeypatch.delenv("QUIVER_ATTENTION")
-    monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda: False)
+    monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda: False)
     assert best_dtype(q, batch, None) == torch.float32
 
 
@@ -185,7 +184,7 @@ def test_pairs_run_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its states are about as far from float32's as where attention is float32."""
-    monkeypatch.setattr("encoder.linear.native_on_cpu", lambda _dtype: True)
+    monkeypatch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
     lengths = (300, 40, 171)
     generator = torch.Generator().manual_seed(1)
     batch = pack_ids([torch.randint(300, (length,), generator=generator).tolist() for length in lengths])
@@ -197,11 +196,11 @@ def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], mon
         taken.append(q.dtype)
         return attend(q, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("encoder.lean.attend", noted)
+    monkeypatch.setattr("quiver.encoder.cpu.lean.attend", noted)
     distances = []
     encoder.bfloat16()
     for run in (True, False):
-        monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda run=run: run)
+        monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda run=run: run)
         distances.append((encoder(batch).float() - expected).square().mean().sqrt().item())
     layers = len(encoder.layers)
     assert taken == [torch.bfloat16] * layers + [torch.float32] * layers
@@ -210,10 +209,10 @@ def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], mon
 
 NARROW = """
 import torch
-from encoder import pack_ids
-from encoder.attention import attend, dispatch
-from encoder.compiled import vectors
-from encoder.ops.rotary import rotate_, rotate_reference
+from quiver.encoder import pack_ids
+from quiver.encoder.attention import attend, dispatch
+from quiver.encoder.cpu import vectors
+from quiver.encoder.ops.rotary import rotate_, rotate_reference
 torch.set_num_threads(2)
 assert not vectors.pairs_are_native()
 dispatch.pairs_run = lambda: True
@@ -234,9 +233,9 @@ torch.testing.assert_close(rotate_(packed[:, 0], angles.cos(), angles.sin()), tu
 
 KEPT = """
 import torch
-from encoder import pack_ids
-from encoder.attention import attend, dispatch
-from encoder.ops.rotary import rotate_
+from quiver.encoder import pack_ids
+from quiver.encoder.attention import attend, dispatch
+from quiver.encoder.ops.rotary import rotate_
 torch.set_num_threads(2)
 dispatch.pairs_run = lambda: True
 with torch.no_grad():

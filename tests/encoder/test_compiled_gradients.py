@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
+from quiver.encoder.attention import attend, choose_backend
+from quiver.encoder.attention.dispatch import describe
+from quiver.encoder.cpu.availability import available
 from torch import Tensor
-
-from encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
-from encoder.attention import attend, choose_backend
-from encoder.attention.dispatch import describe
-from encoder.compiled.availability import available
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),

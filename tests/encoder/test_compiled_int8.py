@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from quiver.encoder import Encoder, PackedBatch, freeze, pack_ids
+from quiver.encoder.cpu import frozen, fused
+from quiver.encoder.cpu.availability import available, quads_run
+from quiver.encoder.cpu.frozen import FrozenLinear, Int8Matrix
+from quiver.encoder.cpu.hadamard import block, hadamard
+from quiver.encoder.cpu.linear import Linear
 from torch import Tensor, nn
-
-from encoder import Encoder, PackedBatch, freeze, frozen, fused, pack_ids
-from encoder.compiled.availability import available, quads_run
-from encoder.compiled.hadamard import block, hadamard
-from encoder.frozen import FrozenLinear, Int8Matrix
-from encoder.linear import Linear
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -177,7 +177,7 @@ def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encode
 def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
 ) -> None:
-    from encoder.compiled import vectors
+    from quiver.encoder.cpu import vectors
 
     monkeypatch.setattr(vectors, "quads_reach", lambda: 127)
     quads_run.cache_clear()
@@ -197,11 +197,10 @@ def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
 def by_loops() -> Callable[..., NDArray[np.float32]]:
     """A product of tokens (N <= LANES, D) and a matrix as the loops have it, (N, O)."""
     import numba
-
-    from encoder.compiled import amx
-    from encoder.compiled.layer_tiles import gather, narrow, product
-    from encoder.compiled.tiles import spill
-    from encoder.compiled.vectors import LANES, QUADS
+    from quiver.encoder.cpu import amx
+    from quiver.encoder.cpu.layer_tiles import gather, narrow, product
+    from quiver.encoder.cpu.tiles import spill
+    from quiver.encoder.cpu.vectors import LANES, QUADS
 
     @numba.njit
     def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, levels: int) -> None:
@@ -229,7 +228,7 @@ def by_loops() -> Callable[..., NDArray[np.float32]]:
 @pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
 def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int) -> None:
     """Tokens that, rotated, lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
-    from encoder.compiled.vectors import LANES, quads_reach
+    from quiver.encoder.cpu.vectors import LANES, quads_reach
 
     levels, random = quads_reach(), np.random.default_rng(width)
     integers = random.integers(0, levels, (LANES, width), endpoint=True)
@@ -252,9 +251,8 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
 @pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
 def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
     import numba
-
-    from encoder.compiled.layer_tiles import _hadamard
-    from encoder.compiled.vectors import LANES, emitted
+    from quiver.encoder.cpu.layer_tiles import _hadamard
+    from quiver.encoder.cpu.vectors import LANES, emitted
 
     def emit(code: Any, tile: Any, width: Any) -> None:
         _hadamard(code, code.numbers(tile), width)
@@ -296,8 +294,8 @@ def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> N
 
 EMULATED = """
 import torch
-from encoder import Encoder, EncoderConfig, freeze, frozen, fused, init_weights, pack_ids
-from encoder.compiled import vectors
+from quiver.encoder import Encoder, EncoderConfig, freeze, frozen, fused, init_weights, pack_ids
+from quiver.encoder.cpu import vectors
 assert vectors.quads_reach() == 127, vectors.quads_reach()
 torch.set_num_threads(2)
 frozen.has_vnni = lambda: False
@@ -321,7 +319,7 @@ def test_processors_without_the_instruction(run_as: Callable[..., str], older_pr
 ASSEMBLED = """
 import sys
 from llvmlite import binding, ir
-from encoder.compiled.vectors import INTS, WIDTH, Code, quads_reach
+from quiver.encoder.cpu.vectors import INTS, WIDTH, Code, quads_reach
 module = ir.Module()
 function = ir.Function(module, ir.FunctionType(INTS, [INTS] * 3), "quads")
 builder = ir.IRBuilder(function.append_basic_block())

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, PackedBatch, freeze, pack_ids
+from quiver.encoder.cpu import fused
+from quiver.encoder.cpu.availability import available, tiles_run
+from quiver.encoder.cpu.frozen import FrozenLinear
 from torch import Tensor
-
-from encoder import Encoder, PackedBatch, freeze, fused, pack_ids
-from encoder.compiled.availability import available, tiles_run
-from encoder.frozen import FrozenLinear
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -37,7 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def paired(answers_of: Callable[[object, str], list[bool]], monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
     """What `fused.are_paired` said; pairs are taken on every processor here, in several instructions where there is none for them."""
     del two_threads
-    monkeypatch.setattr("encoder.attention.dispatch.pairs_run", lambda: True)
+    monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda: True)
     monkeypatch.setattr(fused, "tiles_run", lambda: True)
     with torch.no_grad():
         yield answers_of(fused, "are_paired")
@@ -58,7 +58,7 @@ def by_operators(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: Packe
     with monkeypatch.context() as patch:
         for question in ("serves", "widens"):
             patch.setattr(fused, question, lambda *_: False)
-        patch.setattr("encoder.linear.native_on_cpu", lambda _dtype: True)
+        patch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
         return encoder(batch)
 
 
@@ -90,11 +90,10 @@ def test_sums_are_exact(width: int, outputs: int) -> None:
     """Integers that bfloat16 has, and whose sums float32 has, are multiplied as they are; a remainder of a block of steps too."""
     import numba
     import numpy as np
-
-    from encoder.compiled import amx
-    from encoder.compiled.layer_tiles import gather, narrow, product
-    from encoder.compiled.tiles import spill
-    from encoder.compiled.vectors import LANES, PAIRS
+    from quiver.encoder.cpu import amx
+    from quiver.encoder.cpu.layer_tiles import gather, narrow, product
+    from quiver.encoder.cpu.tiles import spill
+    from quiver.encoder.cpu.vectors import LANES, PAIRS
 
     @numba.njit
     def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, result: int) -> None:
@@ -179,7 +178,7 @@ def test_what_pairs_cannot_do_torch_does_in_their_dtype(
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr("encoder.linear.native_on_cpu", lambda _dtype: True)
+    monkeypatch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
     encoder, batch = half_of(**changes), batch_of((300,))
     found = encoder(batch)
     assert found.dtype == torch.bfloat16
@@ -212,7 +211,7 @@ def test_a_query_or_other_weights_load_nothing() -> None:
     """On processors with AMX, too, where numba is what tells whether pairs run."""
     code = (
         "import sys, torch\n"
-        "from encoder import Encoder, EncoderConfig, freeze, init_weights, pack_ids\n"
+        "from quiver.encoder import Encoder, EncoderConfig, freeze, init_weights, pack_ids\n"
         "config = EncoderConfig.modernbert(vocab_size=99, hidden_size=64, num_heads=2, intermediate_size=96, layer_types=['global'])\n"
         "for encoder in (init_weights(Encoder(config), seed=1).eval(), init_weights(Encoder(config), seed=1).eval().bfloat16()):\n"
         "    with torch.no_grad():\n"
@@ -227,9 +226,9 @@ def test_a_query_or_other_weights_load_nothing() -> None:
 STATES = """
 import hashlib, sys
 import torch
-from encoder import Encoder, EncoderConfig, freeze, fused, init_weights, pack_ids
-from encoder.attention import dispatch
-from encoder.compiled import vectors
+from quiver.encoder import Encoder, EncoderConfig, freeze, fused, init_weights, pack_ids
+from quiver.encoder.attention import dispatch
+from quiver.encoder.cpu import vectors
 assert vectors.tiles_are_native() is (sys.argv[1] == "amx")
 torch.set_num_threads(2)
 dispatch.pairs_run = fused.tiles_run = lambda: True
@@ -246,7 +245,7 @@ with torch.no_grad():
 @pytest.mark.skipif(not tiles_run(), reason="this processor has no AMX")
 def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_path: Path) -> None:
     """Sums of integers to the bit, those of bfloat16 to its rounding."""
-    from encoder.compiled import vectors
+    from quiver.encoder.cpu import vectors
 
     features = vectors._features()
     digests, states = [], []
@@ -260,10 +259,10 @@ def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_
 
 ASSEMBLED = """
 from llvmlite import binding, ir
-from encoder import processor
+from quiver.encoder import processor
 processor.has_amx = lambda: True
-from encoder.compiled import amx
-from encoder.compiled.vectors import BYTE, LONG, PAIRS, QUADS, Code, tiles_are_native
+from quiver.encoder.cpu import amx
+from quiver.encoder.cpu.vectors import BYTE, LONG, PAIRS, QUADS, Code, tiles_are_native
 assert tiles_are_native()
 for width in (16, 8):
     module = ir.Module()

@@ -7,11 +7,10 @@ import logging
 from dataclasses import replace
 
 import pytest
-
-from encoder import EncoderConfig, InputError
-from encoder.config import RopeScaling, global_every
-from encoder.hf_config import config_from_hf, config_to_hf
-from encoder.presets import PRESETS, preset
+from quiver.encoder import EncoderConfig, InputError
+from quiver.encoder.checkpoints import config_from_hf, config_to_hf
+from quiver.encoder.config import RopeScaling, global_every
+from quiver.encoder.presets import PRESETS, preset
 
 # answerdotai/ModernBERT-base as it was published: v4 keys.
 MODERNBERT_BASE = {

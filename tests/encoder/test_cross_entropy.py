@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from quiver.encoder.cross_entropy import MIN_ROWS, linear_cross_entropy
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from encoder.cross_entropy import MIN_ROWS, linear_cross_entropy
 
 WIDTH, VOCABULARY = 16, 96
 
@@ -56,7 +55,7 @@ def test_what_is_frozen_gets_no_gradient(needs: int) -> None:
 @pytest.fixture(params=[True, False], ids=["native half", "emulated half"])
 def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kinds of processor, whichever this one is."""
-    monkeypatch.setattr("encoder.cross_entropy.compute_dtype", lambda device, dtype: dtype if request.param else torch.float32)
+    monkeypatch.setattr("quiver.encoder.cross_entropy.compute_dtype", lambda device, dtype: dtype if request.param else torch.float32)
 
 
 @pytest.mark.usefixtures("native")

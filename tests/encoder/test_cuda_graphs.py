@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, init_weights, pack_ids
+from quiver.encoder.gpu import cuda_graphs as module
+from quiver.encoder.gpu.cuda_graphs import Bucket, GraphedEncoder, bucket_of, bucket_size, filled_offsets
 from torch import Tensor
-
-from encoder import Encoder, EncoderConfig, InputError, PackedBatch, init_weights, pack_ids
-from encoder import cuda_graphs as module
-from encoder.cuda_graphs import Bucket, GraphedEncoder, bucket_of, bucket_size, filled_offsets
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = EncoderConfig.modernbert(

@@ -8,10 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
-
-from encoder.data_files import atomic_file, cache_folder, file_sha256, read_lines, read_whole
-from encoder.errors import InputError
-from encoder.files import check_target
+from quiver.encoder.data_files import atomic_file, cache_folder, file_sha256, read_lines, read_whole
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_target
 
 
 def test_lines_keep_their_numbers_across_blank_lines_and_windows_ends(tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import InputError, PackedBatch, pack_ids
+from quiver.encoder.attention import BACKENDS, AttentionCall, attend, choose_backend, dispatch
+from quiver.encoder.attention.dispatch import LIMITS, describe, obstacle
 from torch import Tensor
-
-from encoder import InputError, PackedBatch, pack_ids
-from encoder.attention import BACKENDS, AttentionCall, attend, choose_backend, dispatch
-from encoder.attention.dispatch import LIMITS, describe, obstacle
 
 TORCH = frozenset({"aten_flash", "varlen", "dense"})
 ALL = TORCH | {"flash_attn_2", "flash_attn_3", "flash_attn_4"}
@@ -119,7 +118,7 @@ def test_every_flash_backend_has_limits() -> None:
 
 def test_each_choice_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     choose_backend.cache_clear()
-    with caplog.at_level(logging.INFO, logger="encoder.attention.dispatch"):
+    with caplog.at_level(logging.INFO, logger="quiver.encoder.attention.dispatch"):
         for _ in range(3):
             choose_backend(call(head_width=60, local=True))
             choose_backend(call(gradients=True))

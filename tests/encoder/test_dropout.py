@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder.attention import attend, dropping, grouped
+from quiver.encoder.ops import dropout as ops
+from quiver.encoder.ops.dropout import Dropout, Kept, drop
+from quiver.encoder.packing import PackedBatch, pack_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-
-from encoder.attention import attend, dropping, grouped
-from encoder.ops import dropout as ops
-from encoder.ops.dropout import Dropout, Kept, drop
-from encoder.packing import PackedBatch, pack_ids
 
 PROBABILITY = 0.25
 

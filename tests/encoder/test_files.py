@@ -10,9 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from encoder.files import check_target, expand_home, read_json, replacing, write_json, write_text
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_target, expand_home, read_json, replacing, write_json, write_text
 
 
 @pytest.mark.parametrize(

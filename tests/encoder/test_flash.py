@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
+from quiver.encoder.attention import BACKENDS, attend, flash
+from quiver.encoder.attention.dispatch import AttentionCall, choose_backend, describe, obstacle
 from torch import Tensor
-
-from encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
-from encoder.attention import BACKENDS, attend, flash
-from encoder.attention.dispatch import AttentionCall, choose_backend, describe, obstacle
 
 
 @dataclass
@@ -282,7 +281,7 @@ def test_a_package_that_cannot_be_loaded_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
     flash.package_function.cache_clear()
-    with caplog.at_level(logging.WARNING, logger="encoder.attention.flash"):
+    with caplog.at_level(logging.WARNING, logger="quiver.encoder.attention.flash"):
         assert flash.package_function("flash_attn_3") is None
         assert flash.package_function("flash_attn_3") is None
     flash.package_function.cache_clear()

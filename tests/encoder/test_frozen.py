@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
-from encoder.config import Precision
-from encoder.frozen import FrozenLinear
-from encoder.linear import Linear
+from quiver.encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
+from quiver.encoder.config import Precision
+from quiver.encoder.cpu.frozen import FrozenLinear
+from quiver.encoder.cpu.linear import Linear
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,

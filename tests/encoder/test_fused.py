@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, PackedBatch, freeze, pack_ids
+from quiver.encoder.cpu import fused
+from quiver.encoder.cpu.availability import available
+from quiver.encoder.cpu.frozen import FrozenLinear
+from quiver.encoder.lora import add_lora
 from torch import Tensor
-
-from encoder import Encoder, PackedBatch, freeze, fused, pack_ids
-from encoder.compiled.availability import available
-from encoder.frozen import FrozenLinear
-from encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -127,7 +127,7 @@ def test_half_precision_weights_are_widened(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
 ) -> None:
     encoder, batch = encoder_of().bfloat16(), batch_of((300,))
-    monkeypatch.setattr("encoder.linear.native_on_cpu", lambda dtype: dtype != torch.bfloat16)
+    monkeypatch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda dtype: dtype != torch.bfloat16)
     found = encoder(batch)
     assert (used, found.dtype) == ([True], torch.bfloat16)
     torch.testing.assert_close(
@@ -244,9 +244,9 @@ def test_small_batches_and_doubles_are_torchs(
 
 NARROW = """
 import torch
-from encoder import Encoder, EncoderConfig, pack_ids
-from encoder.attention import attend
-from encoder.compiled import vectors
+from quiver.encoder import Encoder, EncoderConfig, pack_ids
+from quiver.encoder.attention import attend
+from quiver.encoder.cpu import vectors
 assert (vectors.LANES, vectors.ROWS) == (24, 4), (vectors.LANES, vectors.ROWS)
 torch.manual_seed(0)
 config = EncoderConfig.modernbert(

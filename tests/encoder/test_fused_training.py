@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, PackedBatch, compile_encoder
+from quiver.encoder.cpu import fused_training
+from quiver.encoder.cpu.availability import available
+from quiver.encoder.lora import add_lora
 from torch import Tensor, nn
-
-from encoder import Encoder, PackedBatch, compile_encoder, fused_training
-from encoder.compiled.availability import available
-from encoder.lora import add_lora
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 

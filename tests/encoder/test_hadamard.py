@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from quiver.encoder.cpu.frozen import Int8Matrix
+from quiver.encoder.cpu.hadamard import block, hadamard
 from torch import Tensor
-
-from encoder.compiled.hadamard import block, hadamard
-from encoder.frozen import Int8Matrix
 
 
 @pytest.fixture

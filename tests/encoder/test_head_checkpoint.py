@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
+from quiver.encoder.checkpoints import config_from_hf
+from quiver.encoder.checkpoints.head_checkpoint import (
+    load_classifier,
+    load_masked_lm,
+    load_span_qa,
+    save_classifier,
+    save_masked_lm,
+    save_span_qa,
+)
+from quiver.encoder.checkpoints.head_layouts import LAYOUTS, Task
+from quiver.encoder.checkpoints.head_transform import TransformConfig
+from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
-from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
-from encoder.head_checkpoint import load_classifier, load_masked_lm, load_span_qa, save_classifier, save_masked_lm, save_span_qa
-from encoder.head_layouts import LAYOUTS, Task
-from encoder.head_transform import TransformConfig
-from encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
-from encoder.hf_config import config_from_hf
 
 SIZES = {
     "vocab_size": 64,
@@ -320,7 +326,7 @@ def test_an_interrupted_write_leaves_the_old_folder(tmp_path: Path, monkeypatch:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("encoder.files.save_file", fail)
+    monkeypatch.setattr("quiver.encoder.files.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save_classifier(head("classifier", "bert", num_labels=7), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -11,10 +11,9 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, save_encoder
+from quiver.encoder.checkpoints.hub import local_folder
 from safetensors.torch import load_file
-
-from encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, save_encoder
-from encoder.hub import local_folder
 
 Fetched = Callable[[dict[str, str]], list[str]]
 

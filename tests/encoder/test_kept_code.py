@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from encoder.compiled.availability import available
+from quiver.encoder.cpu.availability import available
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not available(), reason="nothing is compiled on this machine")
@@ -21,7 +20,7 @@ logging.basicConfig(level=logging.WARNING, format="%(message)s")
 if len(sys.argv) > 1:
     tempfile.tempdir = sys.argv[1]
 import torch
-from encoder import Encoder, EncoderConfig, init_weights, pack_ids
+from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
 torch.set_num_threads(1)
 config = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=64, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512

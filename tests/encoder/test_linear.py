@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
+from quiver.encoder.cpu import linear as linear_module
+from quiver.encoder.cpu.linear import PACK_TOKENS, Linear, compute_dtype, lean
+from quiver.encoder.cpu.processor import native_on_cpu
 from torch.nn import functional as F
-
-from encoder import Encoder, EncoderConfig, init_weights, pack_ids
-from encoder import linear as linear_module
-from encoder.linear import PACK_TOKENS, Linear, compute_dtype, lean
-from encoder.processor import native_on_cpu
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,
@@ -74,7 +73,7 @@ def test_half_precision_weights_run_either_way(monkeypatch: pytest.MonkeyPatch, 
         exact = init_weights(Encoder(CONFIG), seed=0).eval()
         exact.load_state_dict({name: weight.float() for name, weight in encoder.state_dict().items()})
         rounded = exact(batch)
-        monkeypatch.setattr("encoder.model.compute_dtype", lambda device, dtype: torch.bfloat16 if native else torch.float32)
+        monkeypatch.setattr("quiver.encoder.model.compute_dtype", lambda device, dtype: torch.bfloat16 if native else torch.float32)
         monkeypatch.setattr(linear_module, "has_onednn", lambda: False)
         states = encoder(batch)
     assert states.dtype == torch.bfloat16

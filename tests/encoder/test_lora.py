@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
+from quiver.encoder.adapter import TransformersEncoder
+from quiver.encoder.checkpoints.checkpoint import to_hf_state
+from quiver.encoder.cpu.linear import PACK_TOKENS, Linear
+from quiver.encoder.lora import LoRALinear, add_lora, load_lora_state, lora_matrices, lora_state, merge_lora, save_adapter
 from safetensors.torch import load_file
 from torch import Tensor
-
-from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
-from encoder.adapter import TransformersEncoder
-from encoder.checkpoint import to_hf_state
-from encoder.linear import PACK_TOKENS, Linear
-from encoder.lora import LoRALinear, add_lora, load_lora_state, lora_matrices, lora_state, merge_lora, save_adapter
 
 MODERNBERT = EncoderConfig.modernbert(
     vocab_size=300,

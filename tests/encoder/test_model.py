@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, pack_ids
-from encoder.hf_config import config_from_hf
+from quiver.encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, pack_ids
+from quiver.encoder.checkpoints import config_from_hf
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=100, hidden_size=48, num_heads=3, intermediate_size=64, layer_types=["global", "local", "local", "global"], max_positions=300

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
+from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
 from torch import Tensor, nn
-
-from encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
-from encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
 
 WINDOW = 8
 MODERNBERT = EncoderConfig.modernbert(

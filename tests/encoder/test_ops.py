@@ -8,11 +8,10 @@ import math
 
 import pytest
 import torch
+from quiver.encoder import InputError
+from quiver.encoder.ops import add_norm, gated, normalize, rotate, rotate_
+from quiver.encoder.ops.choice import choose_ops, fused
 from torch import nn
-
-from encoder import InputError
-from encoder.ops import add_norm, gated, normalize, rotate, rotate_
-from encoder.ops.choice import choose_ops, fused
 
 
 def angles(tokens: int, pairs: int) -> torch.Tensor:
@@ -119,7 +118,7 @@ def test_who_does_the_work(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
     choose_ops.cache_clear()
-    with caplog.at_level(logging.INFO, logger="encoder.ops.choice"):
+    with caplog.at_level(logging.INFO, logger="quiver.encoder.ops.choice"):
         assert [choose_ops(device, dtype, override) for _ in range(3)] == [name] * 3
     choose_ops.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [

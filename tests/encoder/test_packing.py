@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from encoder import pack, pack_ids, pack_padded
-from encoder.packing import masked_lengths, pack_rows
+from quiver.encoder import pack, pack_ids, pack_padded
+from quiver.encoder.packing import masked_lengths, pack_rows
 
 
 def test_a_batch_written_out() -> None:

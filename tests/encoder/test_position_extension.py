@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
-
-from encoder import (
+from quiver.encoder import (
     Encoder,
     EncoderConfig,
     InputError,
@@ -29,9 +26,11 @@ from encoder import (
     save_masked_lm,
     save_span_qa,
 )
-from encoder.files import read_json, write_json
-from encoder.position_extension import extend_checkpoint, extend_positions, interpolate_positions, read_positions
-from encoder.weight_files import read_weights
+from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.files import read_json, write_json
+from quiver.encoder.pretraining.position_extension import extend_checkpoint, extend_positions, interpolate_positions, read_positions
+from safetensors.torch import save_file
+from torch import Tensor
 
 
 def small(name: str, *, positions: int = 12) -> EncoderConfig:

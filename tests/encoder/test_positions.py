@@ -6,11 +6,10 @@ import math
 
 import pytest
 import torch
-
-from encoder.config import RopeScaling
-from encoder.ops import rotate, rotate_
-from encoder.ops.rotary import rotate_reference
-from encoder.positions import RotaryTable, alibi_slopes, rope_frequencies
+from quiver.encoder.config import RopeScaling
+from quiver.encoder.ops import rotate, rotate_
+from quiver.encoder.ops.rotary import rotate_reference
+from quiver.encoder.positions import RotaryTable, alibi_slopes, rope_frequencies
 
 
 def test_linear_scaling_divides_every_frequency() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, InputError
-from encoder.presets import PRESETS, preset
+from quiver.encoder import Encoder, EncoderConfig, InputError
+from quiver.encoder.presets import PRESETS, preset
 
 # Parameters of the encoder, in millions as they were published, and what of the published number is no part of the encoder.
 PUBLISHED = {

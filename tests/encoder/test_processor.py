@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from encoder import processor
+from quiver.encoder.cpu import processor
 
 CHECKS = (
     "_is_amx_tile_supported",

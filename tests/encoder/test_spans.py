@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quiver.encoder import PackedBatch, pack_ids
+from quiver.encoder.spans import Span, best_spans, position_loss
 from torch import Tensor
 from torch.nn import functional as F
-
-from encoder import PackedBatch, pack_ids
-from encoder.spans import Span, best_spans, position_loss
 
 
 def batch_of(lengths: list[int]) -> PackedBatch:
@@ -72,7 +71,7 @@ def test_spans_are_those_of_brute_force(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("scores_a_step", [1, 7, 64])
 def test_long_sequences_are_searched_in_steps(monkeypatch: pytest.MonkeyPatch, scores_a_step: int) -> None:
-    monkeypatch.setattr("encoder.spans.STEP_SCORES", scores_a_step)
+    monkeypatch.setattr("quiver.encoder.spans.STEP_SCORES", scores_a_step)
     generator = torch.Generator().manual_seed(6)
     start, end = torch.randint(0, 4, (2, 50), generator=generator).float()
     found = best_spans(start, end, batch_of([50]), max_answer_length=9, n_best=40)

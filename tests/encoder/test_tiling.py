@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from quiver.encoder import Encoder, EncoderConfig, InputError, MaskedLM, freeze, init_head, init_weights, pack_ids, preset
+from quiver.encoder.pretraining.tiling import enlarge, enlarge_masked_lm, layer_map, tile
 from torch import Tensor
-
-from encoder import Encoder, EncoderConfig, InputError, MaskedLM, freeze, init_head, init_weights, pack_ids, preset
-from encoder.tiling import enlarge, enlarge_masked_lm, layer_map, tile
 
 
 def modernbert(layers: int, width: int, heads: int, intermediate: int, *, vocabulary: int = 20) -> EncoderConfig:

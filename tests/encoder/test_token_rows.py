@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quiver.encoder.cpu.availability import available, serves_rows
+from quiver.encoder.cpu.chunked_mlp import _through
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, rotate_
 from torch import Tensor
-
-from encoder.chunked_mlp import _through
-from encoder.compiled.availability import available, serves_rows
-from encoder.ops import ACTIVATION_FUNCTIONS, rotate_
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),

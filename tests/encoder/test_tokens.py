@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from encoder import InputError, Tokenizer
+from quiver.encoder import InputError, Tokenizer
 
 CORPUS = [f"def read_{name}(path):\n    return open(path).{name}()" for name in ("lines", "bytes", "words", "rows")] * 5
 TEXTS = ["def read_lines(path):", "", "  ünïcode ❤ \t tabs\n\nnewlines ", "a" * 300, "[MASK] and [CLS] in text"]

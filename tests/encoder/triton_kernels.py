@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
+from quiver.encoder.ops import add_norm, gated, normalize, rotate
 from torch import Tensor, nn
-
-from encoder import Encoder, EncoderConfig, init_weights, pack_ids
-from encoder.ops import add_norm, gated, normalize, rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -137,7 +136,7 @@ def test_a_half_precision_update_of_a_float32_stream(monkeypatch: pytest.MonkeyP
 
 def test_the_gradient_of_a_weight_has_the_same_bits_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more tokens than programs, and not a multiple of their number."""
-    from encoder.ops import triton_norms
+    from quiver.encoder.gpu import triton_norms
 
     monkeypatch.setattr(triton_norms, "PROGRAMS", 8)
     hidden, update, weight = normal(43, 8), normal(43, 8, seed=5), 1 + normal(8, seed=6)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
+from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
 
 WIDTH = 512
 LENGTH = 8

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from eval.averages import Average, Part, average, data_sets, grouped, is_whole
+from quiver.eval.averages import Average, Part, average, data_sets, grouped, is_whole
 
 
 def _forums(count: int, size: int = 12, *, split: str = "test") -> list[Part]:

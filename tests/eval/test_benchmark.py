@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from eval.benchmark import Benchmark, Facts, LocalFolder, Policy, cut, depth, resolve
-from eval.collections.cache import RECORD, Cache
-from eval.collections.registry import find, registry
+from quiver.encoder.errors import InputError
+from quiver.eval.benchmark import Benchmark, Facts, LocalFolder, Policy, cut, depth, resolve
+from quiver.eval.datasets.cache import RECORD, Cache
+from quiver.eval.datasets.registry import find, registry
 
 
 def only(data: Path | str, split: str | None = None) -> Benchmark:
@@ -56,7 +55,7 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     """Its ``test`` is TREC-DL 2019, and BEIR's number is on ``dev``."""
     folder = make_collection(name)
     (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
-    with caplog.at_level(logging.INFO, "eval.benchmark"):
+    with caplog.at_level(logging.INFO, "quiver.eval.benchmark"):
         benchmark = only(folder)
     assert benchmark == Benchmark("msmarco", "dev", Policy(), Facts(licence="msr-la-nc"), LocalFolder(folder, "dev"))
     assert caplog.messages == [f"{folder}: taken for beir/msmarco by its name; split dev"]

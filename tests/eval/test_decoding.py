@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
-
-from encoder.errors import InputError
-from eval.decoding import decode
-from eval.results import Parameter
+from quiver.encoder.errors import InputError
+from quiver.eval.decoding import decode
+from quiver.eval.results import Parameter
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.eval.development import DevelopmentScorer, development_scorer
+from quiver.eval.evaluation import evaluate
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.training.sections import DevelopmentSection
 from torch import nn
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from eval.development import DevelopmentScorer, development_scorer
-from eval.evaluation import evaluate
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
-from retrieval.training.sections import DevelopmentSection
 
 MakeCollection = Callable[..., Path]
 WORDS = ("oak", "elm", "ash", "fir", "yew", "bay", "fig", "box", "sloe", "hazel", "larch", "rowan")

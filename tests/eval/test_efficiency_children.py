@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from encoder import Encoder, EncoderConfig, init_weights, save_encoder
-from eval.efficiency.children import Child, ChildError, ChildModel, Killed, largest_batch, peak_memory, search_largest
-from eval.efficiency.results import LargestBatch, PeakMemory, Settings
+from quiver.encoder import Encoder, EncoderConfig, init_weights, save_encoder
+from quiver.eval.bench.encoder.children import Child, ChildError, ChildModel, Killed, largest_batch, peak_memory, search_largest
+from quiver.eval.bench.encoder.results import LargestBatch, PeakMemory, Settings
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from encoder import InputError
-from eval.efficiency.results import (
+from quiver.encoder import InputError
+from quiver.eval.bench.encoder.results import (
     EncoderBenchmark,
     LargestBatch,
     NotRun,
@@ -19,10 +18,10 @@ from eval.efficiency.results import (
     library_times,
     with_memory,
 )
-from eval.provenance import Provenance
-from eval.published import ENCODER_EFFICIENCY
-from eval.report.efficiency import largest_table, paper_table, render_efficiency, set_table, set_title, write_efficiency_report
-from eval.report.efficiency_plot import check_plotting, write_efficiency_plot
+from quiver.eval.provenance import Provenance
+from quiver.eval.published import ENCODER_EFFICIENCY
+from quiver.eval.report.efficiency import largest_table, paper_table, render_efficiency, set_table, set_title, write_efficiency_report
+from quiver.eval.report.efficiency_plot import check_plotting, write_efficiency_plot
 
 
 def a_set(name: str, documents: int, tokens: int) -> SetTimes:
@@ -121,7 +120,7 @@ def test_the_plot(benchmark: EncoderBenchmark, tmp_path: Path) -> None:
 
 def test_a_plot_of_one_library_has_no_ratios(benchmark: EncoderBenchmark) -> None:
     pytest.importorskip("matplotlib")
-    from eval.report.efficiency_plot import draw
+    from quiver.eval.report.efficiency_plot import draw
 
     alone = replace(benchmark, sets=tuple(replace(times, libraries=times.libraries[:1]) for times in benchmark.sets[1:]))
     (axes,) = draw(alone).axes

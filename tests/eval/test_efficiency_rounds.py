@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import quiver.eval.bench.encoder.rounds as module
 import torch
-
-import eval.efficiency.rounds as module
-from encoder import InputError
-from eval.efficiency.results import (
+from quiver.encoder import InputError
+from quiver.eval.bench.encoder.results import (
     EncoderBenchmark,
     LargestBatch,
     NotRun,
@@ -22,8 +21,8 @@ from eval.efficiency.results import (
     with_memory,
     write_benchmark,
 )
-from eval.efficiency.rounds import naming_who_ran_out, time_in_turns, torch_threads
-from eval.provenance import provenance
+from quiver.eval.bench.encoder.rounds import naming_who_ran_out, time_in_turns, torch_threads
+from quiver.eval.provenance import provenance
 
 
 def test_every_other_round_runs_backwards() -> None:

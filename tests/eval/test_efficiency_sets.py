@@ -10,13 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, save_encoder
+from quiver.encoder.presets import preset
+from quiver.eval.bench.encoder import (
+    BATCH_TOKENS,
+    EncoderBenchmark,
+    Settings,
+    bench_sets,
+    default_documents,
+    libraries,
+    parse_lengths,
+    sets,
+)
+from quiver.eval.bench.encoder.libraries import LIBRARIES, PEERS, Batch, Library, Loaded, open_encoder
+from quiver.eval.bench.encoder.results import NotRun
 from torch import nn
-
-from encoder import Encoder, EncoderConfig, InputError, init_weights, save_encoder
-from encoder.presets import preset
-from eval.efficiency import BATCH_TOKENS, EncoderBenchmark, Settings, bench_sets, default_documents, libraries, parse_lengths, sets
-from eval.efficiency.libraries import LIBRARIES, PEERS, Batch, Library, Loaded, open_encoder
-from eval.efficiency.results import NotRun
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=64, num_heads=2, intermediate_size=96, layer_types=["global", "local"], max_positions=256
@@ -288,7 +296,9 @@ def test_our_own_variants_run(tiny: str) -> None:
 
 
 def test_a_compiled_variant_trains(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.efficiency.libraries.compile_encoder", lambda encoder: encoder)  # tests/encoder/test_compiling.py compiles
+    monkeypatch.setattr(
+        "quiver.eval.bench.encoder.libraries.compile_encoder", lambda encoder: encoder
+    )  # tests/encoder/test_compiling.py compiles
     result = run(tiny, "40+3", peers=["quiver-compiled"], train=True)
     (_, compiled) = result.sets[0].libraries
     assert compiled.gradient_difference is not None

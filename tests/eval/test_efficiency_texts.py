@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import InputError
-from eval.efficiency import Settings, bench_texts, texts
-from eval.efficiency.text_libraries import TEXT_PEERS, Encode, TextLibrary, open_biencoder, own_encode
+from quiver.encoder import InputError
+from quiver.eval.bench.encoder import Settings, bench_texts, texts
+from quiver.eval.bench.encoder.text_libraries import TEXT_PEERS, Encode, TextLibrary, open_biencoder, own_encode
 
 SETTINGS = Settings(rounds=3)
 
@@ -93,7 +92,7 @@ def test_backends_that_are_missing_are_listed(minilm: Path, monkeypatch: pytest.
 
 
 def test_onnx_is_not_compared_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.efficiency.text_libraries._importable", lambda module: True)
+    monkeypatch.setattr("quiver.eval.bench.encoder.text_libraries._importable", lambda module: True)
     half = Settings(dtype="bfloat16")
     assert TEXT_PEERS["sentence-transformers-onnx"].obstacle(half) == "runs float32, not bfloat16"
     assert TEXT_PEERS["sentence-transformers-onnx-int8"].obstacle(half) is None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from encoder import EncoderConfig, InputError
-from eval.efficiency.workloads import (
+from quiver.encoder import EncoderConfig, InputError
+from quiver.eval.bench.encoder.workloads import (
     CPU_TABLE,
     PAPER_SETS,
     Workload,
@@ -16,7 +15,7 @@ from eval.efficiency.workloads import (
     parse_lengths,
     random_documents,
 )
-from eval.published import TABLE_10
+from quiver.eval.published import TABLE_10
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], pad_token_id=150

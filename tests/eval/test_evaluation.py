@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from eval.benchmark import Benchmark, Policy
-from eval.evaluation import evaluate
-from eval.metrics import DEFAULT, score
-from eval.ranking import overlap
-from eval.results_folder import read_results
-from retrieval.corpus import load_collection
-from retrieval.records import Hits, Role, TextTokens, TokenEncoding
-from retrieval.run import read_run
+from quiver.encoder.errors import InputError
+from quiver.eval.benchmark import Benchmark, Policy
+from quiver.eval.evaluation import evaluate
+from quiver.eval.metrics import DEFAULT, score
+from quiver.eval.ranking import overlap
+from quiver.eval.results_folder import read_results
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.data.run import read_run
+from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding
 
 MakeCollection = Callable[..., Path]
 
@@ -153,7 +152,7 @@ def test_a_query_that_is_a_document_is_dropped_before_the_cut(model: Any, make_c
 
 def test_shared_ids_without_exclusion_are_warned_of(model: Any, make_collection: MakeCollection, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_collection("debates", documents=ARGUMENTS, queries={"a": "tax is good"}, qrels={"a": {"b": 1}})
-    with caplog.at_level(logging.WARNING, logger="eval.evaluation"):
+    with caplog.at_level(logging.WARNING, logger="quiver.eval.evaluation"):
         result = evaluate(model, folder, baselines=()).collections[0]
     assert "debates: 1 query ids are document ids too" in caplog.text
     assert result.measures["mrr@10"] == 0.5
@@ -189,7 +188,7 @@ def test_a_model_is_loaded_by_its_folder(
     model: Any, make_collection: MakeCollection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, str]] = []
-    module = importlib.import_module("eval.evaluation")  # ``from eval import evaluate`` would be the function
+    module = importlib.import_module("quiver.eval.evaluation")  # ``from quiver.eval import evaluate`` would be the function
     monkeypatch.setattr(module, "load_model", lambda source, *, precision: asked.append((source, precision)) or model)
     evaluate(tmp_path / "model", make_collection(), baselines=())
     assert asked == [(str(tmp_path / "model"), "float")]
@@ -244,7 +243,7 @@ def test_without_baselines_their_library_is_not_needed(
 
 
 def test_every_baseline_names_the_module_it_needs() -> None:
-    module = importlib.import_module("eval.evaluation")
+    module = importlib.import_module("quiver.eval.evaluation")
     assert module.MODULES.keys() == module.BASELINES.keys()
 
 
@@ -347,7 +346,7 @@ def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
 
 def _stopped_at_the_end(model: Any, data: Any, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation whose collections are finished and whose results were never written."""
-    module = importlib.import_module("eval.evaluation")
+    module = importlib.import_module("quiver.eval.evaluation")
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_results", lambda results, folder: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -364,7 +363,7 @@ def test_a_second_evaluation_in_one_folder_is_refused(model: Any, make_collectio
         refused = 0
 
         def encode(self, texts: list[str], role: Role, *, progress: bool = False) -> Any:
-            code = f"from eval import evaluate; evaluate('bm25', {str(folder)!r}, out={str(out)!r})"
+            code = f"from quiver.eval import evaluate; evaluate('bm25', {str(folder)!r}, out={str(out)!r})"
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
             self.refused += "another evaluation is writing here" in done.stderr
             return model.encode(texts, role)
@@ -428,8 +427,8 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from eval import evaluate
-from retrieval.records import DenseEncoding, ModelCard, TextTokens
+from quiver.eval import evaluate
+from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens
 
 first, second, out, cache, deadly = *map(Path, sys.argv[1:5]), int(sys.argv[5])
 

@@ -7,10 +7,9 @@ import random
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from eval.metrics import DEFAULT, MEASURES, Found, Measure, judged_at, parse_measure, score
-from retrieval.run import ranked
+from quiver.encoder.errors import InputError
+from quiver.eval.metrics import DEFAULT, MEASURES, Found, Measure, judged_at, parse_measure, score
+from quiver.retrieval.data.run import ranked
 
 LOG3 = math.log2(3)
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from eval.metrics import score
-from eval.peers.beir import DenseRetriever, IndexRetriever
-from retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
+from quiver.eval.baselines.beir import DenseRetriever, IndexRetriever
+from quiver.eval.metrics import score
+from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
 
 evaluation = pytest.importorskip("beir.retrieval.evaluation")
 dense_search = pytest.importorskip("beir.retrieval.search.dense")

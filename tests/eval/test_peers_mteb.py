@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from encoder.errors import InputError
-from eval.metrics import score
-from eval.peers.mteb import QuiverSearch
-from retrieval.biencoder import BiEncoder
-from retrieval.model_folder import ModelFolder
-from retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder.errors import InputError
+from quiver.eval.baselines.mteb import QuiverSearch
+from quiver.eval.metrics import score
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
 
 mteb = pytest.importorskip("mteb")
 datasets = pytest.importorskip("datasets")

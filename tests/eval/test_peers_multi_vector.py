@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from eval.peers import load_peer
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.eval.baselines import load_peer
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
 
 library = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.parity

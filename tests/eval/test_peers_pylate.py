@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import InputError, Tokenizer
-from eval import evaluate
-from eval.peers import load_peer
-from eval.peers.pylate import PyLateModel
-from retrieval.colbert import ColBERT
+from quiver.encoder import InputError, Tokenizer
+from quiver.eval import evaluate
+from quiver.eval.baselines import load_peer
+from quiver.eval.baselines.pylate import PyLateModel
+from quiver.retrieval.models.colbert import ColBERT
 
 transformers = pytest.importorskip("transformers")
 models = pytest.importorskip("pylate.models")

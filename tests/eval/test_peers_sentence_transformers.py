@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import InputError, Tokenizer
-from eval import evaluate
-from eval.peers import load_peer
-from eval.peers.sentence_transformers import SentenceTransformersModel
-from retrieval.biencoder import BiEncoder
+from quiver.encoder import InputError, Tokenizer
+from quiver.eval import evaluate
+from quiver.eval.baselines import load_peer
+from quiver.eval.baselines.sentence_transformers import SentenceTransformersModel
+from quiver.retrieval.models.biencoder import BiEncoder
 
 transformers = pytest.importorskip("transformers")
 library = pytest.importorskip("sentence_transformers")

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from eval.provenance import DataChecksum, provenance
-from retrieval.corpus import Collection, load_collection
-from retrieval.records import Document, Query
+from quiver.eval.provenance import DataChecksum, provenance
+from quiver.retrieval.data.corpus import Collection, load_collection
+from quiver.retrieval.records import Document, Query
 
 
 def data_sha256(collection: Collection) -> str:
@@ -37,12 +36,12 @@ def test_what_this_process_is() -> None:
 
 
 def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.provenance.PACKAGES", {"numpy": ("numpy",), "nothing": ("no-such-distribution",)})
+    monkeypatch.setattr("quiver.eval.provenance.PACKAGES", {"numpy": ("numpy",), "nothing": ("no-such-distribution",)})
     assert provenance(None).versions.keys() == {"python", "numpy"}
 
 
 def test_the_first_distribution_that_is_installed_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.provenance.PACKAGES", {"array": ("no-such-distribution", "numpy", "torch")})
+    monkeypatch.setattr("quiver.eval.provenance.PACKAGES", {"array": ("no-such-distribution", "numpy", "torch")})
     assert provenance(None).versions["array"] == version("numpy")
 
 

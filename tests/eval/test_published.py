@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from eval.efficiency.workloads import PAPER_SETS
-from eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
+from quiver.eval.bench.encoder.workloads import PAPER_SETS
+from quiver.eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
 
 # Models that compute on padding: the variable sets take them as long as the fixed ones of twice the tokens.
 PADDING = {"BERT", "RoBERTa", "DeBERTaV3", "NomicBERT", "GTE-en-MLM"}

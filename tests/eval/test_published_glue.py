@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from eval.published import TABLE_1, TABLE_5, TABLE_6
-from eval.published.glue import AVERAGES_OFF_BY_MORE_THAN_ROUNDING, GLUE_COLUMNS
+from quiver.eval.published import TABLE_1, TABLE_5, TABLE_6
+from quiver.eval.published.glue import AVERAGES_OFF_BY_MORE_THAN_ROUNDING, GLUE_COLUMNS
 
 ROWS = {row.name: row for row in TABLE_5}
 

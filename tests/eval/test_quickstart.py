@@ -10,13 +10,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from encoder import InputError
-from eval.quickstart import ANSWERS, MADE, MARKER, QUESTIONS, quickstart
-from retrieval.corpus import load_collection
-from retrieval.docstrings import Pair, mine
-from retrieval.indexes import open_index
-from retrieval.models import load_model
+from quiver.encoder import InputError
+from quiver.eval.quickstart import ANSWERS, MADE, MARKER, QUESTIONS, quickstart
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.data.docstrings import Pair, mine
+from quiver.retrieval.index import open_index
+from quiver.retrieval.models.loading import load_model
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("bm25s")
@@ -45,7 +44,7 @@ def few_pairs() -> list[Pair]:
 @pytest.fixture
 def module(few_pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, mining little; packages are looked for all the same."""
-    found = importlib.import_module("eval.quickstart")  # ``from eval import quickstart`` would be the function
+    found = importlib.import_module("quiver.eval.quickstart")  # ``from quiver.eval import quickstart`` would be the function
     monkeypatch.setattr(
         found, "mine", lambda *, packages, progress: mine(packages=packages, progress=progress) if packages else list(few_pairs)
     )

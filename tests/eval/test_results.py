@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder.errors import InputError
-from eval.evaluation import evaluate
-from eval.results import Baseline, IndexUsed, Interval, Results, Truncated, check_collection, check_results
+from quiver.encoder.errors import InputError
+from quiver.eval.evaluation import evaluate
+from quiver.eval.results import Baseline, IndexUsed, Interval, Results, Truncated, check_collection, check_results
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder.errors import InputError
-from encoder.files import write_json
-from eval.benchmark import Benchmark
-from eval.evaluation import evaluate
-from eval.results import CollectionResult, Results, System
-from eval.results_folder import read_results, results_folder, write_results
-from retrieval.records import ModelCard
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import write_json
+from quiver.eval.benchmark import Benchmark
+from quiver.eval.evaluation import evaluate
+from quiver.eval.results import CollectionResult, Results, System
+from quiver.eval.results_folder import read_results, results_folder, write_results
+from quiver.retrieval.records import ModelCard
 
 
 @pytest.fixture

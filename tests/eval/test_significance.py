@@ -10,9 +10,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-
-from eval.results import Interval
-from eval.significance import (
+from quiver.eval.results import Interval
+from quiver.eval.significance import (
     bootstrap_interval,
     compare_parts,
     compare_queries,

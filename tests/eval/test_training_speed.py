@@ -11,12 +11,10 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, save_encoder
-from encoder.config import global_every
-from eval.efficiency.results import PeakMemory
-from eval.report.training_speed import render_training_speed, workload_title, write_training_speed_plot
-from eval.training_speed import (
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, save_encoder
+from quiver.encoder.config import global_every
+from quiver.eval.bench.encoder.results import PeakMemory
+from quiver.eval.bench.training import (
     WORKLOADS,
     TrainingSettings,
     TrainingWorkload,
@@ -26,8 +24,9 @@ from eval.training_speed import (
     texts_of_collection,
     write_training_benchmark,
 )
-from eval.training_speed.results import Steps, side_times, with_memory
-from eval.training_speed.workloads import ENGLISH, batches
+from quiver.eval.bench.training.results import Steps, side_times, with_memory
+from quiver.eval.bench.training.workloads import ENGLISH, batches
+from quiver.eval.report.training_speed import render_training_speed, workload_title, write_training_speed_plot
 
 EXTRA = ("sentence_transformers", "transformers", "pylate", "accelerate", "datasets")
 pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, EXTRA)), reason="needs the extra train")

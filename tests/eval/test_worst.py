@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-
-from eval.benchmark import Policy
-from eval.metrics import score
-from eval.results import SNIPPET, TokenMatch
-from eval.worst import QUERIES, SHOWN, worst_queries
-from retrieval.corpus import Collection
-from retrieval.records import Document, Query
+from quiver.eval.benchmark import Policy
+from quiver.eval.metrics import score
+from quiver.eval.results import SNIPPET, TokenMatch
+from quiver.eval.worst import QUERIES, SHOWN, worst_queries
+from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.records import Document, Query
 
 
 def _collection(documents: Sequence[Document], qrels: dict[str, dict[str, int]]) -> Collection:

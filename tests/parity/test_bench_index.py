@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from eval.index_quality import IndexSettings, VectorFolder, bench_index, own_points, own_system, peer_systems
-from eval.index_quality.systems import obstacle
+from quiver.eval.bench.index import IndexSettings, VectorFolder, bench_index, own_points, own_system, peer_systems
+from quiver.eval.bench.index.systems import obstacle
 
 pytestmark = pytest.mark.parity
 

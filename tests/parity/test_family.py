@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids, save_encoder
+from quiver.encoder.config import RopeScaling
 from safetensors.torch import save_file
 from torch import Tensor
-
-from encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids, save_encoder
-from encoder.config import RopeScaling
 
 pytestmark = pytest.mark.parity
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from eval.nlu.fine_tuning.start import save_tokenizer
-from eval.nlu.glue_model import open_glue_model, predict, tokenise
-from eval.nlu.glue_scores import accuracy, f1, matthews, pearson, spearman
-from eval.nlu.glue_tasks import TASKS
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.eval.nlu.fine_tuning.start import save_tokenizer
+from quiver.eval.nlu.glue_model import open_glue_model, predict, tokenise
+from quiver.eval.nlu.glue_scores import accuracy, f1, matthews, pearson, spearman
+from quiver.eval.nlu.glue_tasks import TASKS
 
 pytestmark = pytest.mark.parity
 
@@ -104,7 +103,7 @@ def test_pairs_are_cut_as_transformers_cuts_them(minilm: Path, tmp_path: Path, k
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_a_saved_classifier_says_the_same_in_transformers(tmp_path: Path, name: str, pooling: Any) -> None:
     transformers = pytest.importorskip("transformers")
-    from encoder import save_classifier
+    from quiver.encoder import save_classifier
 
     task = TASKS[name]  # type: ignore[index]
     config = EncoderConfig.modernbert(

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.encoder import InputError, pack_ids
+from quiver.encoder.checkpoints.head_checkpoint import (
+    load_classifier,
+    load_masked_lm,
+    load_span_qa,
+    save_classifier,
+    save_masked_lm,
+    save_span_qa,
+)
 from torch import Tensor
-
-from encoder import InputError, pack_ids
-from encoder.head_checkpoint import load_classifier, load_masked_lm, load_span_qa, save_classifier, save_masked_lm, save_span_qa
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity

@@ -22,14 +22,13 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.interchange.export import export_model
-from retrieval.model_folder import ColBERTSettings, ModelFolder, load_parts
-from retrieval.models import load_model
-from retrieval.projection import Projection
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.export import export_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, load_parts
+from quiver.retrieval.models.projection import Projection
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 transformers = pytest.importorskip("transformers")

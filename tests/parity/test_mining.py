@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from retrieval.docstrings import mine, split_by_module
-from retrieval.models import load_model
-from retrieval.training.mining.margins import Margin, Ranks, Rules
-from retrieval.training.mining.negatives import Output, System, mine_negatives
-from retrieval.training.mining.positives import PairSource
-from retrieval.training.mining.scoring import score_rows
-from retrieval.training.mining.teachers import load_teacher
-from retrieval.training.sections import DataSection
+from quiver.retrieval.data.docstrings import mine, split_by_module
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.training.mining.margins import Margin, Ranks, Rules
+from quiver.retrieval.training.mining.negatives import Output, System, mine_negatives
+from quiver.retrieval.training.mining.positives import PairSource
+from quiver.retrieval.training.mining.scoring import score_rows
+from quiver.retrieval.training.mining.teachers import load_teacher
+from quiver.retrieval.training.sections import DataSection
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 datasets = pytest.importorskip("datasets")

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from encoder import load_masked_lm, pack_ids
-from encoder.position_extension import extend_checkpoint
-from retrieval.biencoder import BiEncoder
-from retrieval.interchange.longer import lengthen_model
-from retrieval.models import load_model
+from quiver.encoder import load_masked_lm, pack_ids
+from quiver.encoder.pretraining.position_extension import extend_checkpoint
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.export.longer import lengthen_model
+from quiver.retrieval.models.loading import load_model
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")

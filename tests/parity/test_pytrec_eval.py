@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from eval.metrics import DEFAULT, score
+from quiver.encoder.errors import InputError
+from quiver.eval.metrics import DEFAULT, score
 
 pytestmark = pytest.mark.parity
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.cli.main import main
+from quiver.cli.main import main
 
 pytestmark = [pytest.mark.parity, pytest.mark.data, pytest.mark.slow, pytest.mark.alone]
 

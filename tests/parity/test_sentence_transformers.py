@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import InputError
-from retrieval.biencoder import BiEncoder
-from retrieval.models import load_model
+from quiver.encoder import InputError
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import load_model
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 pytestmark = pytest.mark.parity

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from encoder import Encoder, SpanQA, Tokenizer, init_head, init_weights, pack_ids, preset
-from eval.nlu.answer_scores import score_answer, squad_text
-from eval.nlu.qa_model import save_qa_model
-from eval.nlu.questions import Question
-from eval.nlu.windows import WindowSettings, make_windows
+from quiver.encoder import Encoder, SpanQA, Tokenizer, init_head, init_weights, pack_ids, preset
+from quiver.eval.nlu.answer_scores import score_answer, squad_text
+from quiver.eval.nlu.qa_model import save_qa_model
+from quiver.eval.nlu.questions import Question
+from quiver.eval.nlu.windows import WindowSettings, make_windows
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from encoder import Tokenizer
-from encoder.running.schema import build
-from retrieval.training.rules import DISTILLING, RULES
-from retrieval.training.run import train_recipe
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model
+from quiver.encoder import Tokenizer
+from quiver.encoder.training.schema import build
+from quiver.retrieval.training.rules import DISTILLING, RULES
+from quiver.retrieval.training.run import train as train_recipe
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -33,12 +32,11 @@ pytestmark = pytest.mark.parity
 from datasets import Dataset  # noqa: E402
 from pylate import losses as pylate_losses  # noqa: E402
 from pylate.utils import ColBERTCollator  # noqa: E402
+from quiver.retrieval.training.student.build import Student, build_student  # noqa: E402
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses  # noqa: E402
 from sentence_transformers.data_collator import SentenceTransformerDataCollator  # noqa: E402
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer  # noqa: E402
 from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pairwise_dot_score  # noqa: E402
-
-from retrieval.training.student.build import Student, build_student  # noqa: E402
 
 STEPS, FEW, ROWS = 20, 6, 5
 """Steps of a loss by itself, steps of one of its combinations, rows of a batch."""
@@ -588,9 +586,9 @@ if importlib.util.find_spec("faiss") is None:
 import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling
-from retrieval.model_folder import load_parts
-from retrieval.biencoder import BiEncoder
-from retrieval.training.student.native import NativeTransformer
+from quiver.retrieval.models.model_folder import load_parts
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.training.student.native import NativeTransformer
 parts = load_parts(sys.argv[1])
 model = BiEncoder(parts.encoder, parts.tokenizer, parts.settings)
 first = NativeTransformer(parts.encoder, parts.tokenizer, max_seq_length=model.max_length)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from quiver.retrieval.training.loop.batches import BatchOrder
+from quiver.retrieval.training.loop.optimizers import learning_rate_share, make_optimizer, warmup_steps
+from quiver.retrieval.training.sections import TrainingSection
 from torch import nn
-
-from retrieval.training.loop.batches import BatchOrder
-from retrieval.training.loop.optimizers import learning_rate_share, make_optimizer, warmup_steps
-from retrieval.training.sections import TrainingSection
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -53,10 +52,9 @@ def test_schedules_are_those_of_transformers(ours: str, theirs: str, warmup: flo
 
 
 def test_batches_without_duplicates_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    from quiver.retrieval.data.docstrings import Pair
+    from quiver.retrieval.training.data import rows_of_pairs
     from sentence_transformers.sampler import NoDuplicatesBatchSampler
-
-    from retrieval.docstrings import Pair
-    from retrieval.training.data import rows_of_pairs
 
     draw = random.Random(4)
     pairs = [Pair(str(place), f"query {draw.randrange(60)}", f"answer {draw.randrange(90)}", "", "", 1) for place in range(150)]

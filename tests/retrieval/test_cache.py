@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from retrieval.bm25 import WordIndex
-from retrieval.indexes import build_index
-from retrieval.records import Document
-from retrieval.vectors import VectorStore
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.index import build_index
+from quiver.retrieval.records import Document
+from quiver.retrieval.search.bm25 import WordIndex
 
 DAY = 86_400
 

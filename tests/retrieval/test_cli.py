@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder.cpu.availability import available
+from quiver.encoder.errors import InputError
+from quiver.retrieval.models import model_folder
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ModelFolder
 
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from encoder.compiled.availability import available
-from encoder.errors import InputError
-from retrieval import model_folder
-from retrieval.biencoder import BiEncoder
-from retrieval.cli import doctor
-from retrieval.cli.output import print_table
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import ModelFolder
-from retrieval.models import load_model
+from quiver.cli import doctor
+from quiver.cli.output import print_table
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -354,7 +354,7 @@ def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch
     def interrupt(recipe: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("retrieval.cli.training.load_recipe", interrupt)
+    monkeypatch.setattr("quiver.cli.training.load_recipe", interrupt)
     done = quiver("validate", "quickstart")
     assert done.code == 130
     assert "Traceback" not in done.err

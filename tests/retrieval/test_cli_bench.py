@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import Encoder, EncoderConfig, init_weights, save_encoder
-from eval.efficiency import read_benchmark
+from quiver.encoder import Encoder, EncoderConfig, init_weights, save_encoder
+from quiver.eval.bench.encoder import read_benchmark
 
 
 @pytest.fixture

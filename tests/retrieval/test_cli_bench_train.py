@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from eval.training_speed import read_training_benchmark
-from eval.training_speed.workloads import ENGLISH
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.eval.bench.training import read_training_benchmark
+from quiver.eval.bench.training.workloads import ENGLISH
 
 EXTRA = ("sentence_transformers", "transformers", "pylate", "accelerate", "datasets")
 pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, EXTRA)), reason="needs the extra train")

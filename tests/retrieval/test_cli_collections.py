@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from eval.collections.cache import RECORD, Cache, FetchedFile, Record
-from eval.collections.origins import Origin
-from eval.collections.registry import registry
+from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
+from quiver.eval.datasets.origins import Origin
+from quiver.eval.datasets.registry import registry
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from encoder import (
+from quiver.encoder import (
     Encoder,
     EncoderConfig,
     MaskedLM,
@@ -23,9 +22,9 @@ from encoder import (
     save_encoder,
     save_masked_lm,
 )
-from encoder.files import write_json
-from encoder.hf_config import config_to_hf
-from encoder.tiling import enlarge_masked_lm
+from quiver.encoder.checkpoints import config_to_hf
+from quiver.encoder.files import write_json
+from quiver.encoder.pretraining.tiling import enlarge_masked_lm
 
 SMALL = EncoderConfig.modernbert(
     vocab_size=304, hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global", "local"], max_positions=32

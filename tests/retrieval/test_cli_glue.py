@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from eval.nlu.fine_tuning.loop import _Loop
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.eval.nlu.fine_tuning.loop import _Loop
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder.packing import pack_ids
-from eval.report.pretraining_run import is_pretraining, read_pretraining, render_pretraining, summary, write_pretraining_report
-from retrieval.model_folder import load_parts
+from quiver.encoder.packing import pack_ids
+from quiver.eval.report.pretraining_run import is_pretraining, read_pretraining, render_pretraining, summary, write_pretraining_report
+from quiver.retrieval.models.model_folder import load_parts
 
 pytest.importorskip("optimi")
 

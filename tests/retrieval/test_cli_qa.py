@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from eval.nlu.answer_scores import mean_scores, score_answers
-from eval.nlu.questions import read_questions
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.eval.nlu.answer_scores import mean_scores, score_answers
+from quiver.eval.nlu.questions import read_questions
 
 WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from retrieval.biencoder import BiEncoder
-from retrieval.model_folder import ModelFolder
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.model_folder import ModelFolder
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
 

@@ -13,23 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.data.run import read_run
+from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.records import Document
+from quiver.retrieval.search.bm25 import WordIndex, WordScore
+from quiver.retrieval.search.explain import Explanation
+from quiver.retrieval.search.hybrid import Fusion, fuse
+from quiver.retrieval.search.token_matches import Token, TokenMatch
 from rich.console import Console
 
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from retrieval.biencoder import BiEncoder
-from retrieval.bm25 import WordIndex, WordScore
-from retrieval.cli.explained import explanation_json, explanation_view
-from retrieval.cli.sources import Explained
-from retrieval.colbert import ColBERT
-from retrieval.explain import Explanation
-from retrieval.hybrid import Fusion, fuse
-from retrieval.indexes import BuildOptions, add_documents, build_index, delete_documents, open_index
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.models import load_model
-from retrieval.projection import Projection
-from retrieval.records import Document
-from retrieval.run import read_run
-from retrieval.token_matches import Token, TokenMatch
+from quiver.cli.explained import explanation_json, explanation_view
+from quiver.cli.sources import Explained
 
 DOCUMENTS = [
     Document("d1", "A bird has wings, and a bird flies.", "Birds", {"year": 1999}),
@@ -121,7 +121,7 @@ def test_a_ranking_of_weight_0_is_not_even_loaded(quiver: Quiver, built: Built, 
     def refuse(*_: object) -> None:
         raise AssertionError("no model is needed")
 
-    monkeypatch.setattr("retrieval.cli.sources.model_of", refuse)
+    monkeypatch.setattr("quiver.cli.sources.model_of", refuse)
     hits = found(quiver, built.dense, QUERY, "--with", "bm25", "--weights", "0,1")
     assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-
-from encoder.running.recipe_file import find_recipe
-from retrieval import BiEncoder
-from retrieval.training.recipe import load_recipe
-from retrieval.training.run import RunStoppedError
+from quiver.encoder.training.recipe_file import find_recipe
+from quiver.retrieval import BiEncoder
+from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.run import RunStoppedError
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
 SMALL = {"hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 48, "vocab_size": 320, "max_positions": 64}
@@ -131,7 +130,7 @@ def test_a_sweep_that_was_asked_to_stop_says_how_to_go_on(
     def stop(*arguments: object, **settings: object) -> None:
         raise RunStoppedError(3)
 
-    monkeypatch.setattr("retrieval.cli.sweep.train_recipe", stop)
+    monkeypatch.setattr("quiver.cli.sweep.train_recipe", stop)
     done = quiver("sweep", recipe, "--out", "sweep")
     assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; the same command goes on\n")
     done = quiver("sweep", recipe, "--out", "sweep", "--overwrite")

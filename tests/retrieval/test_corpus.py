@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.corpus import load_collection, read_documents, read_qrels, read_queries
-from retrieval.records import Document, Query
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import load_collection, read_documents, read_qrels, read_queries
+from quiver.retrieval.records import Document, Query
 
 
 def lines(path: Path, *rows: str | bytes) -> Path:

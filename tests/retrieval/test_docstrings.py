@@ -11,9 +11,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.docstrings import (
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.docstrings import (
     MAX_CODE_CHARACTERS,
     Pair,
     deduplicate,
@@ -334,7 +333,7 @@ def test_one_package_cannot_be_split() -> None:
 
 
 def test_the_written_collection_can_be_loaded(tmp_path: Path, stdlib: list[Pair]) -> None:
-    from retrieval.corpus import load_collection
+    from quiver.retrieval.data.corpus import load_collection
 
     pairs = stdlib[:300]
     write_collection(pairs, tmp_path / "new" / "folder")

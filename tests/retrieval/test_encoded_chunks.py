@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from retrieval import vectors
-from retrieval.biencoder import BiEncoder
-from retrieval.encoded_chunks import Chunk, encode_chunks
-from retrieval.executors import HERE, LocalProcesses
-from retrieval.model_folder import ModelFolder
-from retrieval.models import load_model
-from retrieval.vectors import VectorStore
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.cluster import HERE, LocalProcesses
+from quiver.retrieval.data import vectors
+from quiver.retrieval.data.encoded_chunks import Chunk, encode_chunks
+from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ModelFolder
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]
 

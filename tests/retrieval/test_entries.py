@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.entries import Columns, Place, to_document, to_judgement, to_query, unique
-from retrieval.records import Document, Query
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.entries import Columns, Place, to_document, to_judgement, to_query, unique
+from quiver.retrieval.records import Document, Query
 
 FILE = Path("c.jsonl")
 

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from encoder.errors import InputError
-from retrieval.colbert import ColBERT
-from retrieval.explain import explain, explain_texts
-from retrieval.indexes import BuildOptions, build_index
-from retrieval.indexes.tokens.pooling import pool
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
-from retrieval.records import Document, Role, TokenEncoding
-from retrieval.token_matches import text_tokens, token_matches
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import BuildOptions, build_index
+from quiver.retrieval.index.tokens.pooling import pool
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.records import Document, Role, TokenEncoding
+from quiver.retrieval.search.explain import explain, explain_texts
+from quiver.retrieval.search.token_matches import text_tokens, token_matches
 
 DOCUMENTS = [
     Document("d1", "Birds have wings. A bird flies.", "On  birds"),

@@ -8,13 +8,12 @@ import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.indexes import ExactDenseIndex, FaissDenseIndex
-from retrieval.indexes.dense import factory
-from retrieval.indexes.faiss_dense import FaissKind, check_factory
-from retrieval.records import Hits
-from retrieval.rows import MatrixRows
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.rows import MatrixRows
+from quiver.retrieval.index import ExactDenseIndex, FaissDenseIndex
+from quiver.retrieval.index.dense import factory
+from quiver.retrieval.index.faiss_dense import FaissKind, check_factory
+from quiver.retrieval.records import Hits
 
 WIDTH = 32
 IDS = [f"d{number}" for number in np.random.default_rng(7).permutation(3000)]

@@ -15,21 +15,20 @@ import pytest
 import tokenizers
 import torch
 import yaml
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.checkpoints.checkpoint import to_hf_state
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export import export
+from quiver.retrieval.models.export.export import LAYOUTS, Scores, export_model
+from quiver.retrieval.models.export.prefixes import reads_as_token, with_prefixes
+from quiver.retrieval.models.export.target import FILES, MODULE, MODULE_FILES
+from quiver.retrieval.models.export.white_space import without_strip
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, read_model_folder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.search.token_matches import text_tokens
 from safetensors.torch import load_file, save_file
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from encoder.checkpoint import to_hf_state
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.interchange import export
-from retrieval.interchange.export import LAYOUTS, Scores, export_model
-from retrieval.interchange.prefixes import reads_as_token, with_prefixes
-from retrieval.interchange.target import FILES, MODULE, MODULE_FILES
-from retrieval.interchange.white_space import without_strip
-from retrieval.model_folder import ColBERTSettings, ModelFolder, read_model_folder
-from retrieval.models import load_model
-from retrieval.projection import Projection
-from retrieval.token_matches import text_tokens
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64

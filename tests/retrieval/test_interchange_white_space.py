@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-
-from encoder import Tokenizer
-from retrieval.interchange.white_space import ignores_outer_space, read_tokenizer, with_strip, without_strip
+from quiver.encoder import Tokenizer
+from quiver.retrieval.models.export.white_space import ignores_outer_space, read_tokenizer, with_strip, without_strip
 
 TEXTS = ["a bird  has wings", "def f(x):\n    return x\n"] * 3
 RAW = [

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from quiver.encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_masked_lm, preset, save_masked_lm
+from quiver.encoder.files import read_json
+from quiver.encoder.pretraining.position_extension import extend_positions
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export.export import export_model
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ModelFolder, load_parts
+from quiver.retrieval.models.model_settings import ColBERTSettings
+from quiver.retrieval.models.projection import Projection
 from safetensors.torch import load_file
-
-from encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_masked_lm, preset, save_masked_lm
-from encoder.files import read_json
-from encoder.position_extension import extend_positions
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.interchange.export import export_model
-from retrieval.model_folder import ModelFolder, load_parts
-from retrieval.model_settings import ColBERTSettings
-from retrieval.models import load_model
-from retrieval.projection import Projection
 
 WORDS = ["a", "bird", "has", "wings", "and", "the", "sea", "is", "deep"]
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-
-from retrieval import maxsim
-from retrieval.maxsim import maxsim_packed, maxsim_padded
+from quiver.retrieval.models import maxsim
+from quiver.retrieval.models.maxsim import maxsim_packed, maxsim_padded
 
 Tokens = NDArray[np.float32]
 

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.interchange import onnx_graph
-from retrieval.interchange.export import export_model
-from retrieval.interchange.target import FILES
-from retrieval.model_settings import ColBERTSettings, ModelFolder
-from retrieval.models import load_model
-from retrieval.projection import Projection
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.export import onnx_graph
+from quiver.retrieval.models.export.export import export_model
+from quiver.retrieval.models.export.target import FILES
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.python_sources import package_files, stdlib_files
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.python_sources import package_files, stdlib_files
 
 
 @pytest.fixture

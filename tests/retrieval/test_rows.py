@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from retrieval.rows import MatrixRows
+from quiver.retrieval.data.rows import MatrixRows
 
 
 def test_a_matrix_is_walked_without_a_copy() -> None:

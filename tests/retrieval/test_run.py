@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from retrieval.run import ranked, read_run, write_run
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.run import ranked, read_run, write_run
 
 
 def test_the_order_is_score_as_float32_then_id_both_descending() -> None:

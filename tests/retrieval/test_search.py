@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.hybrid import index_system
-from retrieval.indexes import BuildOptions, Filter, build_in_memory, build_index
-from retrieval.protocols import DenseModel, TokenModel
-from retrieval.records import Document, Query, TokenCounts
-from retrieval.run import ranked
-from retrieval.search import search
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.run import ranked
+from quiver.retrieval.index import BuildOptions, Filter, build_in_memory, build_index
+from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.records import Document, Query, TokenCounts
+from quiver.retrieval.search.hybrid import index_system
+from quiver.retrieval.search.search import search
 
 DOCUMENTS = [Document("a", "granite is hard"), Document("b", "a bird flies"), Document("c", "the sea is deep")]
 QUERIES = [Query("q2", "deep sea"), Query("q1", "bird")]

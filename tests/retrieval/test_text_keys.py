@@ -6,8 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
-
-from retrieval.text_keys import KEY, KeyTable, text_keys
+from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
 
 
 def test_a_key_is_the_head_of_the_sha256_of_the_text() -> None:

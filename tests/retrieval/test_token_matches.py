@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.records import Role
+from quiver.retrieval.search.token_matches import text_tokens, token_matches
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from retrieval.colbert import ColBERT
-from retrieval.indexes.exact.colbert import ExactColBERTIndex
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
-from retrieval.records import Role
-from retrieval.token_matches import text_tokens, token_matches
 
 QUERY = "which bird has wings?"
 DOCUMENT = "A bird, any bird: it has wings. " * 3

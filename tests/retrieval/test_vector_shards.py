@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from retrieval.records import TextTokens
-from retrieval.text_keys import text_keys
-from retrieval.vector_shards import DamagedError, Shard, make_records, open_shard, write_shard
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.text_keys import text_keys
+from quiver.retrieval.data.vector_shards import DamagedError, Shard, make_records, open_shard, write_shard
+from quiver.retrieval.records import TextTokens
 
 TEXTS = ["a", "b c", "", "d e f"]
 LENGTHS = [1, 2, 0, 3]

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval import vectors
-from retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
-from retrieval.vectors import StoredVectors, VectorStore
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data import vectors
+from quiver.retrieval.data.vectors import StoredVectors, VectorStore
+from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
 DISTINCT = 9
@@ -147,7 +146,7 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import test_vectors as t
-from retrieval import vectors
+from quiver.retrieval import vectors
 vectors._CHUNK, vectors._SHARD_TEXTS = 10, 40
 calls = 0
 def killing(function):
@@ -406,9 +405,9 @@ LARGE = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from retrieval.indexes import index_vectors
-from retrieval.records import DenseEncoding, ModelCard, TextTokens
-from retrieval.vectors import VectorStore
+from quiver.retrieval.index import index_vectors
+from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens
+from quiver.retrieval.data.vectors import VectorStore
 
 class Random:
     card = ModelCard("random", "dense", "f" * 64, 384, "cosine", 9, 9)

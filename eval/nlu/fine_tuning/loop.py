@@ -17,17 +17,16 @@ from typing import Generic
 
 import numpy as np
 import torch
-
-from encoder.running.bar import FORMS, Show, training_bar
-from encoder.running.checkpoints import Checkpoints
-from encoder.running.log import LOG, RunLog, read_log
-from encoder.running.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
-from encoder.running.random_state import random_state_kept, seed_random, set_random_state
-from encoder.running.stopping import RunStoppedError, StopRequest, stop_requests
-from eval.nlu.fine_tuning.optimizer import learning_rate_share, make_optimizer, set_learning_rate
-from eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from eval.nlu.fine_tuning.snapshot import Progress, read_snapshot, write_snapshot
-from eval.nlu.fine_tuning.task import Example, Model, Task, TaskBatch
+from quiver.encoder.training.bar import FORMS, Show, training_bar
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import LOG, RunLog, read_log
+from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.random_state import random_state_kept, seed_random, set_random_state
+from quiver.encoder.training.stopping import RunStoppedError, StopRequest, stop_requests
+from quiver.eval.nlu.fine_tuning.optimizer import learning_rate_share, make_optimizer, set_learning_rate
+from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
+from quiver.eval.nlu.fine_tuning.snapshot import Progress, read_snapshot, write_snapshot
+from quiver.eval.nlu.fine_tuning.task import Example, Model, Task, TaskBatch
 
 logger = logging.getLogger(__name__)
 

@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-
-from encoder.errors import InputError
-from encoder.running.checkpoints import Checkpoints
-from encoder.running.lock import alone
-from encoder.running.log import LOG, RunLog, curve, read_log
-from encoder.running.machine import freed_memory_kept, peak_memory
-from encoder.running.random_state import random_state_kept
-from eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
-from eval.nlu.fine_tuning.snapshot import Progress
-from eval.nlu.fine_tuning.task import Example, Model, Task
-from retrieval.model_folder import default_device
-from retrieval.training.run_folder import (
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.lock import alone
+from quiver.encoder.training.log import LOG, RunLog, curve, read_log
+from quiver.encoder.training.machine import freed_memory_kept, peak_memory
+from quiver.encoder.training.random_state import random_state_kept
+from quiver.eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
+from quiver.eval.nlu.fine_tuning.snapshot import Progress
+from quiver.eval.nlu.fine_tuning.task import Example, Model, Task
+from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.training.run_folder import (
     CHECKPOINTS,
     RECORD,
     Beginning,
@@ -42,7 +41,7 @@ from retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from retrieval.training.run_record import versions
+from quiver.retrieval.training.run_record import versions
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.random_state import random_state
+from quiver.encoder.training.state_files import read_state, write_state
 from torch.optim import AdamW
-
-from encoder.errors import InputError
-from encoder.running.random_state import random_state
-from encoder.running.state_files import read_state, write_state
 
 STATE = "trainer"
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from quiver.encoder.heads import SequenceClassifier, SpanQA
+from quiver.encoder.packing import PackedBatch
 from torch import Tensor
-
-from encoder.heads import SequenceClassifier, SpanQA
-from encoder.packing import PackedBatch
 
 Model = TypeVar("Model", SequenceClassifier, SpanQA)
 Example = TypeVar("Example")

@@ -55,4 +55,4 @@ def _checksum(content: str) -> str:
 
 
 def _part(name: str) -> str:
-    return files("retrieval.serving.page").joinpath(name).read_text(encoding="utf-8")
+    return files("quiver.retrieval.serving.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Training data: from files, folders, BEIR collections, the hub or the standard library to rows on disk that a trainer reads."""
 
-from retrieval.training.data.prepare import HELD_OUT, discard_rows, prepare_rows, rows_of_pairs
-from retrieval.training.data.rows import TrainingRows
+from quiver.retrieval.training.data.prepare import HELD_OUT, discard_rows, prepare_rows, rows_of_pairs
+from quiver.retrieval.training.data.rows import TrainingRows
 
 __all__ = ["HELD_OUT", "TrainingRows", "discard_rows", "prepare_rows", "rows_of_pairs"]

@@ -12,19 +12,18 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-
-from encoder.errors import InputError
-from encoder.files import expand_home
-from retrieval.corpus import load_collection
-from retrieval.docstrings import Pair
-from retrieval.progress import Advance
-from retrieval.training.data.examples import read_examples
-from retrieval.training.data.fields import Example, encoded
-from retrieval.training.data.rows import write_view
-from retrieval.training.data.sampling import Sample
-from retrieval.training.data.table import TableWriter
-from retrieval.training.data.texts_by_id import Entry, TextsById, index_texts, read_entries
-from retrieval.training.sections import DataSection
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.data.docstrings import Pair
+from quiver.retrieval.progress import Advance
+from quiver.retrieval.training.data.examples import read_examples
+from quiver.retrieval.training.data.fields import Example, encoded
+from quiver.retrieval.training.data.rows import write_view
+from quiver.retrieval.training.data.sampling import Sample
+from quiver.retrieval.training.data.table import TableWriter
+from quiver.retrieval.training.data.texts_by_id import Entry, TextsById, index_texts, read_entries
+from quiver.retrieval.training.sections import DataSection
 
 Value = TypeVar("Value")
 

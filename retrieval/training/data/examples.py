@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from encoder.errors import InputError
-from retrieval.progress import Advance
-from retrieval.training.data.fields import Example, FieldReader
-from retrieval.training.data.sources import iter_source
-from retrieval.training.sections import DataSection
+from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import Advance
+from quiver.retrieval.training.data.fields import Example, FieldReader
+from quiver.retrieval.training.data.sources import iter_source
+from quiver.retrieval.training.sections import DataSection
 
 
 def read_examples(section: DataSection, advance: Advance) -> Iterator[Example]:

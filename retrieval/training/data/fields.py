@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from encoder.errors import InputError
-from retrieval.entries import key_of
-from retrieval.training.sections import DataSection
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.entries import key_of
+from quiver.retrieval.training.sections import DataSection
 
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)"
 _QUOTED = r"'[^'\\]*'|\"[^\"\\]*\""

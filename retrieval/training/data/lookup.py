@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from retrieval.training.data.strings import Strings, StringWriter, mapped_numbers
+from quiver.retrieval.training.data.strings import Strings, StringWriter, mapped_numbers
 
 _HASH = np.dtype("<i8")
 

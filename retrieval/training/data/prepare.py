@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
-
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from encoder.files import expand_home, read_json, sync_folder, write_json
-from retrieval.corpus import find_jsonl, find_split
-from retrieval.docstrings import Pair, mine, split_by_module
-from retrieval.progress import progress_bar
-from retrieval.training.data.build import Built, build_pairs, build_table
-from retrieval.training.data.rows import RowReader, TrainingRows, open_view
-from retrieval.training.data.sources import count_rows, source_files
-from retrieval.training.data.table import Table
-from retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home, read_json, sync_folder, write_json
+from quiver.retrieval.data.corpus import find_jsonl, find_split
+from quiver.retrieval.data.docstrings import Pair, mine, split_by_module
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.training.data.build import Built, build_pairs, build_table
+from quiver.retrieval.training.data.rows import RowReader, TrainingRows, open_view
+from quiver.retrieval.training.data.sources import count_rows, source_files
+from quiver.retrieval.training.data.table import Table
+from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
 
 logger = logging.getLogger(__name__)
 

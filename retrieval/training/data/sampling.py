@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-from retrieval.training.data.fields import Example
+from quiver.retrieval.training.data.fields import Example
 
 BLOCK = 1024
 """Rows that are read at a time."""

@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from encoder.data_files import read_json_lines
-from encoder.errors import InputError
-from encoder.files import expand_home
+from quiver.encoder.data_files import read_json_lines
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home
 
 HUB = "hub://"
 """How a source on the hub begins."""

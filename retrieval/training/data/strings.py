@@ -13,8 +13,7 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.data.blocks import blocks
 
 Number = TypeVar("Number", bound=np.generic)
 

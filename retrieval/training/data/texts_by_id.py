@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.progress import Advance
-from retrieval.training.data.fields import encoded, id_of, text_of
-from retrieval.training.data.lookup import IdTable, IdWriter
-from retrieval.training.data.sources import iter_source
-from retrieval.training.data.table import TableWriter
+from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import Advance
+from quiver.retrieval.training.data.fields import encoded, id_of, text_of
+from quiver.retrieval.training.data.lookup import IdTable, IdWriter
+from quiver.retrieval.training.data.sources import iter_source
+from quiver.retrieval.training.data.table import TableWriter
 
 
 class Entry(NamedTuple):

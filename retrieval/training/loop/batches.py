@@ -16,10 +16,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 import torch
-
-from encoder.errors import InputError
-from retrieval.text_keys import text_keys
-from retrieval.training.data import TrainingRows
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.text_keys import text_keys
+from quiver.retrieval.training.data import TrainingRows
 
 logger = logging.getLogger(__name__)
 

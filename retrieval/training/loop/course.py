@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from retrieval.training.sections import Recipe
+from quiver.retrieval.training.sections import Recipe
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quiver.encoder.training.processes import Processes
+from quiver.retrieval.training.data import TrainingRows
+from quiver.retrieval.training.loop.batches import Batch, BatchOrder, read_rows
 from torch import Tensor
 
-from encoder.running.processes import Processes
-from retrieval.training.data import TrainingRows
-from retrieval.training.loop.batches import Batch, BatchOrder, read_rows
-
 if TYPE_CHECKING:  # it needs the libraries of the extra
-    from retrieval.training.student.collator import TextCounts
+    from quiver.retrieval.training.student.collator import TextCounts
 
 FED = "fed"
 """Key of a batch's tensors under which stands what they were made of, a `Fed`."""

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from encoder.lora import add_lora
-from encoder.running.bar import FORMS, training_bar
-from encoder.running.checkpoints import Checkpoints
-from encoder.running.log import LOG, RunLog
-from encoder.running.processes import Processes
-from encoder.running.stopping import RunStoppedError, stop_requests
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.training.data import TrainingRows
-from retrieval.training.loop.batches import BatchOrder
-from retrieval.training.loop.board import SCORE, tensorboard
-from retrieval.training.loop.course import Course
-from retrieval.training.loop.feed import Feed
-from retrieval.training.loop.optimizers import learning_rate_share, make_optimizer
-from retrieval.training.loop.snapshot import Progress, Trainee, open_snapshot_model, read_snapshot
-from retrieval.training.run_folder import CHECKPOINTS, START, TENSORBOARD
-from retrieval.training.sections import Recipe
+from quiver.encoder.lora import add_lora
+from quiver.encoder.training.bar import FORMS, training_bar
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import LOG, RunLog
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.stopping import RunStoppedError, stop_requests
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.training.data import TrainingRows
+from quiver.retrieval.training.loop.batches import BatchOrder
+from quiver.retrieval.training.loop.board import SCORE, tensorboard
+from quiver.retrieval.training.loop.course import Course
+from quiver.retrieval.training.loop.feed import Feed
+from quiver.retrieval.training.loop.optimizers import learning_rate_share, make_optimizer
+from quiver.retrieval.training.loop.snapshot import Progress, Trainee, open_snapshot_model, read_snapshot
+from quiver.retrieval.training.run_folder import CHECKPOINTS, START, TENSORBOARD
+from quiver.retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
         RunStoppedError: A signal came, and the run is saved.
         InputError: There are fewer rows than one batch, no batch can be filled, or the loss is no number.
     """
-    from retrieval.training.loop.trainer import Fitting, Trainer
-    from retrieval.training.loop.watch import Place, Watch
-    from retrieval.training.student.build import build_student  # these import the libraries of the extra
+    from quiver.retrieval.training.loop.trainer import Fitting, Trainer
+    from quiver.retrieval.training.loop.watch import Place, Watch
+    from quiver.retrieval.training.student.build import build_student  # these import the libraries of the extra
 
     recipe, processes = session.recipe, session.processes
     training = recipe.training
@@ -94,7 +94,7 @@ def fit(session: Session, rows: TrainingRows, first_model: Callable[[], Model], 
         )
     shards = None
     if training.sharding == "full" and processes.size > 1:
-        from retrieval.training.loop.fsdp import shard
+        from quiver.retrieval.training.loop.fsdp import shard
 
         shards = shard(model, student.library, processes)
     optimizer, schedule = make_optimizer(training, student.library.named_parameters(), course.steps)

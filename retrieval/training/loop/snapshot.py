@@ -6,7 +6,7 @@ On a CPU it is the same to the bit.
     trained_weights.safetensors             where those are not the weights being trained: LoRA, schedule-free
     trainer.json, trainer.safetensors       optimiser, schedule, random generators of every process, progress
 
-Where the frozen weights of a LoRA run come from is not the checkpoint's business: see ``start`` in `retrieval.training.run_folder`.
+Where the frozen weights of a LoRA run come from is not the checkpoint's business: see ``start`` in `quiver.retrieval.training.run_folder`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import save_tensors
+from quiver.encoder.training.state_files import read_state, write_state
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import default_device, load_parts
+from quiver.retrieval.training.loop.optimizers import has_two_weights, weights_for_use
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from encoder.errors import InputError
-from encoder.files import save_tensors
-from encoder.running.state_files import read_state, write_state
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import default_device, load_parts
-from retrieval.training.loop.optimizers import has_two_weights, weights_for_use
-
 if TYPE_CHECKING:
-    from retrieval.training.loop.fsdp import Shards  # imports torch.distributed, which one process does not need
+    from quiver.retrieval.training.loop.fsdp import Shards  # imports torch.distributed, which one process does not need
 
 WEIGHTS = "trained_weights.safetensors"
 STATE = "trainer"

@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.stopping import StopRequest
+from quiver.retrieval.training.loop.feed import FED, Fed, Feed
+from quiver.retrieval.training.loop.fsdp import whole_tensor
+from quiver.retrieval.training.loop.snapshot import Trainee
+from quiver.retrieval.training.loop.watch import Update, Watch
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.student.build import Student
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PrinterCallback
-
-from encoder.errors import InputError
-from encoder.running.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
-from encoder.running.processes import Processes
-from encoder.running.stopping import StopRequest
-from retrieval.training.loop.feed import FED, Fed, Feed
-from retrieval.training.loop.fsdp import whole_tensor
-from retrieval.training.loop.snapshot import Trainee
-from retrieval.training.loop.watch import Update, Watch
-from retrieval.training.sections import Recipe
-from retrieval.training.student.build import Student
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quiver.encoder.training.bar import Show
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import RunLog
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.random_state import random_state, random_state_kept, seed_random, set_random_state
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.training.loop.batches import Batch
+from quiver.retrieval.training.loop.board import SCORE, Board
+from quiver.retrieval.training.loop.course import Course
+from quiver.retrieval.training.loop.optimizers import learning_rate_share
+from quiver.retrieval.training.loop.snapshot import Progress, Trainee, write_snapshot
+from quiver.retrieval.training.sections import Recipe
 from transformers import TrainerCallback
-
-from encoder.running.bar import Show
-from encoder.running.checkpoints import Checkpoints
-from encoder.running.log import RunLog
-from encoder.running.processes import Processes
-from encoder.running.random_state import random_state, random_state_kept, seed_random, set_random_state
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.training.loop.batches import Batch
-from retrieval.training.loop.board import SCORE, Board
-from retrieval.training.loop.course import Course
-from retrieval.training.loop.optimizers import learning_rate_share
-from retrieval.training.loop.snapshot import Progress, Trainee, write_snapshot
-from retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.training.mining.teachers import Teacher
+from quiver.encoder.errors import InputError
+from quiver.retrieval.training.mining.teachers import Teacher
 
 
 class Ensemble:

@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
+from quiver.encoder.errors import InputError
 
 
 class MarginKind(NamedTuple):

@@ -17,12 +17,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.data_files import atomic_file
-from retrieval.progress import progress_bar
-from retrieval.training.mining.margins import Rules
-from retrieval.training.mining.positives import MiningData
-from retrieval.training.mining.text_table import TextTable
+from quiver.encoder.data_files import atomic_file
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.training.mining.margins import Rules
+from quiver.retrieval.training.mining.positives import MiningData
+from quiver.retrieval.training.mining.text_table import TextTable
 
 ROWS, SUSPECTS, QUERIES, DOCUMENTS = "train.jsonl.gz", "suspects.jsonl.gz", "queries.jsonl.gz", "documents.jsonl.gz"
 

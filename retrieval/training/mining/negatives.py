@@ -2,7 +2,7 @@
 
 Queries are searched in parts, each kept on the disk when it is done: a run that is killed goes on where it was, and ends with the
 same files. In memory are the numbers of queries and documents, one part's candidates, and what the index takes; what the files hold
-stands in `retrieval.training.mining.mined`.
+stands in `quiver.retrieval.training.mining.mined`.
 
 Shapes: Q queries, P documents.
 Source: NV-Retriever, arXiv:2407.15831 (positive-aware margins).
@@ -22,21 +22,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.files import read_json
-from retrieval import bm25
-from retrieval.executors import HERE, Executor
-from retrieval.indexes import Index, index_vectors
-from retrieval.progress import progress_bar
-from retrieval.protocols import DenseModel, TokenModel
-from retrieval.training.data.blocks import blocks
-from retrieval.training.mining.margins import Rules, choose_negatives, rankable
-from retrieval.training.mining.mined import DOCUMENTS, QUERIES, MinedQuery, write_mined
-from retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
-from retrieval.training.mining.searchers import BM25Searcher, Found, Searcher, VectorSearcher
-from retrieval.training.mining.work_folder import open_work
-from retrieval.vectors import vector_store
-from retrieval.versions import installed_version
+from quiver.encoder.files import read_json
+from quiver.retrieval.cluster import HERE, Executor
+from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.index import Index, index_vectors
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.search import bm25
+from quiver.retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.mining.margins import Rules, choose_negatives, rankable
+from quiver.retrieval.training.mining.mined import DOCUMENTS, QUERIES, MinedQuery, write_mined
+from quiver.retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
+from quiver.retrieval.training.mining.searchers import BM25Searcher, Found, Searcher, VectorSearcher
+from quiver.retrieval.training.mining.work_folder import open_work
+from quiver.retrieval.versions import installed_version
 
 SCHEMA = "quiver-mining/1"
 RECORD = "mining.json"

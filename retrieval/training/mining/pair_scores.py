@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.indexes.exact.colbert import token_rows
-from retrieval.maxsim import maxsim_packed
-from retrieval.protocols import Rows
-from retrieval.records import DenseVectors, TokenVectors
-from retrieval.vectors import StoredVectors
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.vectors import StoredVectors
+from quiver.retrieval.index.exact.colbert import token_rows
+from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.protocols import Rows
+from quiver.retrieval.records import DenseVectors, TokenVectors
 
 # Pairs of vectors that are multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64.
 _PAIRS = 2048

@@ -19,16 +19,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.corpus import Collection, load_collection, read_documents
-from retrieval.indexes import Index
-from retrieval.records import Document
-from retrieval.training.data.blocks import blocks
-from retrieval.training.data.examples import read_whole
-from retrieval.training.data.fields import Example
-from retrieval.training.mining.text_table import TextTable, TextTableWriter
-from retrieval.training.sections import DataSection
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import Collection, load_collection, read_documents
+from quiver.retrieval.index import Index
+from quiver.retrieval.records import Document
+from quiver.retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.data.examples import read_whole
+from quiver.retrieval.training.data.fields import Example
+from quiver.retrieval.training.mining.text_table import TextTable, TextTableWriter
+from quiver.retrieval.training.sections import DataSection
 
 logger = logging.getLogger(__name__)
 

@@ -21,16 +21,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.data_files import atomic_file
-from encoder.errors import InputError
-from retrieval.progress import progress_bar
-from retrieval.training.mining.ensemble import Ensemble, min_max
-from retrieval.training.mining.scoring_data import ScoringData, read_again, read_scoring_data, row_line
-from retrieval.training.mining.teachers import Teacher
-from retrieval.training.mining.work_folder import WorkFolder, open_work
-from retrieval.training.sections import DataSection
-from retrieval.versions import installed_version
+from quiver.encoder.data_files import atomic_file
+from quiver.encoder.errors import InputError
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.training.mining.ensemble import Ensemble, min_max
+from quiver.retrieval.training.mining.scoring_data import ScoringData, read_again, read_scoring_data, row_line
+from quiver.retrieval.training.mining.teachers import Teacher
+from quiver.retrieval.training.mining.work_folder import WorkFolder, open_work
+from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.versions import installed_version
 
 SCHEMA = "quiver-scoring/1"
 RECORD, ROWS = "scoring.json", "train.jsonl.gz"

@@ -17,18 +17,17 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.text_keys import KEY, KeyTable, text_keys
-from retrieval.training.data.blocks import blocks
-from retrieval.training.data.build import Ids
-from retrieval.training.data.examples import read_whole
-from retrieval.training.data.fields import Example, encoded
-from retrieval.training.data.sources import iter_source
-from retrieval.training.data.strings import Strings
-from retrieval.training.data.table import TableWriter
-from retrieval.training.data.texts_by_id import index_texts, read_entries
-from retrieval.training.sections import DataSection
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
+from quiver.retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.data.build import Ids
+from quiver.retrieval.training.data.examples import read_whole
+from quiver.retrieval.training.data.fields import Example, encoded
+from quiver.retrieval.training.data.sources import iter_source
+from quiver.retrieval.training.data.strings import Strings
+from quiver.retrieval.training.data.table import TableWriter
+from quiver.retrieval.training.data.texts_by_id import index_texts, read_entries
+from quiver.retrieval.training.sections import DataSection
 
 SCORES = "scores"
 """Field of the scores; one that a row has already is replaced."""

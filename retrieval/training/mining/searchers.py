@@ -12,16 +12,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.bm25.scoring import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
-from retrieval.indexes.exact.colbert import token_rows
-from retrieval.indexes.exact.ranking import in_order
-from retrieval.protocols import VectorIndex
-from retrieval.text_keys import KeyTable, text_keys
-from retrieval.training.mining.margins import Ranked
-from retrieval.training.mining.pair_scores import PairScores
-from retrieval.vectors import StoredVectors
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.text_keys import KeyTable, text_keys
+from quiver.retrieval.data.vectors import StoredVectors
+from quiver.retrieval.index.exact.colbert import token_rows
+from quiver.retrieval.index.exact.ranking import in_order
+from quiver.retrieval.protocols import VectorIndex
+from quiver.retrieval.search.bm25.scoring import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
+from quiver.retrieval.training.mining.margins import Ranked
+from quiver.retrieval.training.mining.pair_scores import PairScores
 
 
 class Found(NamedTuple):

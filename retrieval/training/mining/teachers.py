@@ -22,21 +22,20 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.weight_files import has_safetensors, read_weights, weight_files
+from quiver.encoder.config import Precision
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.retrieval.cluster import HERE, Executor
+from quiver.retrieval.data.vectors import VectorStore, vector_store
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.training.mining.pair_scores import PairScores
+from quiver.retrieval.training.mining.scoring_data import ScoringData
 from safetensors import SafetensorError
-
-from encoder.config import Precision
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from encoder.files import read_json
-from encoder.hub import local_folder
-from encoder.weight_files import has_safetensors, read_weights, weight_files
-from retrieval.executors import HERE, Executor
-from retrieval.model_folder import default_device
-from retrieval.models import load_model
-from retrieval.protocols import DenseModel, TokenModel
-from retrieval.training.mining.pair_scores import PairScores
-from retrieval.training.mining.scoring_data import ScoringData
-from retrieval.vectors import VectorStore, vector_store
 
 # Pairs of one forward pass of a cross-encoder.
 _BATCH = {"cpu": 32, "cuda": 256}

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from encoder.errors import InputError
-from retrieval.indexes import Index
-from retrieval.records import Document
-from retrieval.text_keys import KEY, Keys, KeyTable, text_keys
-from retrieval.training.data.blocks import BLOCK, blocks
-from retrieval.training.data.strings import Strings, StringWriter
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.text_keys import KEY, Keys, KeyTable, text_keys
+from quiver.retrieval.index import Index
+from quiver.retrieval.records import Document
+from quiver.retrieval.training.data.blocks import BLOCK, blocks
+from quiver.retrieval.training.data.strings import Strings, StringWriter
 
 
 class TextTable:

@@ -19,9 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-
-from encoder.errors import InputError
-from encoder.files import read_json, replacing, write_json
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, replacing, write_json
 
 logger = logging.getLogger(__name__)
 

@@ -13,18 +13,17 @@ import os
 from dataclasses import dataclass
 
 from pylate import models
+from quiver.encoder import InputError
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.student.collator import Collator
+from quiver.retrieval.training.student.heads import NativePooling, NativeProjection
+from quiver.retrieval.training.student.losses import make_loss
+from quiver.retrieval.training.student.native import NativeTransformer
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize
 from torch import nn
-
-from encoder import InputError
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.training.sections import Recipe
-from retrieval.training.student.collator import Collator
-from retrieval.training.student.heads import NativePooling, NativeProjection
-from retrieval.training.student.losses import make_loss
-from retrieval.training.student.native import NativeTransformer
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def build_student(recipe: Recipe, model: BiEncoder | ColBERT) -> Student:
 
     Args:
         recipe: Its ``loss`` and ``training``.
-        model: What `retrieval.training.start.build_model` gave.
+        model: What `quiver.retrieval.training.start.build_model` gave.
 
     Raises:
         InputError: The loss's Matryoshka widths do not fit the model.

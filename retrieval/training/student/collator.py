@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from quiver.encoder import InputError
+from quiver.encoder.tokenizer import TokenizedTexts
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import clean
+from quiver.retrieval.records import Role
+from quiver.retrieval.training.student.native import EXPANDED, LENGTHS, pad_ids
 from torch import Tensor
-
-from encoder import InputError
-from encoder.tokens import TokenizedTexts
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.encoding import clean
-from retrieval.records import Role
-from retrieval.training.student.native import EXPANDED, LENGTHS, pad_ids
 
 logger = logging.getLogger(__name__)
 

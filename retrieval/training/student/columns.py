@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from quiver.encoder import Encoder, PackedBatch
+from quiver.encoder.packing import concatenate
+from quiver.retrieval.training.student.native import COLUMNS, pack_features
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
-
-from encoder import Encoder, PackedBatch
-from encoder.packing import concatenate
-from retrieval.training.student.native import COLUMNS, pack_features
 
 
 class Columns:
@@ -44,7 +43,7 @@ class OnePass(nn.Module):
     """A loss whose columns are encoded together; only for losses that call the model exactly once a column, in their order.
 
     Args:
-        model: The library's, whose first module is a `retrieval.training.student.native.NativeTransformer`.
+        model: The library's, whose first module is a `quiver.retrieval.training.student.native.NativeTransformer`.
         loss: Around ``model``.
     """
 

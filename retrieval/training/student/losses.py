@@ -13,6 +13,9 @@ from typing import Any
 
 from pylate.losses import CachedContrastive, Contrastive, Distillation
 from pylate.utils import get_world_size
+from quiver.retrieval.training.sections import LossSection
+from quiver.retrieval.training.student.columns import OnePass
+from quiver.retrieval.training.student.native import LENGTHS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -23,10 +26,6 @@ from sentence_transformers.losses import (
 )
 from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pairwise_dot_score
 from torch import Tensor, nn
-
-from retrieval.training.sections import LossSection
-from retrieval.training.student.columns import OnePass
-from retrieval.training.student.native import LENGTHS
 
 SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
 """Name in a checkpoint -> the function that a loss compares vectors by; it must be the one they are searched by."""
@@ -112,7 +111,7 @@ LOSSES: dict[str, Callable[[SentenceTransformer, LossSection], nn.Module]] = {
     ),
     "distillation": lambda model, section: Distillation(model, normalize_scores=section.student_scores == "minmax"),
 }
-"""The losses a recipe may name; which kind of model each trains stands in `retrieval.training.rules`."""
+"""The losses a recipe may name; which kind of model each trains stands in `quiver.retrieval.training.rules`."""
 
 
 CACHED = ("cached_mnrl", "cached_contrastive")
@@ -123,7 +122,7 @@ def make_loss(model: SentenceTransformer, section: LossSection) -> nn.Module:
     """The loss of a recipe, around a model of the library.
 
     Args:
-        model: What `retrieval.training.student.build.build_student` made.
+        model: What `quiver.retrieval.training.student.build.build_student` made.
         section: The recipe's ``loss``.
 
     Returns:

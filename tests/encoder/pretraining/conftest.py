@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder.pretraining.recipe import load_pretraining_recipe
-from encoder.pretraining.run import pretrain
-from encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.training.run import pretrain
 
 WORDS = ("open", "close", "read", "write", "file", "folder", "line", "word", "socket", "thread", "index", "page", "the", "a", "of", "it")
 

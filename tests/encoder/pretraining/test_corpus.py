@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import InputError, Tokenizer
-from encoder.pretraining import corpus as module
-from encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus, side_of, train_texts
-from encoder.pretraining.sections import DataSection, SourceSection
+from quiver.encoder import InputError, Tokenizer
+from quiver.encoder.pretraining import corpus as module
+from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus, side_of, train_texts
+from quiver.encoder.pretraining.sections import DataSection, SourceSection
 
 TEXTS = [f"text number {number} of a body of text" for number in range(300)]
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from encoder import InputError
-from encoder.files import read_json
-from encoder.head_checkpoint import load_masked_lm
-from encoder.pretraining.recipe import to_dict
-from encoder.pretraining.run import pretrain
-from encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder import InputError
+from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.files import read_json
+from quiver.encoder.pretraining.recipe import to_dict
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.training.run import pretrain
 
 pytest.importorskip("optimi")
 
@@ -29,10 +28,10 @@ from pathlib import Path
 
 from torch import distributed
 
-from encoder.pretraining.recipe import load_pretraining_recipe
-from encoder.pretraining.run import pretrain
-from encoder.pretraining.update import Updater
-from encoder.running.stopping import RunStoppedError
+from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.training.run import pretrain
+from quiver.encoder.training.update import Updater
+from quiver.encoder.training.stopping import RunStoppedError
 
 folder = Path(sys.argv[1])
 recipe = load_pretraining_recipe(folder / "two.json")

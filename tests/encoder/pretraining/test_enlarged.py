@@ -6,18 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from encoder import MaskedLM, Tokenizer
-from encoder.files import read_json
-from encoder.head_checkpoint import load_masked_lm
-from encoder.pretraining.corpus import open_corpus
-from encoder.pretraining.evaluation import HeldOut
-from encoder.pretraining.phases import first_model
-from encoder.pretraining.recipe import load_pretraining_recipe
-from encoder.pretraining.sections import PretrainingRecipe
-from encoder.pretraining.snapshot import save_model
-from encoder.running.processes import Processes
-from encoder.tiling import enlarge_masked_lm
+from quiver.encoder import MaskedLM, Tokenizer
+from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.files import read_json
+from quiver.encoder.pretraining.corpus import open_corpus
+from quiver.encoder.pretraining.evaluation import HeldOut
+from quiver.encoder.pretraining.phases import first_model
+from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.tiling import enlarge_masked_lm
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.snapshot import save_model
 
 LARGER = ("model.layers=3", "model.hidden_size=24", "model.heads=3", "model.intermediate_size=41")
 

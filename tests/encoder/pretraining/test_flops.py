@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, MaskedLM, init_weights, pack_ids
+from quiver.encoder.pretraining.flops import peak_flops, training_flops
 from torch.utils.flop_counter import FlopCounterMode
-
-from encoder import Encoder, EncoderConfig, MaskedLM, init_weights, pack_ids
-from encoder.pretraining.flops import peak_flops, training_flops
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local", "local"], window=8

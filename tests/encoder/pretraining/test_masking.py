@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import InputError, Tokenizer
-from encoder.files import read_json, write_json
-from encoder.heads import NOT_ASKED
-from encoder.pretraining.masking import Masker, special_ids
+from quiver.encoder import InputError, Tokenizer
+from quiver.encoder.files import read_json, write_json
+from quiver.encoder.heads import NOT_ASKED
+from quiver.encoder.pretraining.masking import Masker, special_ids
 
 COUNT = 400_000
 

@@ -6,12 +6,11 @@ import copy
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError
+from quiver.encoder.heads import MaskedLM
+from quiver.encoder.pretraining.sections import PhaseSection, TrainingSection
+from quiver.encoder.training.optimizer import make_optimizer, require_optimizer, restore_optimizer, set_learning_rate
 from torch import Tensor, nn
-
-from encoder import Encoder, EncoderConfig, InputError
-from encoder.heads import MaskedLM
-from encoder.pretraining.optimizer import make_optimizer, require_optimizer, restore_optimizer, set_learning_rate
-from encoder.pretraining.sections import PhaseSection, TrainingSection
 
 pytest.importorskip("optimi")
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from encoder.pretraining.packing import SPECIAL, Piece, SequencePacker
+from quiver.encoder.pretraining.packing import SPECIAL, Piece, SequencePacker
 
 
 def stream(lengths: list[int], *, first: int = 0) -> Callable[[], Piece]:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from encoder import InputError, Tokenizer
-from encoder.files import read_json, write_json
-from encoder.head_checkpoint import load_masked_lm
-from encoder.packing import pack_ids
-from encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
-from encoder.pretraining.sections import PretrainingRecipe
-from encoder.pretraining.snapshot import save_model
+from quiver.encoder import InputError, Tokenizer
+from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
+from quiver.encoder.files import read_json, write_json
+from quiver.encoder.packing import pack_ids
+from quiver.encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.training.snapshot import save_model
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 

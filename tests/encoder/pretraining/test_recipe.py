@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from encoder.presets import preset
-from encoder.pretraining.recipe import KINDS, load_pretraining_recipe
-from encoder.pretraining.sections import PretrainingRecipe
-from encoder.running.recipe_file import RecipeError, find_recipe, shipped_recipes
+from quiver.encoder.presets import preset
+from quiver.encoder.pretraining.recipe import KINDS, load_pretraining_recipe
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.training.recipe_file import RecipeError, find_recipe, shipped_recipes
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 

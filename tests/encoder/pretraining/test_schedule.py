@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from encoder.pretraining.schedule import BatchWarmup, learning_rate_share
-from encoder.pretraining.sections import PhaseSection
+from quiver.encoder.pretraining.sections import PhaseSection
+from quiver.encoder.training.schedule import BatchWarmup, learning_rate_share
 
 
 def phase(**settings: object) -> PhaseSection:

@@ -9,11 +9,10 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-
-from encoder.pretraining.recipe import load_pretraining_recipe
-from encoder.pretraining.run import pretrain
-from encoder.pretraining.sections import PretrainingRecipe, SourceSection
-from encoder.pretraining.text_sources import read_documents
+from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.sections import PretrainingRecipe, SourceSection
+from quiver.encoder.pretraining.text_sources import read_documents
+from quiver.encoder.training.run import pretrain
 
 
 def small(folder: Path) -> PretrainingRecipe:

@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder.packing import pack_ids
-from encoder.pretraining.corpus import Corpus, Documents, open_corpus, prepare_corpus
-from encoder.pretraining.masking import special_ids
-from encoder.pretraining.packing import SPECIAL, Piece
-from encoder.pretraining.phases import make_tokenizer
-from encoder.pretraining.recipe import load_pretraining_recipe
-from encoder.pretraining.sampler import Share
-from encoder.pretraining.sections import PretrainingRecipe
-from encoder.pretraining.stream import PhaseStream, UpdateBatch, held_out_rows, read_shares
-from encoder.running.processes import Processes
-from encoder.tokens import Tokenizer
+from quiver.encoder.packing import pack_ids
+from quiver.encoder.pretraining.corpus import Corpus, Documents, open_corpus, prepare_corpus
+from quiver.encoder.pretraining.masking import special_ids
+from quiver.encoder.pretraining.packing import SPECIAL, Piece
+from quiver.encoder.pretraining.phases import make_tokenizer
+from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.sampler import Share
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.stream import PhaseStream, UpdateBatch, held_out_rows, read_shares
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.processes import Processes
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 

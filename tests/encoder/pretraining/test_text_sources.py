@@ -7,10 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-
-from encoder import InputError
-from encoder.pretraining.sections import SourceSection
-from encoder.pretraining.text_sources import read_documents
+from quiver.encoder import InputError
+from quiver.encoder.pretraining.sections import SourceSection
+from quiver.encoder.pretraining.text_sources import read_documents
 
 
 def read(path: Path, *, fields: tuple[str, ...] = ("title", "text"), split: str | None = None, lines: bool = False) -> list[str]:

@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from encoder import InputError
-from encoder.heads import MaskedLM
-from encoder.packing import concatenate
-from encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus
-from encoder.pretraining.evaluation import HeldOut
-from encoder.pretraining.masking import Masker
-from encoder.pretraining.optimizer import make_optimizer
-from encoder.pretraining.phases import first_model, make_tokenizer
-from encoder.pretraining.sections import PretrainingRecipe
-from encoder.pretraining.snapshot import Trainee
-from encoder.pretraining.stream import PhaseStream, RowMaker, UpdateBatch, held_out_rows
-from encoder.pretraining.update import Updater
-from encoder.running.processes import Processes
-from encoder.tokens import Tokenizer
+from quiver.encoder import InputError
+from quiver.encoder.heads import MaskedLM
+from quiver.encoder.packing import concatenate
+from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus
+from quiver.encoder.pretraining.evaluation import HeldOut
+from quiver.encoder.pretraining.masking import Masker
+from quiver.encoder.pretraining.phases import first_model, make_tokenizer
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.stream import PhaseStream, RowMaker, UpdateBatch, held_out_rows
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.optimizer import make_optimizer
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.snapshot import Trainee
+from quiver.encoder.training.update import Updater
 
 pytest.importorskip("optimi")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from eval.index_quality import VectorFolder
+from quiver.eval.bench.index import VectorFolder
 
 MakeVectors = Callable[..., VectorFolder]
 

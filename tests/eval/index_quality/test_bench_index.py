@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import InputError
-from eval.efficiency.results import OWN, Spread
-from eval.index_quality import (
+from quiver.encoder import InputError
+from quiver.eval.bench.encoder.results import OWN, Spread
+from quiver.eval.bench.index import (
     IndexBenchmark,
     IndexSettings,
     Running,
@@ -27,8 +26,8 @@ from eval.index_quality import (
     read_index_benchmark,
     write_index_benchmark,
 )
-from eval.index_quality.systems import Point, System
-from eval.report.index_quality import (
+from quiver.eval.bench.index.systems import Point, System
+from quiver.eval.report.index_quality import (
     render_index_quality,
     render_index_quality_page,
     search_table,

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quiver.encoder import InputError
+from quiver.eval.bench.index import VectorFolder, encode_collection, read_index_benchmark
 
-from encoder import InputError
-from eval.index_quality import VectorFolder, encode_collection, read_index_benchmark
-from retrieval.cli.main import main
+from quiver.cli.main import main
 
 MakeVectors = Callable[..., VectorFolder]
 
@@ -38,7 +38,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_a_collection_is_encoded_once(
     make_collection: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
-    monkeypatch.setattr("eval.index_quality.sources.load_model", lambda source: model)
+    monkeypatch.setattr("quiver.eval.bench.index.sources.load_model", lambda source: model)
     folder, cache = make_collection(), tmp_path / "cache"
     vectors = encode_collection(folder, "words", "test", tmp_path / "out", cache=cache)
     vectors.check()
@@ -92,7 +92,7 @@ def test_the_vectors_of_a_collection_go_and_given_ones_stay(
     fails: bool,
 ) -> None:
     """They are as large as the collection, and come from the cache whenever the command is started again."""
-    monkeypatch.setattr("eval.index_quality.sources.load_model", lambda source: model)
+    monkeypatch.setattr("quiver.eval.bench.index.sources.load_model", lambda source: model)
     measured: list[Path] = []
 
     def measure(folder: VectorFolder, *arguments: Any, **named: Any) -> None:
@@ -100,7 +100,7 @@ def test_the_vectors_of_a_collection_go_and_given_ones_stay(
         measured.append(folder.path)
         raise InputError("nothing could be measured" if fails else "this far and no farther")
 
-    monkeypatch.setattr("retrieval.cli.bench_index.bench_index", measure)
+    monkeypatch.setattr("quiver.cli.bench_index.bench_index", measure)
     out = tmp_path / "bench"
     collection = make_collection()
     assert bench(collection, "--model", "words", "--cache", tmp_path / "cache", "--out", out)[0] == 2

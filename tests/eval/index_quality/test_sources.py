@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from eval.index_quality import encode_collection
-from retrieval.colbert import ColBERT
-from retrieval.corpus import load_collection
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.eval.bench.index import encode_collection
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
 
 
 def test_tokens_are_those_that_the_model_says(
@@ -33,7 +32,7 @@ def test_tokens_are_those_that_the_model_says(
         tokenizer,
         ModelFolder("colbert", Path(), projections=(Projection(32, 16),), similarity="maxsim", colbert=settings),
     )
-    monkeypatch.setattr("eval.index_quality.sources.load_model", lambda source: model)
+    monkeypatch.setattr("quiver.eval.bench.index.sources.load_model", lambda source: model)
     expected = model.encode([document.content() for document in documents], "document")
     assert expected.token_ids is not None
     # Encoded now, and found in a cache, which keeps vectors alone.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
-from encoder import InputError
-from eval.efficiency.results import OWN
-from eval.index_quality import default_peers, own_points, own_system, peer_systems, threads_up_to
-from eval.index_quality.child import ADAPTERS
-from eval.index_quality.systems import LIBRARIES, describe, obstacle, parse_knobs
+from quiver.encoder import InputError
+from quiver.eval.bench.encoder.results import OWN
+from quiver.eval.bench.index import default_peers, own_points, own_system, peer_systems, threads_up_to
+from quiver.eval.bench.index.child import ADAPTERS
+from quiver.eval.bench.index.systems import LIBRARIES, describe, obstacle, parse_knobs
 
 
 def test_every_library_has_an_adapter() -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from eval.index_quality import VectorFolder
-from eval.index_quality.truth import Exact, exact_search, fault, load_exact, ndcg, recall, save_exact
-from eval.index_quality.vectors import drawn
+from quiver.eval.bench.index import VectorFolder
+from quiver.eval.bench.index.truth import Exact, exact_search, fault, load_exact, ndcg, recall, save_exact
+from quiver.eval.bench.index.vectors import drawn
 
 MakeVectors = Callable[..., VectorFolder]
 Scores = Callable[[VectorFolder], np.ndarray]

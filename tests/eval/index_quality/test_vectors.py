@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from encoder import InputError
-from eval.index_quality import VectorFolder, write_vectors
-from retrieval.rows import MatrixRows
+from quiver.encoder import InputError
+from quiver.eval.bench.index import VectorFolder, write_vectors
+from quiver.retrieval.data.rows import MatrixRows
 
 MakeVectors = Callable[..., VectorFolder]
 

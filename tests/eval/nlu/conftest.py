@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from encoder.running.schema import build
-from eval.nlu.glue_recipe import GlueRecipe
-from eval.nlu.glue_tasks import TASKS, GlueTask
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.encoder.training.schema import build
+from quiver.eval.nlu.glue_recipe import GlueRecipe
+from quiver.eval.nlu.glue_tasks import TASKS, GlueTask
 
 WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]
 MARKS = ["never", "always", "perhaps", "twice"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-
-from eval.nlu.answer_scores import AnswerScore, Official, korquad_text, mean_scores, score_answer, score_answers, squad_text
-from eval.nlu.questions import Answer, Question
+from quiver.eval.nlu.answer_scores import AnswerScore, Official, korquad_text, mean_scores, score_answer, score_answers, squad_text
+from quiver.eval.nlu.questions import Answer, Question
 
 # prediction, right answers, exact, F1 as a fraction (2 same / (ours + theirs))
 KOREAN: list[tuple[str, list[str], int, str]] = [

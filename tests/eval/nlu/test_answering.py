@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quiver.encoder import EncoderConfig, PackedBatch, SpanLogits, SpanQA, Tokenizer
+from quiver.encoder.model import Encoder
+from quiver.eval.nlu import answering
+from quiver.eval.nlu.answering import answer_questions
+from quiver.eval.nlu.qa_results import score_predictions
+from quiver.eval.nlu.questions import Answer, Question
+from quiver.eval.nlu.windows import WindowSettings, make_windows
 from torch import nn
-
-from encoder import EncoderConfig, PackedBatch, SpanLogits, SpanQA, Tokenizer
-from encoder.model import Encoder
-from eval.nlu import answering
-from eval.nlu.answering import answer_questions
-from eval.nlu.qa_results import score_predictions
-from eval.nlu.questions import Answer, Question
-from eval.nlu.windows import WindowSettings, make_windows
 
 FILLER = "bird sea wing stone tree river cloud field road lamp "
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import InputError
-from eval.nlu.glue_data import GlueExample, read_split
-from eval.nlu.glue_tasks import TASKS, TaskName
+from quiver.encoder import InputError
+from quiver.eval.nlu.glue_data import GlueExample, read_split
+from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 
 pytest.importorskip("pyarrow")
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from encoder import Encoder, InputError, MaskedLM, Tokenizer, init_head, load_encoder, preset, save_encoder, save_masked_lm
-from eval.nlu.fine_tuning.start import save_tokenizer
-from eval.nlu.glue_model import lengths_kept, open_glue_model, predict, tokenise
-from eval.nlu.glue_tasks import TASKS
+from quiver.encoder import Encoder, InputError, MaskedLM, Tokenizer, init_head, load_encoder, preset, save_encoder, save_masked_lm
+from quiver.eval.nlu.fine_tuning.start import save_tokenizer
+from quiver.eval.nlu.glue_model import lengths_kept, open_glue_model, predict, tokenise
+from quiver.eval.nlu.glue_tasks import TASKS
 
 
 def test_a_head_is_drawn_by_its_seed(small_encoder: Path) -> None:
@@ -37,7 +36,7 @@ def test_what_stands_before_the_labels_is_the_masked_language_models(small_encod
 
 
 def test_a_classifier_of_as_many_labels_gets_new_ones(small_encoder: Path, tmp_path: Path) -> None:
-    from encoder import save_classifier
+    from quiver.encoder import save_classifier
 
     model, tokenizer = open_glue_model(small_encoder, TASKS["rte"], seed=1)
     with torch.no_grad():
@@ -91,7 +90,7 @@ def test_predictions_come_in_the_order_of_the_texts(small_encoder: Path, monkeyp
     pairs = [("bird", "sea " * count) for count in (1, 9, 3, 20, 2)]
     sequences = tokenise(pairs, tokenizer, max_length=64).ids
     alone = torch.cat([predict(model, [ids]) for ids in sequences])
-    monkeypatch.setattr("eval.nlu.glue_model.BATCH_TOKENS", 30)
+    monkeypatch.setattr("quiver.eval.nlu.glue_model.BATCH_TOKENS", 30)
     model.train()
     torch.testing.assert_close(predict(model, sequences), alone)
     assert model.training

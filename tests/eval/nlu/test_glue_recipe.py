@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-
-from encoder.running.recipe_file import RecipeError, find_recipe, shipped_recipes
-from eval.nlu.glue_recipe import KINDS, load_glue_recipe
-from eval.nlu.glue_tasks import TASKS
-from eval.published import TABLE_6
+from quiver.encoder.training.recipe_file import RecipeError, find_recipe, shipped_recipes
+from quiver.eval.nlu.glue_recipe import KINDS, load_glue_recipe
+from quiver.eval.nlu.glue_tasks import TASKS
+from quiver.eval.published import TABLE_6
 
 
 @pytest.mark.parametrize("size", ["base", "large"])

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 import pytest
-
-from eval.nlu.glue_scores import MEASURES, accuracy, f1, matthews, measure, pearson, spearman
-from eval.nlu.glue_tasks import TASKS
+from quiver.eval.nlu.glue_scores import MEASURES, accuracy, f1, matthews, measure, pearson, spearman
+from quiver.eval.nlu.glue_tasks import TASKS
 
 
 def test_by_hand() -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-
-from encoder import InputError, load_classifier
-from encoder.files import read_json
-from eval.nlu.fine_tuning.loop import _Loop
-from eval.nlu.glue_model import open_glue_model
-from eval.nlu.glue_recipe import GlueRecipe
-from eval.nlu.glue_suite import train_glue
-from eval.nlu.glue_tasks import TASKS
+from quiver.encoder import InputError, load_classifier
+from quiver.encoder.files import read_json
+from quiver.eval.nlu.fine_tuning.loop import _Loop
+from quiver.eval.nlu.glue_model import open_glue_model
+from quiver.eval.nlu.glue_recipe import GlueRecipe
+from quiver.eval.nlu.glue_suite import train_glue
+from quiver.eval.nlu.glue_tasks import TASKS
 
 MakeGlue = Callable[..., GlueRecipe]
 

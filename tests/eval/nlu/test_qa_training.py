@@ -10,22 +10,32 @@ from typing import Any
 
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, InputError, SpanQA, Tokenizer, init_head, init_weights, preset, save_encoder, save_span_qa
-from encoder.files import read_json, write_json
-from encoder.position_extension import interpolate_positions
-from encoder.running.recipe_file import RecipeError, find_recipe
-from eval.nlu.answering import answer_questions
-from eval.nlu.fine_tuning.loop import _Loop
-from eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from eval.nlu.qa_model import open_span_qa, save_qa_model, warn_of_token_types
-from eval.nlu.qa_recipe import KINDS, QaDataSection, QaModelSection, QaRecipe, load_qa_recipe
-from eval.nlu.qa_results import score_predictions
-from eval.nlu.qa_training import SpanTask, train_qa
-from eval.nlu.questions import Answer, Question
-from eval.nlu.windows import WindowSettings
-from retrieval.biencoder import BiEncoder
-from retrieval.model_folder import ModelFolder
+from quiver.encoder import (
+    Encoder,
+    EncoderConfig,
+    InputError,
+    SpanQA,
+    Tokenizer,
+    init_head,
+    init_weights,
+    preset,
+    save_encoder,
+    save_span_qa,
+)
+from quiver.encoder.files import read_json, write_json
+from quiver.encoder.pretraining.position_extension import interpolate_positions
+from quiver.encoder.training.recipe_file import RecipeError, find_recipe
+from quiver.eval.nlu.answering import answer_questions
+from quiver.eval.nlu.fine_tuning.loop import _Loop
+from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
+from quiver.eval.nlu.qa_model import open_span_qa, save_qa_model, warn_of_token_types
+from quiver.eval.nlu.qa_recipe import KINDS, QaDataSection, QaModelSection, QaRecipe, load_qa_recipe
+from quiver.eval.nlu.qa_results import score_predictions
+from quiver.eval.nlu.qa_training import SpanTask, train_qa
+from quiver.eval.nlu.questions import Answer, Question
+from quiver.eval.nlu.windows import WindowSettings
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.model_folder import ModelFolder
 
 WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]
 SETTINGS = WindowSettings(max_length=24, overlap=6, max_question_length=4, max_answer_length=4)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import InputError
-from eval.nlu.questions import Answer, Question, read_questions, read_split, stands
+from quiver.encoder import InputError
+from quiver.eval.nlu.questions import Answer, Question, read_questions, read_split, stands
 
 CONTEXT = "서울은 대한민국의 수도이다. 부산은 항구이다."
 

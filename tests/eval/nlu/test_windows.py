@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-
-from encoder import InputError, Tokenizer
-from eval.nlu.questions import Answer, Question, read_questions, read_split
-from eval.nlu.windows import NOWHERE, WindowSettings, check_settings, labelled_windows, make_windows
+from quiver.encoder import InputError, Tokenizer
+from quiver.eval.nlu.questions import Answer, Question, read_questions, read_split
+from quiver.eval.nlu.windows import NOWHERE, WindowSettings, check_settings, labelled_windows, make_windows
 
 TEXT = "임종석은 1989년 2월 15일 여의도 농민 폭력 시위를 주도한 혐의로 지명수배되었다. The bird has wings; the sea is deep!"
 

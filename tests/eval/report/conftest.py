@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from eval.provenance import Provenance
-from eval.results import (
+from quiver.eval.provenance import Provenance
+from quiver.eval.results import (
     Baseline,
     CollectionResult,
     IndexUsed,

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder.data_files import file_sha256
-from encoder.errors import InputError
-from eval.metrics import DEFAULT
-from eval.report.compare import Comparison, Pairing, compare_results
-from eval.report.compare_markdown import render_comparison
-from eval.results import CollectionResult, FileReference, IndexUsed, Results
-from eval.results_folder import write_results
-from eval.significance import compare_parts, compare_queries, holm
+from quiver.encoder.data_files import file_sha256
+from quiver.encoder.errors import InputError
+from quiver.eval.metrics import DEFAULT
+from quiver.eval.report.compare import Comparison, Pairing, compare_results
+from quiver.eval.report.compare_markdown import render_comparison
+from quiver.eval.results import CollectionResult, FileReference, IndexUsed, Results
+from quiver.eval.results_folder import write_results
+from quiver.eval.significance import compare_parts, compare_queries, holm
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

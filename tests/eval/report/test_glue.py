@@ -6,15 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-
-from encoder import InputError
-from encoder.files import write_json
-from eval.averages import average
-from eval.nlu.fine_tuning.run import SCHEMA
-from eval.nlu.glue_results import GlueResults, TaskRun, gather_results
-from eval.nlu.glue_tasks import TASKS, TaskName
-from eval.nlu.glue_training import TaskScores
-from eval.report.glue import glue_layout, render_glue, render_glue_page, write_glue_report
+from quiver.encoder import InputError
+from quiver.encoder.files import write_json
+from quiver.eval.averages import average
+from quiver.eval.nlu.fine_tuning.run import SCHEMA
+from quiver.eval.nlu.glue_results import GlueResults, TaskRun, gather_results
+from quiver.eval.nlu.glue_tasks import TASKS, TaskName
+from quiver.eval.nlu.glue_training import TaskScores
+from quiver.eval.report.glue import glue_layout, render_glue, render_glue_page, write_glue_report
 
 
 def run(task: TaskName, score: float) -> TaskRun:

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from eval.report.latex import escape_latex, render_latex, render_paper_latex
-from eval.results import CollectionResult, Results
+from quiver.eval.report.latex import escape_latex, render_latex, render_paper_latex
+from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
-from encoder.errors import InputError
-from eval.report.markdown import render
-from eval.results import CollectionResult, IndexUsed, Results
+from quiver.encoder.errors import InputError
+from quiver.eval.report.markdown import render
+from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

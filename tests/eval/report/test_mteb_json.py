@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from eval.collections.registry import registry
-from eval.report.mteb_json import task_results, without_task
-from eval.report.tasks import AGGREGATES, TASKS
-from eval.results import CollectionResult, Results
+from quiver.encoder.errors import InputError
+from quiver.eval.datasets.registry import registry
+from quiver.eval.report.mteb_json import task_results, without_task
+from quiver.eval.report.tasks import AGGREGATES, TASKS
+from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

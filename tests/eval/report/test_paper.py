@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-
-from encoder.errors import InputError
-from eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
-from eval.report.paper import Layout, paper_layouts, render_paper
-from eval.results import CollectionResult, Results
+from quiver.encoder.errors import InputError
+from quiver.eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
+from quiver.eval.report.paper import Layout, paper_layouts, render_paper
+from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

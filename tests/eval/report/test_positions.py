@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from encoder import InputError
-from encoder.position_extension import interpolate_positions
-from eval.report.positions import check_format, principal_components, write_position_plot
-from retrieval.interchange.longer import lengthen_model
+from quiver.encoder import InputError
+from quiver.encoder.pretraining.position_extension import interpolate_positions
+from quiver.eval.report.positions import check_format, principal_components, write_position_plot
+from quiver.retrieval.models.export.longer import lengthen_model
 
 
 def test_components_are_those_of_the_old_table() -> None:

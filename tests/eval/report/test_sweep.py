@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-
-from eval.report.sweep import cautions, train_command, write_sweep_report
-from retrieval.training.grid import Value
-from retrieval.training.sweep import Candidate, RunResult, Sweep
+from quiver.eval.report.sweep import cautions, train_command, write_sweep_report
+from quiver.retrieval.training.grid import Value
+from quiver.retrieval.training.sweep import Candidate, RunResult, Sweep
 
 RATE, SIZE, SEED = "training.learning_rate", "training.batch_size", "training.seed"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-
-from encoder.errors import InputError
-from eval.averages import Average
-from eval.report.systems import check_data, collections, label_systems, members, points, row_average, row_data_sets, rows
-from eval.results import CollectionResult, IndexUsed, Results
+from quiver.encoder.errors import InputError
+from quiver.eval.averages import Average
+from quiver.eval.report.systems import check_data, collections, label_systems, members, points, row_average, row_data_sets, rows
+from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]

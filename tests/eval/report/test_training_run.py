@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import InputError
-from encoder.running.log import RunLog
-from eval.report.training_run import LINES, log_lines, read_run, render_run, render_run_page, summary, write_run_report
-from retrieval.training.recipe import load_recipe, to_dict
+from quiver.encoder import InputError
+from quiver.encoder.training.log import RunLog
+from quiver.eval.report.training_run import LINES, log_lines, read_run, render_run, render_run_page, summary, write_run_report
+from quiver.retrieval.training.recipe import load_recipe, to_dict
 
 HOSTILE = "<script>alert(1)</script> | a\x00b\u202e `x`"
 STEPS = [*range(10, 300, 10), 305]
@@ -32,7 +31,7 @@ def _line(step: int) -> dict[str, float]:
 
 @pytest.fixture
 def make_run(tmp_path: Path, recipe: dict[str, Any]) -> Callable[..., Path]:
-    """A folder of a finished run with the keys of ``retrieval.training.run_record``."""
+    """A folder of a finished run with the keys of ``quiver.retrieval.training.run_record``."""
 
     def make(**result: Any) -> Path:
         lines = [_line(step) for step in STEPS]

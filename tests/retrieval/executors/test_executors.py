@@ -11,18 +11,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.executors import HERE, LocalProcesses, WorkerError, open_executor
-from retrieval.executors.assignments import Assignments
-from retrieval.executors.worker import Outcome, Worker
+from quiver.encoder.errors import InputError
+from quiver.retrieval.cluster import HERE, LocalProcesses, WorkerError, open_executor
+from quiver.retrieval.cluster.assignments import Assignments
+from quiver.retrieval.cluster.worker import Outcome, Worker
 
 TASKS = '''
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from encoder.errors import InputError
+from quiver.encoder.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.corpus import read_documents
-from retrieval.indexes import BuildOptions, Index, build_index
-from retrieval.indexes.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
-from retrieval.model_folder import load_parts
-from retrieval.model_settings import ColBERTSettings, ModelFolder
-from retrieval.models import load_model
-from retrieval.planning import Corpus, Footprint, Rates, footprint, from_sample, from_words, read_rates
-from retrieval.planning.corpora import TEXTS, spread_over
-from retrieval.planning.measuring import measure, text_lengths
-from retrieval.projection import Projection
-from retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import read_documents
+from quiver.retrieval.index import BuildOptions, Index, build_index
+from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import load_parts
+from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.planning import Corpus, Footprint, Rates, footprint, from_sample, from_words, read_rates
+from quiver.retrieval.planning.corpora import TEXTS, spread_over
+from quiver.retrieval.planning.measuring import measure, text_lengths
+from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 WITHIN = 0.25
 

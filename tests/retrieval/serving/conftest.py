@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.indexes import BuildOptions, build_index
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
-from retrieval.records import Document
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.index import BuildOptions, build_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.records import Document
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
@@ -127,7 +126,7 @@ def serving() -> Callable[..., Any]:
     """``with serving(index, "--with", "bm25") as child``: `quiver serve` on a free port."""
 
     def start(*arguments: object) -> Any:
-        return started(["-m", "retrieval.cli.main", "serve", *map(str, arguments), "--port", "0", "--json", "--no-verify"])
+        return started(["-m", "quiver.cli.main", "serve", *map(str, arguments), "--port", "0", "--json", "--no-verify"])
 
     return start
 

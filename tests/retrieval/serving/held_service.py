@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from retrieval.serving.limits import Limits
-from retrieval.serving.server import Address, run_service
-from retrieval.serving.service import open_service
+from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.server import Address, run_service
+from quiver.retrieval.serving.service import open_service
 
 
 def main() -> None:

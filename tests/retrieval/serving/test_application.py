@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.records import Document, Query
+from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.search import search as search_index
+from quiver.retrieval.serving.application import create_application
+from quiver.retrieval.serving.hosts import web_origin
+from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.service import Service, open_service
 
-from encoder.errors import InputError
-from retrieval.bm25 import WordIndex
-from retrieval.indexes import Filter, add_documents, build_index, delete_documents, open_index
-from retrieval.models import load_model
-from retrieval.records import Document, Query
-from retrieval.search import search as search_index
-from retrieval.serving.application import create_application
-from retrieval.serving.hosts import web_origin
-from retrieval.serving.limits import Limits
-from retrieval.serving.service import Service, open_service
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
 
@@ -348,8 +348,8 @@ def test_documents_are_added_and_deleted(indexes: Indexes, tmp_path: Path) -> No
 
 KILLED = """
 import os, signal, sys
-from retrieval.indexes import add_documents, open_index
-from retrieval.models import load_model
+from quiver.retrieval.index import add_documents, open_index
+from quiver.retrieval.models.loading import load_model
 
 model = load_model(open_index(sys.argv[1]).manifest.model.source)
 

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
-
-from retrieval.serving.batching import Batcher
-from retrieval.serving.problems import RequestError
+from quiver.retrieval.serving.batching import Batcher
+from quiver.retrieval.serving.problems import RequestError
 
 
 class Letters(NamedTuple):

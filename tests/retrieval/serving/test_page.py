@@ -7,8 +7,8 @@ import hashlib
 import re
 from html.parser import HTMLParser
 
-from retrieval.serving.page import content_security_policy, page_html
-from retrieval.serving.page.assembly import SCRIPTS
+from quiver.retrieval.serving.page import content_security_policy, page_html
+from quiver.retrieval.serving.page.assembly import SCRIPTS
 
 
 class Parts(HTMLParser):

@@ -1,4 +1,4 @@
-"""The search page in a real browser, before a service that answers in the shapes of `retrieval.serving.schemas`."""
+"""The search page in a real browser, before a service that answers in the shapes of `quiver.retrieval.serving.schemas`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
-
-from retrieval.indexes import Condition
-from retrieval.serving.page import content_security_policy, page_html
+from quiver.retrieval.index import Condition
+from quiver.retrieval.serving.page import content_security_policy, page_html
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
 # A file of axe-core, such as axe.min.js of its npm package, for the rules of accessibility.

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-
-from retrieval.indexes import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
-from retrieval.indexes.disk import RealDisk
-from retrieval.records import Document, Hits
-from retrieval.sharding.ray_shards import connected
+from quiver.retrieval.cluster.ray_shards import connected
+from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
+from quiver.retrieval.index.disk import RealDisk
+from quiver.retrieval.records import Document, Hits
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "exact-dense": {},

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from retrieval.biencoder import BiEncoder
-from retrieval.indexes import add_documents, build_index
-from retrieval.model_folder import ModelFolder
-from retrieval.models import load_model
-from retrieval.records import Document
-from retrieval.sharding import ray_shards
-from retrieval.sharding.handles import ShardLostError, ThreadHandle, ThreadLauncher
-from retrieval.sharding.shard import Shard, ShardSpec
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.cluster import ray_shards
+from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, ThreadLauncher
+from quiver.retrieval.cluster.shard import Shard, ShardSpec
+from quiver.retrieval.index import add_documents, build_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.records import Document
 
 DOCUMENTS = [Document(f"d{number}", f"{word} bird {number} flies", metadata={"n": number}) for number, word in enumerate("abcabdeaf")]
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import Tokenizer, load_encoder
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.corpus import read_documents, read_queries
-from retrieval.indexes import BuildOptions, add_documents, build_index, open_index
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
-from retrieval.sharding import Sharding, open_sharded
-from retrieval.sharding.ray_shards import RayLauncher
+from quiver.encoder import Tokenizer, load_encoder
+from quiver.retrieval.cluster.index import open_sharded
+from quiver.retrieval.cluster.plan import Sharding
+from quiver.retrieval.cluster.ray_shards import RayLauncher
+from quiver.retrieval.data.corpus import read_documents, read_queries
+from quiver.retrieval.index import BuildOptions, add_documents, build_index, open_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
 
 # What the shards search takes no part in the figure.
 DOCUMENTS = 400

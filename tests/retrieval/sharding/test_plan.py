@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from encoder.errors import InputError
-from retrieval.indexes import open_index
-from retrieval.sharding.plan import SegmentNeed, Sharding, plan_shards, segment_needs, spread
+from quiver.encoder.errors import InputError
+from quiver.retrieval.cluster.plan import SegmentNeed, Sharding, plan_shards, segment_needs, spread
+from quiver.retrieval.index import open_index
 
 
 def needs(*sizes: int) -> list[SegmentNeed]:

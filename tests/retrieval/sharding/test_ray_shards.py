@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from retrieval.indexes import DamagedIndexError, Filter, compact_index, delete_documents, open_index
-from retrieval.indexes.engine_table import ENGINES
-from retrieval.records import Hits
-from retrieval.sharding import Patience, ShardedIndex, Sharding, open_sharded
-from retrieval.sharding.ray_shards import RayLauncher
-from retrieval.sharding.shard import ShardSpec
+from quiver.encoder.errors import InputError
+from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
+from quiver.retrieval.cluster.plan import Sharding
+from quiver.retrieval.cluster.ray_shards import RayLauncher
+from quiver.retrieval.cluster.replicas import Patience
+from quiver.retrieval.cluster.shard import ShardSpec
+from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
+from quiver.retrieval.index.engine_table import ENGINES
+from quiver.retrieval.records import Hits
 
 # A machine that does other things must not look like a dead actor.
 PATIENCE = Patience(attempt=60, answer=120, alive=60)

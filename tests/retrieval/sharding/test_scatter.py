@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from retrieval.indexes import DamagedIndexError
-from retrieval.indexes.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
-from retrieval.records import Hits, Missing, ModelCard, TokenCounts
-from retrieval.sharding import replicas as replicas_module
-from retrieval.sharding.handles import ShardLostError
-from retrieval.sharding.messages import ShardHits
-from retrieval.sharding.replicas import Patience, ReplicaSet
-from retrieval.sharding.scatter import scatter
-from retrieval.sharding.shard import ShardSpec
+from quiver.encoder.errors import InputError
+from quiver.retrieval.cluster import replicas as replicas_module
+from quiver.retrieval.cluster.handles import ShardLostError
+from quiver.retrieval.cluster.messages import ShardHits
+from quiver.retrieval.cluster.replicas import Patience, ReplicaSet
+from quiver.retrieval.cluster.scatter import scatter
+from quiver.retrieval.cluster.shard import ShardSpec
+from quiver.retrieval.index import DamagedIndexError
+from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.records import Hits, Missing, ModelCard, TokenCounts
 
 FOREVER = float("inf")
 IMPATIENT = Patience(attempt=0.05, answer=0.4, query=0.0, alive=0.2, start=0.3)

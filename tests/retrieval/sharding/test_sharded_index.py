@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from encoder.errors import InputError
-from retrieval.indexes import DamagedIndexError, Filter, compact_index, delete_documents, open_index
-from retrieval.indexes.engine_table import ENGINES
-from retrieval.records import Query
-from retrieval.search import search
-from retrieval.sharding import ShardedIndex, Sharding, open_sharded
-from retrieval.sharding.handles import ShardLostError, ThreadHandle, ThreadLauncher
-from retrieval.sharding.shard import Shard, ShardSpec
+from quiver.encoder.errors import InputError
+from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, ThreadLauncher
+from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
+from quiver.retrieval.cluster.plan import Sharding
+from quiver.retrieval.cluster.shard import Shard, ShardSpec
+from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
+from quiver.retrieval.index.engine_table import ENGINES
+from quiver.retrieval.records import Query
+from quiver.retrieval.search.search import search
 
 Build = Callable[..., Any]
 

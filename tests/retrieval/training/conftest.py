@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from encoder.config import DROPOUTS, global_every
-from retrieval.training.recipe import load_recipe
-from retrieval.training.sections import Recipe
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.encoder.config import DROPOUTS, global_every
+from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.sections import Recipe
 
 VERBS = ("open", "close", "read", "write", "copy", "move", "count", "sort")
 NOUNS = ("file", "folder", "line", "word", "socket", "thread", "index", "page")

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from quiver.encoder import InputError
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.training.averaging import average_models, write_average
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model
 from safetensors.numpy import load_file
 from torch import nn
-
-from encoder import InputError
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.models import load_model
-from retrieval.projection import Projection
-from retrieval.training.averaging import average_models, write_average
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model
 
 MakeRecipe = Callable[..., Recipe]
 Write = Callable[..., Path]

@@ -13,16 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quiver.encoder import InputError
+from quiver.encoder.training.log import LOG, curve, read_log
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.sections import Recipe
 from safetensors.torch import load_file
-
-from encoder import InputError
-from encoder.running.log import LOG, curve, read_log
-from retrieval.training.recipe import to_dict
-from retrieval.training.sections import Recipe
 
 pytest.importorskip("pylate.models")
 
-from retrieval.training.run import train_recipe
+from quiver.retrieval.training.run import train as train_recipe
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -32,11 +31,11 @@ from pathlib import Path
 
 from torch import distributed
 
-from retrieval.training.recipe import load_recipe
-from retrieval.training.run import train_recipe
+from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.run import train as train_recipe
 
-logging.getLogger("retrieval.training.loop.fsdp").setLevel(logging.INFO)
-logging.getLogger("retrieval.training.loop.fsdp").addHandler(logging.StreamHandler())
+logging.getLogger("quiver.retrieval.training.loop.fsdp").setLevel(logging.INFO)
+logging.getLogger("quiver.retrieval.training.loop.fsdp").addHandler(logging.StreamHandler())
 distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
 for name in sys.argv[2:]:
     folder = Path(sys.argv[1])
@@ -135,7 +134,7 @@ def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeR
     whole, out = tmp_path / "whole", tmp_path / "out"
 
     def train(folder: Path, *options: str) -> subprocess.Popen[str]:
-        return torchrun("-m", "retrieval.cli.main", "train", str(tmp_path / "recipe.json"), "--out", str(folder), *options)
+        return torchrun("-m", "quiver.cli.main", "train", str(tmp_path / "recipe.json"), "--out", str(folder), *options)
 
     process = train(out)
     deadline = time.monotonic() + 300

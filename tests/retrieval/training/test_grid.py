@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from encoder import InputError
-from encoder.running.recipe_file import RecipeError, find_recipe
-from retrieval.training.grid import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
-from retrieval.training.recipe import load_recipe
+from quiver.encoder import InputError
+from quiver.encoder.training.recipe_file import RecipeError, find_recipe
+from quiver.retrieval.training.grid import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
+from quiver.retrieval.training.recipe import load_recipe
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 

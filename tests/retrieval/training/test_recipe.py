@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-
-from encoder.errors import InputError
-from encoder.running.recipe_file import RecipeError, find_recipe, shipped_recipes
-from encoder.running.schema import Rule, build
-from retrieval.training.recipe import KINDS, load_recipe, to_dict
-from retrieval.training.rules import DISTILLING, IN_BATCH, LOSSES, READ_BY, RULES
-from retrieval.training.sections import LossSection, Recipe
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.recipe_file import RecipeError, find_recipe, shipped_recipes
+from quiver.encoder.training.schema import Rule, build
+from quiver.retrieval.training.recipe import KINDS, load_recipe, to_dict
+from quiver.retrieval.training.rules import DISTILLING, IN_BATCH, LOSSES, READ_BY, RULES
+from quiver.retrieval.training.sections import LossSection, Recipe
 
 RANDOM: dict[str, Any] = {
     "name": "sample",

@@ -18,19 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import Encoder, Tokenizer, init_weights, save_encoder
-from encoder.config import EncoderConfig
-from encoder.presets import preset
-from encoder.running.recipe_file import find_recipe, shipped_recipes
-from eval.development import development_scorer
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import ModelFolder
-from retrieval.models import load_model
-from retrieval.training.recipe import KINDS, load_recipe
-from retrieval.training.run import train_recipe
-from retrieval.training.start import build_model
+from quiver.encoder import Encoder, Tokenizer, init_weights, save_encoder
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.presets import preset
+from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
+from quiver.eval.development import development_scorer
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.training.recipe import KINDS, load_recipe
+from quiver.retrieval.training.run import train as train_recipe
+from quiver.retrieval.training.start import build_model
 
 COUNT = 30
 STEPS = 3

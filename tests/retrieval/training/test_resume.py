@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 import torch
-
-from encoder import InputError
-from encoder.running.log import LOG, read_log
-from retrieval.models import load_model
-from retrieval.training.recipe import to_dict
-from retrieval.training.sections import Recipe
+from quiver.encoder import InputError
+from quiver.encoder.training.log import LOG, read_log
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.sections import Recipe
 
 pytest.importorskip("pylate.models")
 
-from retrieval.training.loop.watch import Watch
-from retrieval.training.run import RunStoppedError, train_recipe
+from quiver.retrieval.training.loop.watch import Watch
+from quiver.retrieval.training.run import RunStoppedError
+from quiver.retrieval.training.run import train as train_recipe
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -129,7 +129,7 @@ def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
     """``quiver train`` in a process of its own."""
     path = out.with_suffix(".json")
     path.write_text(json.dumps(to_dict(recipe)))
-    command = [sys.executable, "-m", "retrieval.cli.main", "train", str(path), "--out", str(out)]
+    command = [sys.executable, "-m", "quiver.cli.main", "train", str(path), "--out", str(out)]
     # Sums are split among threads: with another number of them a run has other last bits.
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)

@@ -19,31 +19,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from quiver.encoder import InputError
+from quiver.encoder.training.lock import alone
+from quiver.encoder.training.log import LOG, read_log
+from quiver.encoder.training.random_state import random_state_kept
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.training import run as module
+from quiver.retrieval.training import run_folder
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.loop.batches import BatchOrder
+from quiver.retrieval.training.loop.board import SCORE
+from quiver.retrieval.training.loop.optimizers import learning_rate_share
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.run_record import describe_data
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model
 from safetensors.numpy import load_file
 from torch.nn import functional as F
 
-from encoder import InputError
-from encoder.running.lock import alone
-from encoder.running.log import LOG, read_log
-from encoder.running.random_state import random_state_kept
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.models import load_model
-from retrieval.training import run as module
-from retrieval.training import run_folder
-from retrieval.training.data import TrainingRows, prepare_rows
-from retrieval.training.loop.batches import BatchOrder
-from retrieval.training.loop.board import SCORE
-from retrieval.training.loop.optimizers import learning_rate_share
-from retrieval.training.recipe import to_dict
-from retrieval.training.run_record import describe_data
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model
-
 pytest.importorskip("pylate.models")
 
-from retrieval.training.loop.watch import Watch
-from retrieval.training.run import RunStoppedError, check_rows, train_and_save, train_recipe
+from quiver.retrieval.training.loop.watch import Watch
+from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and_save
+from quiver.retrieval.training.run import train as train_recipe
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -210,7 +210,7 @@ def test_a_run_of_one_update_in_its_warm_up(
     told = "nothing is trained: the warm-up begins with a learning rate of 0, and the run has one update"
     for place, (overrides, nothing) in enumerate((((), True), (("training.warmup_ratio=0",), False))):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+        with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
             train_recipe(make_recipe("dense", *chosen, *overrides), tmp_path / str(place))
         assert (told in caplog.text) == nothing
         found, before = weights(tmp_path / str(place) / "model"), weights(steady_folder)
@@ -268,7 +268,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_the_model(
             path.write_bytes(content)
 
     recipe = make_recipe("dense", *WATCHED, "development.keep_best=true", "training.max_steps=4")
-    with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train_recipe(recipe, out, scorer=Scorer(0.9, 0.1, then=harm))
     assert "step-000002: model.safetensors is damaged; its weights are left out" in caplog.text
     assert record["result"]["kept_steps"] == [4]
@@ -512,7 +512,7 @@ def test_a_run_goes_on_with_other_words_and_another_log(make_recipe: MakeRecipe,
     del begun["training"]["gradient_checkpointing"]
     (out / "recipe.json").write_text(json.dumps(begun))
     other = replace(make_recipe("dense", *chosen, "training.log_every=1"), description="in better words")
-    with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train_recipe(other, out, resume=True)
     assert "changed since the run was begun: description, training.log_every; no weight depends on that" in caplog.text
     assert record["recipe"] == json.loads(json.dumps(to_dict(other))) == json.loads((out / "recipe.json").read_text())
@@ -571,7 +571,7 @@ def test_a_damaged_checkpoint_is_passed_over(make_recipe: MakeRecipe, tmp_path: 
     killed(recipe, out, 6)
     path = out / "checkpoints" / "step-000004" / "trainer.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with caplog.at_level(logging.WARNING, logger="retrieval.training"):
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         resumed = train_recipe(recipe, out, resume=True)
     assert "step-000004: trainer.safetensors is damaged; removed, the run goes on from the checkpoint before it" in caplog.text
     assert resumed["result"]["resumed_at"] == [2]
@@ -586,7 +586,7 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
         tmp_path / "out",
     )
     with pytest.MonkeyPatch.context() as patched:  # as after a kill: nothing is put back
-        patched.setattr("retrieval.training.run.new_run", module.nullcontext)
+        patched.setattr("quiver.retrieval.training.run.new_run", module.nullcontext)
         (out / "checkpoints").mkdir(parents=True)
         (out / "checkpoints").rmdir()
         killed(recipe, out, 3)

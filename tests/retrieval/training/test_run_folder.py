@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder import InputError
-from encoder.running.checkpoints import Checkpoints
-from encoder.running.lock import LOCK, alone
-from encoder.running.log import LOG
-from encoder.running.nonfinite import NONFINITE
-from retrieval.training import run_folder
-from retrieval.training.recipe import to_dict
-from retrieval.training.run_folder import (
+from quiver.encoder import InputError
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.lock import LOCK, alone
+from quiver.encoder.training.log import LOG
+from quiver.encoder.training.nonfinite import NONFINITE
+from quiver.retrieval.training import run_folder
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
     DATA,
@@ -42,7 +41,7 @@ from retrieval.training.run_folder import (
     unfinished_model,
     warn_of_changes,
 )
-from retrieval.training.sections import Recipe
+from quiver.retrieval.training.sections import Recipe
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
 

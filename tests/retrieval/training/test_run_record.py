@@ -8,11 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-
-from retrieval.training.data import TrainingRows, prepare_rows
-from retrieval.training.loop.board import SCORE
-from retrieval.training.loop.snapshot import Progress
-from retrieval.training.run_record import (
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.loop.board import SCORE
+from quiver.retrieval.training.loop.snapshot import Progress
+from quiver.retrieval.training.run_record import (
     base_model,
     describe_batch,
     describe_data,
@@ -20,7 +19,7 @@ from retrieval.training.run_record import (
     negatives_per_query,
     versions,
 )
-from retrieval.training.sections import Recipe
+from quiver.retrieval.training.sections import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
+from quiver.encoder.training.schema import build
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.training import start
+from quiver.retrieval.training.rules import RULES
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model, require_extra, resize_vocabulary
 from torch import nn
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
-from encoder.running.schema import build
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import ModelFolder
-from retrieval.models import load_model
-from retrieval.projection import Projection
-from retrieval.training import start
-from retrieval.training.rules import RULES
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model, require_extra, resize_vocabulary
 
 TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
 SHAPE = {

@@ -13,17 +13,16 @@ from pathlib import Path
 import pytest
 import yaml
 from filelock import FileLock
-
-from encoder import InputError
-from encoder.running.recipe_file import find_recipe
-from retrieval.training.data import prepare
-from retrieval.training.data.build import Built
-from retrieval.training.grid import Grid, make_grid
-from retrieval.training.loop.board import SCORE
-from retrieval.training.recipe import to_dict
-from retrieval.training.run import train_recipe
-from retrieval.training.sections import DataSection, Recipe
-from retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep
+from quiver.encoder import InputError
+from quiver.encoder.training.recipe_file import find_recipe
+from quiver.retrieval.training.data import prepare
+from quiver.retrieval.training.data.build import Built
+from quiver.retrieval.training.grid import Grid, make_grid
+from quiver.retrieval.training.loop.board import SCORE
+from quiver.retrieval.training.recipe import to_dict
+from quiver.retrieval.training.run import train as train_recipe
+from quiver.retrieval.training.sections import DataSection, Recipe
+from quiver.retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 RATES = "training.learning_rate=1e-5,3e-5,8e-5"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from quiver.eval.nlu.fine_tuning.loop import Course
+from quiver.eval.nlu.fine_tuning.optimizer import learning_rate_share, make_optimizer, set_learning_rate
+from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 from torch import nn
-
-from eval.nlu.fine_tuning.loop import Course
-from eval.nlu.fine_tuning.optimizer import learning_rate_share, make_optimizer, set_learning_rate
-from eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 
 
 @pytest.mark.parametrize(("steps", "ratio", "warmup"), [(10, 0.1, 1), (37, 0.1, 4), (5, 0.0, 0), (4, 1.0, 4), (1, 0.1, 1)])

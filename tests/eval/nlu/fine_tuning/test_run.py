@@ -15,19 +15,18 @@ from typing import Any
 
 import pytest
 import torch
-
-from encoder import InputError, load_classifier
-from encoder.files import read_json, write_json
-from encoder.heads import SequenceClassifier
-from encoder.running.checkpoints import Checkpoints
-from encoder.running.lock import alone
-from encoder.running.log import LOG, read_log
-from encoder.running.stopping import RunStoppedError
-from eval.nlu.fine_tuning.loop import _Loop
-from eval.nlu.fine_tuning.run import Request
-from eval.nlu.fine_tuning.snapshot import write_snapshot
-from eval.nlu.glue_recipe import GlueRecipe
-from eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
+from quiver.encoder import InputError, load_classifier
+from quiver.encoder.files import read_json, write_json
+from quiver.encoder.heads import SequenceClassifier
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.lock import alone
+from quiver.encoder.training.log import LOG, read_log
+from quiver.encoder.training.stopping import RunStoppedError
+from quiver.eval.nlu.fine_tuning.loop import _Loop
+from quiver.eval.nlu.fine_tuning.run import Request
+from quiver.eval.nlu.fine_tuning.snapshot import write_snapshot
+from quiver.eval.nlu.glue_recipe import GlueRecipe
+from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
 
 MakeGlue = Callable[..., GlueRecipe]
 TIMES = ("seconds", "tokens_per_second")
@@ -153,7 +152,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("eval.nlu.fine_tuning.run.new_run", lambda out: nullcontext())  # a process that is killed clears nothing up
+        patch.setattr("quiver.eval.nlu.fine_tuning.run.new_run", lambda out: nullcontext())  # a process that is killed clears nothing up
         before_update(3, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
@@ -221,7 +220,7 @@ def test_no_death_while_a_checkpoint_is_written_loses_the_run(
         real(folder, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("eval.nlu.fine_tuning.loop.write_snapshot", dying)
+        patch.setattr("quiver.eval.nlu.fine_tuning.loop.write_snapshot", dying)
         with pytest.raises(Killed):
             train(recipe, out)
     assert max(Checkpoints(out / "checkpoints").steps()) == 8

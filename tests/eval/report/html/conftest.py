@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
-from eval.provenance import Provenance
-from eval.results import (
+from quiver.eval.provenance import Provenance
+from quiver.eval.results import (
     Baseline,
     CollectionResult,
     FileReference,

@@ -7,9 +7,8 @@ import re
 from itertools import pairwise
 
 import pytest
-
-from eval.report import svg
-from eval.report.curves import Curve, axis, curve_chart, running_mean
+from quiver.eval.report import svg
+from quiver.eval.report.curves import Curve, axis, curve_chart, running_mean
 
 
 def _places(path: str) -> list[tuple[float, float]]:

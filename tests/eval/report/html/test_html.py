@@ -12,10 +12,9 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-
-from encoder.errors import InputError
-from eval.report.html import render_html, visible
-from eval.results import Results, System
+from quiver.encoder.errors import InputError
+from quiver.eval.report.html import render_html, visible
+from quiver.eval.results import Results, System
 
 Evaluated = Callable[..., list[Results]]
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-
-from eval import evaluate
-from eval.report.html import render_html
-from eval.results import Results
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.corpus import load_collection
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
+from quiver.eval import evaluate
+from quiver.eval.report.html import render_html
+from quiver.eval.results import Results
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-
-from encoder.errors import InputError
-from eval.report.paper import paper_layouts, shown
-from eval.report.paper_html import render_paper_html
-from eval.results import Results
+from quiver.encoder.errors import InputError
+from quiver.eval.report.paper import paper_layouts, shown
+from quiver.eval.report.paper_html import render_paper_html
+from quiver.eval.results import Results
 
 Evaluated = Callable[..., list[Results]]
 Tables = list[list[tuple[str, list[str]]]]

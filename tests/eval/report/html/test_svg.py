@@ -6,9 +6,8 @@ import math
 from itertools import combinations
 
 import pytest
-
-from eval.report import svg
-from eval.report.svg import Frame, Measured, Scale, Timed, bar_chart, point_chart, text_width, wrap
+from quiver.eval.report import svg
+from quiver.eval.report.svg import Frame, Measured, Scale, Timed, bar_chart, point_chart, text_width, wrap
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from retrieval.training.sections import DataSection
+from quiver.retrieval.training.sections import DataSection
 
 Rows = Sequence[dict[str, Any]]
 

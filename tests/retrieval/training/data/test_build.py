@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.corpus import load_collection
-from retrieval.docstrings import Pair
-from retrieval.training.data import HELD_OUT, prepare_rows, rows_of_pairs
-from retrieval.training.data.table import TableWriter
-from retrieval.training.data.texts_by_id import Entry, index_texts
-from retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.data.docstrings import Pair
+from quiver.retrieval.training.data import HELD_OUT, prepare_rows, rows_of_pairs
+from quiver.retrieval.training.data.table import TableWriter
+from quiver.retrieval.training.data.texts_by_id import Entry, index_texts
+from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
 
 pytest.importorskip("datasets")
 
@@ -286,7 +285,7 @@ def test_mined_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows_of_pairs(PAIRS[:-1], tmp_path / "work").sha256 != rows.sha256 == rows_of_pairs(PAIRS, tmp_path / "work").sha256
     with pytest.raises(InputError, match="no rows"):
         rows_of_pairs([], tmp_path / "work")
-    monkeypatch.setattr("retrieval.training.data.prepare.mine", lambda *, progress: list(PAIRS))
+    monkeypatch.setattr("quiver.retrieval.training.data.prepare.mine", lambda *, progress: list(PAIRS))
     section = DataSection(train=(STDLIB_DOCSTRINGS,))
     mined = prepare_rows(section, tmp_path / "work", seed=3)
     assert len(PAIRS) * (1 - HELD_OUT) <= len(mined) < len(PAIRS)

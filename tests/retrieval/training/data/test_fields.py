@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.training.data.fields import Example, FieldReader, id_of, parse_list, text_of
-from retrieval.training.sections import DataSection
+from quiver.encoder.errors import InputError
+from quiver.retrieval.training.data.fields import Example, FieldReader, id_of, parse_list, text_of
+from quiver.retrieval.training.sections import DataSection
 
 
 def read(row: dict[str, Any], **fields: Any) -> Example:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from retrieval.training.data import TrainingRows, prepare_rows
-from retrieval.training.sections import DataSection
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.sections import DataSection
 
 pytest.importorskip("datasets")
 

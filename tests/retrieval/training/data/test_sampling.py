@@ -4,9 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-from retrieval.training.data.fields import Example
-from retrieval.training.data.sampling import BLOCK, Sample
+from quiver.retrieval.training.data.fields import Example
+from quiver.retrieval.training.data.sampling import BLOCK, Sample
 
 
 def chosen(rows: int, sample: Sample, block: int = BLOCK) -> tuple[list[int], int]:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from encoder.errors import InputError
-from retrieval.training.data import sources
-from retrieval.training.data.sources import count_rows, iter_source, parse_hub, source_files
+from quiver.encoder.errors import InputError
+from quiver.retrieval.training.data import sources
+from quiver.retrieval.training.data.sources import count_rows, iter_source, parse_hub, source_files
 
 ROWS = [{"query": f"q{n}", "positive": [f"p{n}", "x"], "rest": n} for n in range(5)]
 KINDS = ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"]
@@ -213,7 +212,7 @@ def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Calla
     (tmp_path / "cache/datasets--owner--name/refs").mkdir()
     (tmp_path / "cache/datasets--owner--name/refs/main").write_text(commit)
     code = (
-        "from encoder.errors import InputError\nfrom retrieval.training.data.sources import iter_source\n"
+        "from quiver.encoder.errors import InputError\nfrom retrieval.training.data.sources import iter_source\n"
         "for name in ('plain/rows.jsonl', 'plain/none.jsonl', 'triplet/train'):\n"
         "    try: print(len(list(iter_source('hub://owner/name/' + name))))\n"
         "    except InputError as error: print(error)\n"

@@ -15,18 +15,17 @@ from typing import Any
 
 import pytest
 import torch
-
-from encoder import InputError
-from encoder.running.processes import Processes
-from retrieval.training.data import TrainingRows, prepare_rows
-from retrieval.training.loop import batches as module
-from retrieval.training.loop.batches import Batch, BatchOrder, read_columns, read_rows
-from retrieval.training.loop.feed import FED, Feed
-from retrieval.training.sections import DataSection
+from quiver.encoder import InputError
+from quiver.encoder.training.processes import Processes
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.loop import batches as module
+from quiver.retrieval.training.loop.batches import Batch, BatchOrder, read_columns, read_rows
+from quiver.retrieval.training.loop.feed import FED, Feed
+from quiver.retrieval.training.sections import DataSection
 
 pytest.importorskip("pylate.models")
 
-from retrieval.training.student.collator import TextCounts
+from quiver.retrieval.training.student.collator import TextCounts
 
 SHARED = [
     {

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from retrieval.training.loop.board import SCORE, tensorboard
+from quiver.retrieval.training.loop.board import SCORE, tensorboard
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:

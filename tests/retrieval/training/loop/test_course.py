@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from retrieval.training.loop.course import Course
-from retrieval.training.sections import Recipe
+from quiver.retrieval.training.loop.course import Course
+from quiver.retrieval.training.sections import Recipe
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import InputError
+from quiver.retrieval.training.data import TrainingRows, prepare_rows
+from quiver.retrieval.training.loop.batches import BatchOrder
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model
 from safetensors.torch import load_file
-
-from encoder import InputError
-from retrieval.training.data import TrainingRows, prepare_rows
-from retrieval.training.loop.batches import BatchOrder
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -55,7 +54,7 @@ def odd_rows(rows_file: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def train() -> Callable[..., dict[str, Any]]:
     pytest.importorskip("pylate.models")
-    from retrieval.training.run import train_and_save
+    from quiver.retrieval.training.run import train_and_save
 
     return train_and_save
 
@@ -126,7 +125,7 @@ def test_a_gradient_alone(train: Callable[..., Any], make_recipe: MakeRecipe, ro
 def test_losses_that_cancel_out_to_no_number(
     train: Callable[..., Any], make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from retrieval.training.loop.trainer import Trainer
+    from quiver.retrieval.training.loop.trainer import Trainer
 
     real, signs = Trainer.compute_loss, iter([math.inf, -math.inf])
     monkeypatch.setattr(Trainer, "compute_loss", lambda *arguments, **others: real(*arguments, **others) * next(signs))

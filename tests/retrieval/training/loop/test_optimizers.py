@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-from encoder import InputError
-from retrieval.training.loop.optimizers import (
+from quiver.encoder import InputError
+from quiver.retrieval.training.loop.optimizers import (
     FALLS,
     has_two_weights,
     learning_rate_share,
@@ -21,7 +19,8 @@ from retrieval.training.loop.optimizers import (
     warmup_steps,
     weights_for_use,
 )
-from retrieval.training.sections import Recipe, TrainingSection
+from quiver.retrieval.training.sections import Recipe, TrainingSection
+from torch import nn
 
 MakeRecipe = Callable[..., Recipe]
 Make = Callable[..., TrainingSection]

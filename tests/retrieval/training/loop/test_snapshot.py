@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from quiver.encoder import InputError
+from quiver.encoder.lora import add_lora
+from quiver.encoder.training.random_state import random_state, random_state_kept, seed_random, set_random_state
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.training.loop.optimizers import make_optimizer, weights_for_use
+from quiver.retrieval.training.loop.snapshot import STATE, WEIGHTS, Progress, Trainee, open_snapshot_model, read_snapshot, write_snapshot
+from quiver.retrieval.training.sections import Recipe
+from quiver.retrieval.training.start import build_model
 from safetensors.torch import load_file, save_file
 from torch import nn
-
-from encoder import InputError
-from encoder.lora import add_lora
-from encoder.running.random_state import random_state, random_state_kept, seed_random, set_random_state
-from retrieval.models import load_model
-from retrieval.training.loop.optimizers import make_optimizer, weights_for_use
-from retrieval.training.loop.snapshot import STATE, WEIGHTS, Progress, Trainee, open_snapshot_model, read_snapshot, write_snapshot
-from retrieval.training.sections import Recipe
-from retrieval.training.start import build_model
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -20,23 +20,32 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from encoder import InputError
-from eval.bm25 import bm25_run
-from retrieval.bm25 import PARAMETERS
-from retrieval.corpus import load_collection
-from retrieval.indexes import BuildOptions, build_index
-from retrieval.records import Document
-from retrieval.training.data import prepare_rows
-from retrieval.training.data.blocks import blocks
-from retrieval.training.mining import negatives
-from retrieval.training.mining.margins import MARGINS, Margin, Ranked, Ranks, Rules, choose_negatives, parse_margins, parse_ranks, rankable
-from retrieval.training.mining.negatives import Output, System, mine_negatives
-from retrieval.training.mining.positives import BeirSource, PairSource, read_mining_data
-from retrieval.training.mining.searchers import BM25Searcher
-from retrieval.training.mining.text_table import TextTableWriter, content_id
-from retrieval.training.mining.work_folder import WORK, WorkFolder, open_work
-from retrieval.training.sections import DataSection
+from quiver.encoder import InputError
+from quiver.eval.bm25 import bm25_run
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.index import BuildOptions, build_index
+from quiver.retrieval.records import Document
+from quiver.retrieval.search.bm25 import PARAMETERS
+from quiver.retrieval.training.data import prepare_rows
+from quiver.retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.mining import negatives
+from quiver.retrieval.training.mining.margins import (
+    MARGINS,
+    Margin,
+    Ranked,
+    Ranks,
+    Rules,
+    choose_negatives,
+    parse_margins,
+    parse_ranks,
+    rankable,
+)
+from quiver.retrieval.training.mining.negatives import Output, System, mine_negatives
+from quiver.retrieval.training.mining.positives import BeirSource, PairSource, read_mining_data
+from quiver.retrieval.training.mining.searchers import BM25Searcher
+from quiver.retrieval.training.mining.text_table import TextTableWriter, content_id
+from quiver.retrieval.training.mining.work_folder import WORK, WorkFolder, open_work
+from quiver.retrieval.training.sections import DataSection
 
 WORDS = [f"w{number}" for number in range(40)]
 
@@ -488,7 +497,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import WordSum
-from retrieval.training.mining import negatives, work_folder
+from quiver.retrieval.training.mining import negatives, work_folder
 negatives._QUERIES = (7, 7)
 plain = work_folder.WorkFolder.write
 def killing(self, part, content):

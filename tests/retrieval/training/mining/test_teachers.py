@@ -17,20 +17,19 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from retrieval.biencoder import BiEncoder
-from retrieval.executors import HERE, LocalProcesses
-from retrieval.model_folder import ModelFolder
-from retrieval.training.mining import scoring
-from retrieval.training.mining.ensemble import Ensemble, min_max
-from retrieval.training.mining.margins import Ranks, Rules
-from retrieval.training.mining.negatives import Output, System, mine_negatives
-from retrieval.training.mining.positives import BeirSource
-from retrieval.training.mining.scoring import score_rows
-from retrieval.training.mining.teachers import CrossEncoderTeacher, VectorTeacher, load_teacher
-from retrieval.training.mining.work_folder import WORK
-from retrieval.training.sections import DataSection
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.cluster import HERE, LocalProcesses
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.training.mining import scoring
+from quiver.retrieval.training.mining.ensemble import Ensemble, min_max
+from quiver.retrieval.training.mining.margins import Ranks, Rules
+from quiver.retrieval.training.mining.negatives import Output, System, mine_negatives
+from quiver.retrieval.training.mining.positives import BeirSource
+from quiver.retrieval.training.mining.scoring import score_rows
+from quiver.retrieval.training.mining.teachers import CrossEncoderTeacher, VectorTeacher, load_teacher
+from quiver.retrieval.training.mining.work_folder import WORK
+from quiver.retrieval.training.sections import DataSection
 
 TEXTS = [f"w{first} w{second} w{first + second}" for first in range(6) for second in range(7)]
 ROWS: list[dict[str, Any]] = [
@@ -390,10 +389,10 @@ def test_what_mining_writes_can_be_scored(ids: bool, word_sum: Any, tmp_path: Pa
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from retrieval.biencoder import BiEncoder
-from retrieval.training.mining import scoring, work_folder
-from retrieval.training.sections import DataSection
-from retrieval.training.mining.teachers import VectorTeacher
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.training.mining import scoring, work_folder
+from quiver.retrieval.training.sections import DataSection
+from quiver.retrieval.training.mining.teachers import VectorTeacher
 scoring._PAIRS = 10
 plain = work_folder.WorkFolder.write
 def killing(self, part, content):

@@ -13,26 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.encoder.training.schema import build
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.training import rules
+from quiver.retrieval.training.rules import RULES
+from quiver.retrieval.training.sections import Recipe
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from encoder.running.schema import build
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.maxsim import maxsim_packed
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
-from retrieval.training import rules
-from retrieval.training.rules import RULES
-from retrieval.training.sections import Recipe
-
 pytest.importorskip("pylate.models")
 
+from quiver.retrieval.training.student.build import Student, build_student
+from quiver.retrieval.training.student.losses import LOSSES
 from sentence_transformers import SentenceTransformerTrainer
-
-from retrieval.training.student.build import Student, build_student
-from retrieval.training.student.losses import LOSSES
 
 WORDS = ["a", "bird", "has", "wings", "feathers", "and", "beak", "the", "window", "of", "local", "layer", "is", "wide"]
 ROWS = [

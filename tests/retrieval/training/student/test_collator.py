@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
 
 pytest.importorskip("pylate.models")
 
-from retrieval.training.student.build import colbert_library, dense_library
-from retrieval.training.student.collator import Collator, teacher_scores
-from retrieval.training.student.native import LENGTHS, pack_features
+from quiver.retrieval.training.student.build import colbert_library, dense_library
+from quiver.retrieval.training.student.collator import Collator, teacher_scores
+from quiver.retrieval.training.student.native import LENGTHS, pack_features
 
 QUERIES = ["How wide is the Window?", "", "wings, feathers and a beak! " * 9, " padded "]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?!", "the window of a local layer is wide: " * 9, ""]

@@ -8,23 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from encoder import Encoder, EncoderConfig, Tokenizer, freeze, init_weights, save_encoder
-from encoder.linear import Linear
-from retrieval.biencoder import BiEncoder
-from retrieval.colbert import ColBERT
-from retrieval.model_folder import ColBERTSettings, ModelFolder
-from retrieval.projection import Projection
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, freeze, init_weights, save_encoder
+from quiver.encoder.cpu.linear import Linear
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.projection import Projection
 
 pylate_models = pytest.importorskip("pylate.models")
 
+from quiver.retrieval.training.student.build import colbert_library, dense_library  # noqa: E402
+from quiver.retrieval.training.student.collator import Collator  # noqa: E402
+from quiver.retrieval.training.student.heads import NativePooling, NativeProjection  # noqa: E402
+from quiver.retrieval.training.student.native import LENGTHS, LibraryTokenizer, NativeTransformer  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.models import Pooling  # noqa: E402
-
-from retrieval.training.student.build import colbert_library, dense_library  # noqa: E402
-from retrieval.training.student.collator import Collator  # noqa: E402
-from retrieval.training.student.heads import NativePooling, NativeProjection  # noqa: E402
-from retrieval.training.student.native import LENGTHS, LibraryTokenizer, NativeTransformer  # noqa: E402
 
 QUERIES = ["how wide is the window", "", "wings, feathers and a beak! " * 9]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?", "the window of a local layer is wide: " * 9]

@@ -1,0 +1,149 @@
+"""config.json of BERT (MiniLM too), RoBERTa (XLM-R and CamemBERT too) and MosaicBERT.
+
+MosaicBERT's file says ``model_type: bert`` like BERT's; it is known by ``alibi_starting_size`` or by the code it points at.
+
+Source: the published config.json files; ``BertConfig`` and ``RobertaConfig`` of transformers 5.3; ``configuration_bert.py``
+and ``bert_layers.py`` of mosaicml/examples, benchmarks/bert.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quiver.encoder.checkpoints.keys import ConfigStyle, Keys
+from quiver.encoder.config import EncoderConfig, Family, global_every
+
+MOSAIC_CODE = "mosaicml/mosaic-bert-base--bert_layers."
+
+
+def read_bert(keys: Keys) -> EncoderConfig:
+    """BERT, or MosaicBERT where the file is one."""
+    return _read_mosaicbert(keys) if _is_mosaicbert(keys) else _read_post_norm(keys, "bert", offset=0)
+
+
+def read_roberta(keys: Keys) -> EncoderConfig:
+    """RoBERTa: positions are counted from the padding id + 1, so that the embedding has that many unused rows first."""
+    return _read_post_norm(keys, "roberta", offset=keys.integer("pad_token_id", 1) + 1)
+
+
+def _read_post_norm(keys: Keys, family: Family, *, offset: int) -> EncoderConfig:
+    keys.require("position_embedding_type", "absolute")
+    keys.require("is_decoder", False)
+    dropout = keys.number("hidden_dropout_prob", 0.1)
+    return EncoderConfig(
+        family=family,
+        vocab_size=keys.integer("vocab_size"),
+        hidden_size=keys.integer("hidden_size"),
+        num_heads=keys.integer("num_attention_heads"),
+        intermediate_size=keys.integer("intermediate_size"),
+        layer_types=global_every(keys.integer("num_hidden_layers"), 1),
+        max_positions=keys.integer("max_position_embeddings") - offset,
+        norm_position="post",
+        mlp="plain",
+        positions="absolute",
+        activation=keys.activation("hidden_act"),
+        position_offset=offset,
+        norm_eps=keys.number("layer_norm_eps", 1e-12),
+        norm_bias=True,
+        qkv_bias=True,
+        attention_output_bias=True,
+        mlp_input_bias=True,
+        mlp_output_bias=True,
+        type_vocab_size=keys.integer("type_vocab_size", 2),
+        embedding_dropout=dropout,
+        attention_dropout=keys.number("attention_probs_dropout_prob", 0.1),
+        attention_output_dropout=dropout,
+        mlp_output_dropout=dropout,
+        initializer_range=keys.number("initializer_range", 0.02),
+        pad_token_id=keys.integer("pad_token_id", max(offset - 1, 0)),
+    )
+
+
+def _is_mosaicbert(keys: Keys) -> bool:
+    code = keys.inner("auto_map")
+    return "alibi_starting_size" in keys.hf or (code is not None and any("bert_layers." in str(name) for name in code.hf.values()))
+
+
+def _read_mosaicbert(keys: Keys) -> EncoderConfig:
+    keys.require("position_embedding_type", "absolute", "alibi")  # published files say absolute, and the code ignores it
+    keys.require("is_decoder", False)
+    keys.require("hidden_act", "gelu")  # the gate is GELU whatever the file says: a file that says otherwise is not understood
+    dropout = keys.number("hidden_dropout_prob", 0.1)
+    return EncoderConfig(
+        family="mosaicbert",
+        vocab_size=keys.integer("vocab_size"),
+        hidden_size=keys.integer("hidden_size"),
+        num_heads=keys.integer("num_attention_heads"),
+        intermediate_size=keys.integer("intermediate_size"),
+        layer_types=global_every(keys.integer("num_hidden_layers"), 1),
+        max_positions=keys.integer("alibi_starting_size", 512),
+        norm_position="post",
+        mlp="gated",
+        positions="alibi",
+        norm_eps=keys.number("layer_norm_eps", 1e-12),
+        norm_bias=True,
+        qkv_bias=True,
+        attention_output_bias=True,
+        mlp_output_bias=True,
+        type_vocab_size=keys.integer("type_vocab_size", 2),
+        embedding_dropout=dropout,
+        attention_dropout=keys.number("attention_probs_dropout_prob", 0.0),
+        attention_output_dropout=dropout,
+        mlp_inner_dropout=dropout,  # before the second matrix, and none after it
+        initializer_range=keys.number("initializer_range", 0.02),
+        pad_token_id=keys.integer("pad_token_id", 0),
+    )
+
+
+def write_bert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+    """BERT's keys; they have not changed between transformers 4 and 5."""
+    del style
+    return {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        **_sizes(config),
+        "hidden_act": "gelu_new" if config.activation == "gelu_tanh" else config.activation,
+        "max_position_embeddings": config.max_positions,
+    }
+
+
+def write_roberta(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+    """RoBERTa's keys, which XLM-R and CamemBERT share."""
+    return {
+        **write_bert(config, style),
+        "architectures": ["RobertaModel"],
+        "model_type": "roberta",
+        "max_position_embeddings": config.max_positions + config.position_offset,
+    }
+
+
+def write_mosaicbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+    """MosaicBERT's keys, pointing at its code: transformers would take the file for a BERT and drop its weights."""
+    return {
+        **write_bert(config, style),
+        "architectures": ["BertForMaskedLM"],
+        "auto_map": {
+            "AutoConfig": "mosaicml/mosaic-bert-base--configuration_bert.BertConfig",
+            "AutoModelForMaskedLM": f"{MOSAIC_CODE}BertForMaskedLM",
+            "AutoModelForSequenceClassification": f"{MOSAIC_CODE}BertForSequenceClassification",
+        },
+        "hidden_act": "gelu",
+        "alibi_starting_size": config.max_positions,
+    }
+
+
+def _sizes(config: EncoderConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "position_embedding_type": "absolute",
+        "type_vocab_size": config.type_vocab_size,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_dropout_prob": config.embedding_dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "initializer_range": config.initializer_range,
+        "pad_token_id": config.pad_token_id,
+    }

@@ -1,0 +1,195 @@
+"""Checkpoints: config.json and weights in Hugging Face's key layouts, both ways.
+
+Reading is strict: every tensor of the encoder must be there with its shape, and every tensor of the file must be either
+the encoder's or one of a head's, which are named in the log. Writing gives what the family's own code writes.
+
+The families' names are in `quiver.encoder.checkpoints.key_maps`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
+from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.key_maps import KEY_MAPS
+from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, replacing, save_tensors, write_json
+from quiver.encoder.model import Encoder
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TheirTensor:
+    """Where one of our tensors lies in a family's file.
+
+    Attributes:
+        keys: Their keys without prefix; several are stacked in that order.
+        swapped: Its two halves of rows are the other way round there.
+    """
+
+    keys: tuple[str, ...]
+    swapped: bool
+
+
+def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
+    """Our tensor names to the family's, without prefix.
+
+    Raises:
+        InputError: The family's checkpoints have no such tensor.
+    """
+    config = encoder.config
+    family = KEY_MAPS[config.family]
+    keys = {}
+    for ours in encoder.state_dict():
+        module, _, parameter = ours.rpartition(".")
+        layer = re.search(r"\d+", module)
+        name = re.sub(r"\d+", "{}", module)
+        theirs = family.theirs(name, layer[0] if layer else "", gated=config.mlp == "gated")
+        if theirs is None:
+            raise InputError(f"a {config.family} checkpoint has no place for {ours}; family quiver can hold it")
+        keys[ours] = TheirTensor(tuple(f"{key}.{parameter}" for key in theirs), name in family.swapped)
+    return keys
+
+
+def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
+    """Load an encoder from a folder or a hub id, in evaluation mode.
+
+    Args:
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the weights in memory.
+        device: Where the weights go.
+
+    Raises:
+        InputError: A file is missing or corrupt, the architecture is not ours, or the tensors do not match it.
+    """
+    folder = local_folder(source, revision=revision)
+    try:
+        config = config_from_hf(read_json(folder / "config.json"))
+    except InputError as error:
+        if str(error).startswith(str(folder)):
+            raise
+        raise InputError(f"{folder}: {error}") from error
+    # Not on the meta device for the shapes first: initialising there makes torch import its compiler, a second and a half.
+    encoder = Encoder(config)
+    encoder.load_state_dict(from_hf_state(encoder, read_weights(folder), where=str(folder)), strict=True)
+    return encoder.to(device=device, dtype=dtype).eval()
+
+
+def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
+    """Rename and stack a Hugging Face state dict into ours.
+
+    Args:
+        encoder: Gives the names and shapes that are wanted; its weights are not touched.
+        state: Their tensors, with or without the family's prefix.
+        where: Named in errors.
+
+    Raises:
+        InputError: A tensor is missing, has another shape, or belongs to nothing we know.
+    """
+    family = KEY_MAPS[encoder.config.family]
+    stripped = {family.current_name(key): tensor for key, tensor in state.items()}
+    if len(stripped) < len(state):
+        raise InputError(f"{where}: two tensors have the same name once their prefixes are taken away")
+    wanted = their_keys(encoder)
+    known = {key for theirs in wanted.values() for key in theirs.keys}
+    heads = sorted(key for key in stripped if family.heads.match(key))
+    unknown = sorted(key for key in stripped.keys() - known - set(heads) if not family.buffers.search(key))
+    missing = sorted(known - stripped.keys())
+    if unknown or missing:
+        complaint = "; ".join(filter(None, (_few("missing", missing), _few("unknown", unknown))))
+        raise InputError(f"{where}: the tensors do not fit config.json ({encoder.config.family}): {complaint}")
+    if heads:
+        logger.info("%s: left aside %d tensors of heads: %s", where, len(heads), ", ".join(heads))
+    shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items()}
+    return {name: _ours(theirs, stripped, shapes[name], where) for name, theirs in wanted.items()}
+
+
+def _ours(theirs: TheirTensor, state: Mapping[str, Tensor], shape: torch.Size, where: str) -> Tensor:
+    """One of our tensors, stacked from theirs."""
+    parts = [state[key] for key in theirs.keys]
+    asked = (shape[0] // len(parts), *shape[1:])
+    for key, part in zip(theirs.keys, parts, strict=True):
+        if tuple(part.shape) != asked:
+            raise InputError(f"{where}: {key} has shape {tuple(part.shape)}, config.json asks for {asked}")
+        if not part.is_floating_point():
+            raise InputError(f"{where}: {key} holds {part.dtype}, not floating-point numbers: a quantised checkpoint is not read")
+    stacked = torch.cat(parts)
+    return _halves_swapped(stacked) if theirs.swapped else stacked
+
+
+def _halves_swapped(tensor: Tensor) -> Tensor:
+    return torch.cat(tensor.chunk(2)[::-1])
+
+
+def _few(label: str, keys: list[str]) -> str:
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return f"{label} {', '.join(keys[:3])}{more}" if keys else ""
+
+
+def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
+    """An encoder's tensors under the family's names.
+
+    Args:
+        encoder: Whose weights.
+        prefix: Put the family's prefix (such as ``model.`` or ``bert.``) before every key, as checkpoints with a head have it.
+
+    Raises:
+        InputError: The family's checkpoints have no place for a tensor, or the weights are quantised.
+    """
+    if encoder.frozen == "int8":
+        raise InputError("this encoder is quantised to int8, for inference alone; save the one it was made from")
+    start = KEY_MAPS[encoder.config.family].prefix if prefix else ""
+    wanted = their_keys(encoder)
+    state = {}
+    for name, tensor in encoder.state_dict().items():
+        theirs = wanted[name]
+        whole = tensor.detach().cpu()
+        parts = (_halves_swapped(whole) if theirs.swapped else whole).chunk(len(theirs.keys))
+        for key, part in zip(theirs.keys, parts, strict=True):
+            state[start + key] = part.clone(memory_format=torch.contiguous_format)
+    return state
+
+
+def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "v4", prefix: bool = False) -> None:
+    """Write config.json and model.safetensors as the family's own code writes them.
+
+    Args:
+        encoder: Whose weights.
+        folder: Made if it is not there; each file is replaced whole.
+        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
+        prefix: Put the family's prefix before every key.
+
+    Raises:
+        InputError: The family's format cannot express the architecture; the message names the field, and nothing is written.
+    """
+    config, state = config_to_hf(encoder.config, style=style), to_hf_state(encoder, prefix=prefix)
+    write_checkpoint(Path(folder), state, config | {"torch_dtype": str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")})
+
+
+def write_checkpoint(folder: Path, state: Mapping[str, Tensor], hf: Mapping[str, Any]) -> None:
+    """Write tensors and config.json, each file whole or not at all.
+
+    Args:
+        folder: Made if it is not there.
+        state: Contiguous tensors on the CPU, under the names of the file.
+        hf: The config.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as temporary:
+        save_tensors(state, temporary)
+    # Shards of an earlier checkpoint would be read before the new file.
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    for shard in folder.glob("model-*-of-*.safetensors"):
+        shard.unlink()
+    write_json(folder / "config.json", hf)

@@ -1,0 +1,378 @@
+"""Checkpoints with a head on the encoder, both ways, as transformers and the families' own code lay them out.
+
+Reading is strict: what a head needs must be in the file, unless the caller gives a seed for weights that are not there.
+A quiver config.json keeps the head's settings under one key, ``head``, by the names that ModernBERT's has.
+
+Shapes: C labels.
+Source: the configurations of ModernBERT, BERT and RoBERTa in transformers 5.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import torch
+from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
+from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
+from quiver.encoder.checkpoints.head_layouts import AUTO_CLASSES, LAYOUTS, HeadLayout, Task
+from quiver.encoder.checkpoints.head_settings import one_of, read_dropout, read_labels, read_transform, transform_settings
+from quiver.encoder.checkpoints.head_transform import SHARED_TRANSFORM, classifier_transform, decoder_has_bias, masked_lm_transform
+from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.key_maps import KEY_MAPS, KeyMap
+from quiver.encoder.checkpoints.keys import Keys
+from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.encoder.heads import (
+    CLASSIFIER_POOLINGS,
+    NOT_ASKED,
+    ClassifierPooling,
+    Head,
+    MaskedLM,
+    ProblemType,
+    SequenceClassifier,
+    SpanQA,
+    init_head,
+)
+from quiver.encoder.model import Encoder
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+AnyHead = TypeVar("AnyHead", MaskedLM, SequenceClassifier, SpanQA)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A folder that has been read.
+
+    Attributes:
+        where: The folder, named in errors.
+        encoder: With its weights.
+        layout: Of the task that was asked for.
+        keys: The head's settings.
+        tensors: Those of the head's tensors that the file has, under our names.
+    """
+
+    where: str
+    encoder: Encoder
+    layout: HeadLayout
+    keys: Keys
+    tensors: dict[str, Tensor]
+
+
+def load_masked_lm(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    new_head_seed: int | None = None,
+) -> MaskedLM:
+    """Load a masked language model, in evaluation mode.
+
+    The decoder is the token embedding, unless config.json unties it or the file has another matrix.
+
+    Args:
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the weights in memory.
+        device: Where the weights go.
+        new_head_seed: Draw what the file lacks of the head with this seed, and say so in the log; None: nothing may lack.
+
+    Raises:
+        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is not in the file, or a setting of it is not ours.
+    """
+    opened = _open(source, revision, "masked_lm")
+    keys, config = opened.keys, opened.encoder.config
+    with _naming(opened.where):
+        keys.require("sparse_pred_ignore_index", NOT_ASKED)
+        transform = read_transform(keys, masked_lm_transform(config), config)
+        bias = decoder_has_bias(config)
+        if config.family in SHARED_TRANSFORM:
+            bias = keys.flag("decoder_bias", bias)
+        else:
+            keys.require("decoder_bias", bias)
+        tied = keys.flag("tie_word_embeddings", True) and not _has_own_decoder(opened)
+    if tied:
+        opened.tensors.pop("decoder.weight", None)
+    model = MaskedLM(opened.encoder, transform=transform, decoder_bias=bias, tied=tied)
+    return _fill(model, opened, new_head_seed).to(device=device, dtype=dtype).eval()
+
+
+def load_classifier(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    num_labels: int | None = None,
+    pooling: ClassifierPooling | None = None,
+    problem_type: ProblemType | None = None,
+    new_head_seed: int | None = None,
+) -> SequenceClassifier:
+    """Load a classifier of sequences, in evaluation mode.
+
+    Args:
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the weights in memory.
+        device: Where the weights go.
+        num_labels: C; config.json's by default. With ``new_head_seed`` it may differ from the file's: the matrix of labels
+            is then drawn anew.
+        pooling: What stands for a sequence; config.json's by default, and its first token where that says nothing.
+        problem_type: How labels are read; config.json's by default.
+        new_head_seed: Draw what the file lacks of the head with this seed, and say so in the log; None: nothing may lack.
+
+    Raises:
+        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is not in the file, or a setting of it is not ours.
+    """
+    opened = _open(source, revision, "classifier")
+    keys, config = opened.keys, opened.encoder.config
+    with _naming(opened.where):
+        if config.family not in SHARED_TRANSFORM:
+            keys.require("classifier_pooling", "cls")
+        stored, names = read_labels(keys)
+        wanted = stored if num_labels is None else num_labels
+        model = SequenceClassifier(
+            opened.encoder,
+            wanted,
+            pooling=pooling or one_of(keys, "classifier_pooling", CLASSIFIER_POOLINGS) or "cls",
+            problem_type=problem_type or one_of(keys, "problem_type", dict.fromkeys(get_args(ProblemType))),
+            dropout=read_dropout(keys, config),
+            transform=read_transform(keys, classifier_transform(config), config),
+            label_names=names if wanted == stored else None,
+        )
+    out = opened.tensors.get("out.weight")
+    if num_labels is not None and new_head_seed is not None and out is not None and len(out) != num_labels:
+        _drop_out(opened.tensors)
+    return _fill(model, opened, new_head_seed).to(device=device, dtype=dtype).eval()
+
+
+def load_span_qa(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    new_head_seed: int | None = None,
+) -> SpanQA:
+    """Load a model that answers with spans, in evaluation mode.
+
+    Args:
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the weights in memory.
+        device: Where the weights go.
+        new_head_seed: Draw what the file lacks of the head with this seed, and say so in the log; None: nothing may lack.
+
+    Raises:
+        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is not in the file, or a setting of it is not ours.
+    """
+    opened = _open(source, revision, "span_qa")
+    keys, config = opened.keys, opened.encoder.config
+    dropout = transform = None
+    if config.family in SHARED_TRANSFORM:
+        with _naming(opened.where):
+            dropout = read_dropout(keys, config)
+            transform = read_transform(keys, masked_lm_transform(config), config)
+    model = SpanQA(opened.encoder, dropout=dropout, transform=transform)
+    return _fill(model, opened, new_head_seed).to(device=device, dtype=dtype).eval()
+
+
+def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
+    folder = local_folder(source, revision=revision)
+    hf = read_json(folder / "config.json")
+    with _naming(str(folder)):
+        settings = Keys(hf)
+        inner = settings.inner("head")
+        config = config_from_hf({key: value for key, value in hf.items() if key != "head"})
+        if config.family not in LAYOUTS[task]:
+            raise InputError(f"config.json: {config.family} has no head of this kind; it is known for {', '.join(LAYOUTS[task])}")
+    layout = LAYOUTS[task][config.family]
+    tensors, rest = _split(read_weights(folder), KEY_MAPS[config.family], layout)
+    encoder = Encoder(config)
+    encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)))
+    if _is_of_other_task(hf, layout):
+        _drop_out(tensors)
+    keys = Keys({}) if config.family == "quiver" and inner is None else inner or settings
+    return _Opened(str(folder), encoder, layout, keys, tensors)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Put the folder before what is wrong with its config.json."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _split(state: dict[str, Tensor], family: KeyMap, layout: HeadLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A file's tensors: those of the head under our names, and the others."""
+    ours = {f"{theirs.format('')}.{kind}": f"{module}.{kind}" for module, theirs in layout.modules.items() for kind in ("weight", "bias")}
+    second = {theirs: name for name, theirs in layout.tensors.items()}
+    head: dict[str, Tensor] = {}
+    rest: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        name = family.current_name(key)
+        if name in ours:
+            head[ours[name]] = tensor
+        elif name in second:
+            head.setdefault(second[name], tensor)
+        else:
+            rest[key] = tensor
+    return head, rest
+
+
+def _is_of_other_task(hf: dict[str, Any], layout: HeadLayout) -> bool:
+    """Whether config.json names a class of another task; XLM-R's classes are RoBERTa's by another name."""
+    names = hf.get("architectures")
+    kind = str(names[0]).partition("For")[2] if isinstance(names, list) and names else ""
+    return kind not in ("", layout.architecture.partition("For")[2])
+
+
+def _drop_out(tensors: dict[str, Tensor]) -> None:
+    """Forget a last matrix that was made for something else: ``classifier.weight`` is the name in more than one task."""
+    for name in ("out.weight", "out.bias"):
+        tensors.pop(name, None)
+
+
+def _their_names(ours: str, layout: HeadLayout, prefix: str) -> list[str]:
+    """The names a tensor of ours may have in a file, that of its module last."""
+    module, _, kind = ours.rpartition(".")
+    own = [layout.tensors[ours]] if ours in layout.tensors else []
+    return [*own, f"{layout.modules[module].format(prefix)}.{kind}"]
+
+
+def _head_tensors(model: Head) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encoder.")}
+
+
+def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
+    """Give a head its weights from the file, or from the seed those that are not there."""
+    where, given, wanted = opened.where, opened.tensors, _head_tensors(model)
+    theirs = {name: _their_names(name, opened.layout, "")[0] for name in wanted.keys() | given.keys()}
+    if unknown := sorted(theirs[name] for name in given.keys() - wanted.keys()):
+        raise InputError(f"{where}: config.json gives the head no {', '.join(unknown)}, but the file has it")
+    missing = sorted(theirs[name] for name in wanted.keys() - given.keys())
+    if missing and seed is None:
+        raise InputError(
+            f"{where}: the head of {opened.layout.architecture} is not complete: missing {', '.join(missing)}; "
+            "pass new_head_seed to draw what is missing, and train it"
+        )
+    for name in (name for name in wanted if name in given):
+        tensor, shape, asked = given[name], tuple(given[name].shape), tuple(wanted[name].shape)
+        if shape != asked:
+            raise InputError(f"{where}: {theirs[name]} has shape {shape}, {asked} was asked for")
+        if not tensor.is_floating_point():
+            raise InputError(f"{where}: {theirs[name]} holds {tensor.dtype}, not floating-point numbers")
+    if missing and seed is not None:
+        init_head(model, seed=seed)
+        logger.warning("%s: drew new weights with seed %d, to be trained: %s", where, seed, ", ".join(missing))
+    model.load_state_dict(model.state_dict() | given)
+    return model
+
+
+def _has_own_decoder(opened: _Opened) -> bool:
+    """Whether the file has a decoder matrix that differs from the embedding, against its own config.json."""
+    own, embedding = opened.tensors.get("decoder.weight"), opened.encoder.embeddings.tokens.weight
+    if own is None or torch.equal(own.to(embedding.dtype), embedding):
+        return False
+    logger.warning("%s: config.json ties the decoder to the embedding, but the file has two matrices: both are kept", opened.where)
+    return True
+
+
+def save_masked_lm(model: MaskedLM, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
+    """Write a masked language model as transformers writes it.
+
+    Args:
+        model: Whose weights.
+        folder: Made if it is not there; each file is replaced whole.
+        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
+
+    Raises:
+        InputError: The family's config.json has no words for the head; the message names what.
+    """
+    config = model.encoder.config
+    settings = transform_settings(model.transform.config, masked_lm_transform(config), config)
+    settings["tie_word_embeddings"] = model.decoder.weight is None
+    has_bias = model.decoder.bias is not None
+    if config.family in SHARED_TRANSFORM:
+        settings["decoder_bias"] = has_bias
+    elif has_bias != decoder_has_bias(config):
+        raise InputError(f"decoder_bias: a {config.family} config.json cannot say {str(has_bias).lower()}")
+    _save(model, Path(folder), "masked_lm", settings, style)
+
+
+def save_classifier(model: SequenceClassifier, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
+    """Write a classifier of sequences as transformers writes it.
+
+    Args:
+        model: Whose weights.
+        folder: Made if it is not there; each file is replaced whole.
+        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
+
+    Raises:
+        InputError: The family's config.json has no words for the head; the message names what.
+    """
+    config = model.encoder.config
+    settings = transform_settings(model.transform.config, classifier_transform(config), config)
+    if config.family in SHARED_TRANSFORM:
+        settings["classifier_pooling"] = model.pooling
+    elif model.pooling != "cls":
+        raise InputError(f"pooling: a {config.family} config.json cannot say {model.pooling}")
+    names = model.label_names or tuple(f"LABEL_{number}" for number in range(model.num_labels))
+    settings |= {
+        "classifier_dropout": model.dropout.p,
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+        "problem_type": model.problem_type,
+    }
+    _save(model, Path(folder), "classifier", settings, style)
+
+
+def save_span_qa(model: SpanQA, folder: str | Path, *, style: ConfigStyle = "v4") -> None:
+    """Write a model that answers with spans as transformers writes it.
+
+    Args:
+        model: Whose weights.
+        folder: Made if it is not there; each file is replaced whole.
+        style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
+
+    Raises:
+        InputError: The family's config.json has no words for the head; the message names what.
+    """
+    config = model.encoder.config
+    settings: dict[str, Any] = {}
+    if config.family in SHARED_TRANSFORM and model.transform is not None:
+        settings = transform_settings(model.transform.config, masked_lm_transform(config), config)
+        settings["classifier_dropout"] = model.dropout.p
+    elif (model.transform is None) is (config.family in SHARED_TRANSFORM):
+        raise InputError(f"transform: a {config.family} config.json cannot say whether there is one")
+    _save(model, Path(folder), "span_qa", settings, style)
+
+
+def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style: ConfigStyle) -> None:
+    config = model.encoder.config
+    if config.family not in LAYOUTS[task]:
+        raise InputError(f"{config.family} has no head of this kind; it is known for {', '.join(LAYOUTS[task])}")
+    layout, prefix = LAYOUTS[task][config.family], KEY_MAPS[config.family].prefix
+    hf = config_to_hf(config, style=style) | {"architectures": [layout.architecture]}
+    hf |= {"head": settings} if config.family == "quiver" else settings
+    if "auto_map" in hf:  # the family's own code: point at its class for this task too
+        code = hf["auto_map"]["AutoModelForMaskedLM"].rpartition(".")[0]
+        hf["auto_map"] = {**hf["auto_map"], AUTO_CLASSES[task]: f"{code}.{layout.architecture}"}
+    state = to_hf_state(model.encoder, prefix=True)
+    # transformers ties a decoder's two names of its bias where it ties the decoder, and else reads both.
+    both = isinstance(model, MaskedLM) and model.decoder.weight is not None
+    for name, tensor in _head_tensors(model).items():
+        for theirs in _their_names(name, layout, prefix)[: None if both else 1]:
+            state[theirs] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    hf["torch_dtype"] = str(model.encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
+    write_checkpoint(folder, state, hf)

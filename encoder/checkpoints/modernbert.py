@@ -1,0 +1,195 @@
+"""ModernBERT's config.json: Ettin, gte-modernbert, granite-embedding-r2 and mmBERT have it too.
+
+Both generations of keys are read and written: v4 (``global_attn_every_n_layers``, ``global_rope_theta``, ``rope_scaling``)
+and v5 (``layer_types``, ``rope_parameters``). Where a file leaves a key out, transformers' default stands.
+
+Source: the published config.json files; ``ModernBertConfig`` of transformers 5.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quiver.encoder.checkpoints.keys import TO_HF_ACTIVATION, ConfigStyle, Keys
+from quiver.encoder.config import EncoderConfig, LayerType, RopeKind, RopeScaling, global_every
+from quiver.encoder.errors import InputError
+
+HF_LAYER_TYPES: dict[str, LayerType] = {"full_attention": "global", "sliding_attention": "local"}
+TO_HF_LAYER_TYPE = {ours: theirs for theirs, ours in HF_LAYER_TYPES.items()}
+# transformers' defaults for files that leave them out.
+GLOBAL_THETA = 160_000.0
+LOCAL_THETA = 10_000.0
+MAX_POSITIONS = 8192
+
+ROPE_TYPES: dict[str, RopeKind | None] = {"default": None, "linear": "linear", "yarn": "yarn"}
+ROPE_KEYS = frozenset(
+    {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"}
+)
+
+
+def read_modernbert(keys: Keys) -> EncoderConfig:
+    """A ModernBERT of any size and vocabulary."""
+    max_positions = keys.integer("max_position_embeddings", MAX_POSITIONS)
+    parameters = keys.inner("rope_parameters")
+    if parameters is not None and (unknown := sorted(parameters.hf.keys() - HF_LAYER_TYPES.keys())):
+        raise InputError(f"config.json: rope_parameters must name {' and '.join(HF_LAYER_TYPES)}, got {', '.join(unknown)}")
+    global_rope = _rope(keys, "full_attention")
+    local_rope = _rope(keys, "sliding_attention")
+    global_theta = _theta(global_rope, keys, "global_rope_theta", GLOBAL_THETA)
+    # Old files write null for "the same as in global layers".
+    same = "local_rope_theta" in keys.hf and keys.hf["local_rope_theta"] is None
+    attention_dropout = keys.number("attention_dropout", 0.0)
+    return EncoderConfig(
+        family="modernbert",
+        vocab_size=keys.integer("vocab_size"),
+        hidden_size=keys.integer("hidden_size"),
+        num_heads=keys.integer("num_attention_heads"),
+        intermediate_size=keys.integer("intermediate_size"),
+        layer_types=_layer_types(keys),
+        max_positions=max_positions,
+        norm_position="pre",
+        mlp="gated",
+        positions="rope",
+        activation=keys.activation("hidden_activation"),
+        window=keys.integer("local_attention", 128),
+        global_theta=global_theta,
+        local_theta=_theta(local_rope, keys, "local_rope_theta", global_theta if same else LOCAL_THETA),
+        global_scaling=_scaling(global_rope, max_positions),
+        local_scaling=_scaling(local_rope, max_positions),
+        # Some published files carry layer_norm_eps too; transformers reads norm_eps alone.
+        norm_eps=keys.number("norm_eps", 1e-5),
+        norm_bias=keys.flag("norm_bias"),
+        qkv_bias=keys.flag("attention_bias"),
+        attention_output_bias=keys.flag("attention_bias"),
+        mlp_input_bias=keys.flag("mlp_bias"),
+        mlp_output_bias=keys.flag("mlp_bias"),
+        first_attention_norm=False,
+        final_norm=True,
+        embedding_dropout=keys.number("embedding_dropout", 0.0),
+        attention_dropout=attention_dropout,
+        attention_output_dropout=attention_dropout,  # transformers uses one value for both
+        mlp_inner_dropout=keys.number("mlp_dropout", 0.0),
+        initializer_range=keys.number("initializer_range", 0.02),
+        pad_token_id=keys.integer("pad_token_id", 50283),
+        cls_token_id=keys.identifier("cls_token_id"),
+        sep_token_id=keys.identifier("sep_token_id"),
+    )
+
+
+def _layer_types(keys: Keys) -> tuple[LayerType, ...]:
+    layers = keys.integer("num_hidden_layers")
+    names = keys.hf.get("layer_types")
+    if names is None:
+        return global_every(layers, keys.integer("global_attn_every_n_layers", 3))
+    if not isinstance(names, list):
+        raise keys.error("layer_types", "must be a list")
+    unknown = sorted({str(name) for name in names} - HF_LAYER_TYPES.keys())
+    if unknown:
+        raise InputError(f"config.json: layer_types must be {' or '.join(HF_LAYER_TYPES)}, got {', '.join(unknown)}")
+    if len(names) != layers:
+        raise InputError(f"config.json: layer_types names {len(names)} layers, num_hidden_layers says {layers}")
+    return tuple(HF_LAYER_TYPES[name] for name in names)
+
+
+def _rope(keys: Keys, name: str) -> Keys:
+    """RoPE of one layer type: v5's rope_parameters, over which v4's rope_scaling is laid for both types, as transformers does."""
+    merged: dict[str, Any] = {}
+    path = "rope_scaling."
+    by_type = keys.inner("rope_parameters")
+    for rope in (None if by_type is None else by_type.inner(name), keys.inner("rope_scaling")):
+        if rope is None:
+            continue
+        unknown = sorted(key for key, value in rope.hf.items() if key not in ROPE_KEYS and value is not None)
+        if unknown:
+            raise rope.error(unknown[0], "is not supported")
+        merged |= rope.hf
+        if "rope_type" not in rope.hf and "type" in rope.hf:
+            merged["rope_type"] = rope.hf["type"]
+        path = rope.path
+    return Keys(merged, path=path)
+
+
+def _theta(rope: Keys, keys: Keys, key: str, default: float) -> float:
+    return rope.number("rope_theta") if rope.hf.get("rope_theta") is not None else keys.number(key, default)
+
+
+def _scaling(rope: Keys, max_positions: int) -> RopeScaling | None:
+    name = rope.hf.get("rope_type") or "default"
+    if not isinstance(name, str) or name not in ROPE_TYPES:
+        raise rope.error("rope_type", f"must be {', '.join(ROPE_TYPES)}")
+    kind = ROPE_TYPES[name]
+    if kind is None:
+        return None
+    return RopeScaling(
+        kind=kind,
+        factor=rope.number("factor"),
+        original_positions=rope.integer("original_max_position_embeddings", max_positions),
+        beta_fast=rope.number("beta_fast", RopeScaling.beta_fast),
+        beta_slow=rope.number("beta_slow", RopeScaling.beta_slow),
+        attention_factor=None if rope.hf.get("attention_factor") is None else rope.number("attention_factor"),
+    )
+
+
+def write_modernbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+    """The keys of one generation; v5's where v4 has no words for a pattern of layers or a scaling of one layer type alone."""
+    hf: dict[str, Any] = {
+        "architectures": ["ModernBertModel"],
+        "model_type": "modernbert",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "hidden_activation": TO_HF_ACTIVATION[config.activation],
+        "max_position_embeddings": config.max_positions,
+        "local_attention": config.window,
+        "norm_eps": config.norm_eps,
+        "norm_bias": config.norm_bias,
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_input_bias,
+        "embedding_dropout": config.embedding_dropout,
+        "attention_dropout": config.attention_dropout,
+        "mlp_dropout": config.mlp_inner_dropout,
+        "initializer_range": config.initializer_range,
+        "pad_token_id": config.pad_token_id,
+    }
+    if config.cls_token_id is not None:
+        hf |= {"cls_token_id": config.cls_token_id, "bos_token_id": config.cls_token_id}
+    if config.sep_token_id is not None:
+        hf |= {"sep_token_id": config.sep_token_id, "eos_token_id": config.sep_token_id}
+    every = _period(config.layer_types)
+    scalings = {config.scaling(kind) for kind in config.layer_types}
+    if style == "v5" or every is None or len(scalings) > 1:
+        hf["layer_types"] = [TO_HF_LAYER_TYPE[kind] for kind in config.layer_types]
+        hf["rope_parameters"] = {
+            theirs: {**_written_scaling(config.scaling(ours), config.max_positions), "rope_theta": config.theta(ours)}
+            for theirs, ours in HF_LAYER_TYPES.items()
+        }
+        return hf
+    hf["global_attn_every_n_layers"] = every
+    hf["global_rope_theta"] = config.global_theta
+    hf["local_rope_theta"] = config.local_theta
+    (scaling,) = scalings
+    if scaling is not None:
+        hf["rope_scaling"] = _written_scaling(scaling, config.max_positions)
+    return hf
+
+
+def _written_scaling(scaling: RopeScaling | None, max_positions: int) -> dict[str, Any]:
+    if scaling is None:
+        return {"rope_type": "default"}
+    written: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    # Linear scaling does not use the original length, and transformers complains of keys that it does not use.
+    if scaling.kind == "yarn" or scaling.original_positions != max_positions:
+        written["original_max_position_embeddings"] = scaling.original_positions
+    if scaling.kind == "yarn":
+        written |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        if scaling.attention_factor is not None:
+            written["attention_factor"] = scaling.attention_factor
+    return written
+
+
+def _period(layer_types: tuple[LayerType, ...]) -> int | None:
+    """The n of "every n-th layer is global", None if there is none."""
+    candidates = (every for every in range(1, len(layer_types) + 1) if global_every(len(layer_types), every) == layer_types)
+    return next(candidates, None)

@@ -1,0 +1,66 @@
+"""Quiver's own config.json: every field of `EncoderConfig` under its name, for architectures no other format can say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from quiver.encoder.checkpoints.keys import ConfigStyle, Keys
+from quiver.encoder.config import EncoderConfig, RopeScaling
+from quiver.encoder.errors import InputError
+
+# What a config.json holds beside the fields.
+ABOUT = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "head"})
+
+Record = TypeVar("Record", EncoderConfig, RopeScaling)
+
+
+def read_quiver(keys: Keys) -> EncoderConfig:
+    """Every key is a field of its type, and nothing else; fields left out have `EncoderConfig`'s defaults."""
+    if "family" in keys.hf:
+        raise InputError("config.json: unknown key family; model_type says it")
+    return _record(EncoderConfig, {"family": "quiver"} | {key: value for key, value in keys.hf.items() if key not in ABOUT}, "")
+
+
+def write_quiver(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
+    """All fields but the family, which model_type says."""
+    del style
+    values = asdict(config)
+    del values["family"]
+    return {"architectures": ["QuiverEncoder"], "model_type": "quiver", **values, "layer_types": list(config.layer_types)}
+
+
+def _record(kind: type[Record], values: Mapping[str, Any], path: str) -> Record:
+    hints = get_type_hints(kind)
+    if unknown := sorted(values.keys() - hints.keys()):
+        raise InputError(f"config.json: unknown key {path}{unknown[0]}; the keys of a quiver config.json are EncoderConfig's fields")
+    for field in fields(kind):
+        if field.name not in values and field.default is MISSING:
+            raise InputError(f"config.json: the key {path + field.name!r} is missing")
+    return kind(**{name: _typed(value, hints[name], path + name) for name, value in values.items()})
+
+
+def _typed(value: object, hint: Any, name: str) -> Any:
+    if get_origin(hint) in (Union, UnionType):
+        (inner,) = (one for one in get_args(hint) if one is not type(None))
+        return None if value is None else _typed(value, inner, name)
+    if hint is RopeScaling and isinstance(value, Mapping):
+        return _record(RopeScaling, value, f"{name}.")
+    if get_origin(hint) is tuple and isinstance(value, list | tuple):
+        return tuple(_typed(one, get_args(hint)[0], name) for one in value)
+    if get_origin(hint) is Literal and value in get_args(hint):
+        return value
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise InputError(f"config.json: {name} must be {_spoken(hint)}, got {value!r}")
+    return value
+
+
+def _spoken(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(str, get_args(hint)))
+    spoken = {int: "an integer", float: "a number", bool: "true or false", str: "a string", RopeScaling: "an object"}
+    return spoken.get(hint, "a list")

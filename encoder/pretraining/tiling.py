@@ -1,0 +1,208 @@
+"""A larger encoder from a smaller one: every tensor of the larger tiled with the smaller's values, the original in the middle.
+
+Along an axis of length n that becomes N, place r takes the old place (r - (N - n) // 2) mod n: the whole old tensor stands in the
+middle, and around it everything goes on periodically. Layer i of L takes the old layer round(i l / L).
+
+What is made of several equal parts is tiled part by part: queries, keys and values, the two halves of a gated MLP, and, so that a head
+of the larger encoder is a head of the smaller one whatever their numbers are, heads; inside a head also the two halves that RoPE turns
+against each other. Where heads are as wide as they were and their number grows by an even one, as from base to large, this is the
+published map of whole matrices, entry by entry.
+
+Tiled as it was published, a matrix adds up what stands several times in its input as often as it stands there, and a narrow model that
+is made wider begins no better than random. So the copies share: a matrix's column is divided by the number of places that its input
+stands at, and the larger model begins near to the function of the smaller one (norms alone see copies that they do not know of).
+
+Shapes: D model width, H heads, K head width, I MLP width, V vocabulary, L layers; small letters for the parent's.
+Source: ModernBERT, arXiv:2412.13663, appendix A.2, and ``tile_weights_from_middle`` in AnswerDotAI/ModernBERT at 8c57a0f; Gopher,
+arXiv:2112.11446 (which layer becomes which); Net2Net, arXiv:1511.05641, section 2.2 (copies that share).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+
+import torch
+from quiver.encoder.config import DROPOUTS, EncoderConfig
+from quiver.encoder.errors import InputError
+from quiver.encoder.heads import MaskedLM
+from quiver.encoder.model import Encoder
+from torch import Tensor
+
+# What may differ between a model and the one it is enlarged to: sizes, and what no weight depends on.
+FREE = frozenset(
+    {
+        *("hidden_size", "num_heads", "intermediate_size", "layer_types", "first_attention_norm", "family"),
+        *("max_positions", "window", "global_theta", "local_theta", "global_scaling", "local_scaling"),
+        *("norm_eps", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id", *DROPOUTS),
+    }
+)
+
+
+def layer_map(old: int, new: int) -> list[int]:
+    """For each layer of the larger model the layer of the smaller one that it begins as.
+
+    Args:
+        old: Layers of the smaller model, l >= 1.
+        new: Layers of the larger one, L >= 1.
+
+    Returns:
+        round(i l / L), of two equally near the even one; never beyond l - 1, which rounding alone would give where L > 2 l.
+
+    Example:
+        >>> layer_map(4, 6)
+        [0, 1, 1, 2, 3, 3]
+    """
+    return [min(round(layer * old / new), old - 1) for layer in range(new)]
+
+
+def tile(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor in another shape of as many axes: the old one in the middle, gone on periodically; the middle of it where it shrinks.
+
+    Raises:
+        ValueError: The numbers of axes differ, or the tensor is empty.
+
+    Example:
+        >>> tile(torch.tensor([1, 2, 3]), (6,)).tolist(), tile(torch.tensor([1, 2, 3, 4]), (2,)).tolist()
+        ([3, 1, 2, 3, 1, 2], [2, 3])
+    """
+    if tensor.ndim != len(shape) or not tensor.numel():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} cannot be tiled to {shape}")
+    for axis, (old, new) in enumerate(zip(tensor.shape, shape, strict=True)):
+        if old != new:
+            before = (new - old) // 2 if new > old else -((old - new) // 2)  # so that growing and shrinking again gives the original
+            places = (torch.arange(new, device=tensor.device) - before) % old
+            tensor = tensor.index_select(axis, places)
+    return tensor
+
+
+def enlarge(encoder: Encoder, config: EncoderConfig, *, shared: bool = True) -> Encoder:
+    """A new encoder of another size that begins with what a trained one has learnt.
+
+    Args:
+        encoder: The parent; not changed.
+        config: The larger architecture. Widths, layers and heads may be any, also smaller ones.
+        shared: Copies share, see above; False for the published map of values as they are.
+
+    Returns:
+        The larger encoder in the parent's dtype, place and mode. A norm that only the larger one has begins as the identity's.
+
+    Raises:
+        InputError: The two differ in more than sizes, or the parent's weights are packed for inference; names the field.
+
+    Example:
+        >>> small = EncoderConfig.modernbert(
+        ...     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"])
+        >>> large = EncoderConfig.modernbert(
+        ...     vocab_size=64, hidden_size=48, num_heads=3, intermediate_size=80, layer_types=["global", "local", "local"])
+        >>> enlarge(Encoder(small), large).config.hidden_size
+        48
+    """
+    _check(encoder, config)
+    larger = Encoder(config)
+    larger.load_state_dict(larger.state_dict() | _tiled(encoder, larger, shared=shared))
+    return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(encoder.training)
+
+
+def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = True) -> MaskedLM:
+    """`enlarge` for a masked language model: its head is tiled too.
+
+    Raises:
+        InputError: As `enlarge`.
+    """
+    encoder = enlarge(model.encoder, config, shared=shared)
+    own = model.decoder
+    larger = MaskedLM(encoder, transform=model.transform.config, decoder_bias=own.bias is not None, tied=own.weight is None)
+    state, old = larger.state_dict(), model.state_dict()
+    for name, tensor in state.items():
+        if not name.startswith("encoder."):
+            # (D, D), (D,), (V, D) or (V,): no axis has parts.
+            state[name] = tile(old[name], tuple(tensor.shape))
+            if shared and tensor.ndim > 1:
+                state[name] = state[name] / _places(old[name].shape[-1], tensor.shape[-1]).to(state[name])
+    larger.load_state_dict(state)
+    if shared and own.weight is None:  # the decoder is the embedding, whose copies are written and cannot share: what it reads shares
+        with torch.no_grad():
+            for weight in larger.transform.norm.parameters():
+                weight.div_(_places(model.encoder.config.hidden_size, config.hidden_size))
+    return larger.to(device=encoder.device, dtype=encoder.embeddings.tokens.weight.dtype).train(model.training)
+
+
+def _check(encoder: Encoder, config: EncoderConfig) -> None:
+    if encoder.frozen:
+        raise InputError("the weights of this encoder are packed for inference; enlarge the one it was made from")
+    fixed = {field.name for field in fields(EncoderConfig)} - FREE
+    if config.positions == "absolute":
+        fixed |= {"max_positions"}
+    old = encoder.config
+    differing = [name for name in sorted(fixed) if getattr(old, name) != getattr(config, name)]
+    if differing:
+        told = "; ".join(f"{name} is {getattr(old, name)!r} and would be {getattr(config, name)!r}" for name in differing)
+        raise InputError(f"an encoder can only be enlarged to one that differs in sizes: {told}")
+
+
+def _places(old: int, new: int) -> Tensor:
+    """For each place along a tiled axis the number of places that have the same old one, (new,)."""
+    origins = tile(torch.arange(old), (new,))
+    return torch.bincount(origins, minlength=old)[origins]
+
+
+def _tiled(encoder: Encoder, larger: Encoder, *, shared: bool) -> dict[str, Tensor]:
+    """The larger encoder's tensors, under its names; without those that the smaller one has no counterpart of."""
+    old = encoder.state_dict()
+    layers = layer_map(encoder.config.num_layers, larger.config.num_layers)
+    tiled = {}
+    for name, tensor in larger.state_dict().items():
+        source, kind = name, name
+        if name.startswith("layers."):
+            _, layer, kind = name.split(".", 2)
+            source = f"layers.{layers[int(layer)]}.{kind}"
+        if source not in old:  # only the norm before the first attention may be left away
+            continue
+        axes = AXES.get(kind, _plain)
+        parts, shape = old[source].reshape(axes(encoder.config, old[source])), axes(larger.config, tensor)
+        found = tile(parts, shape)
+        if shared and tensor.ndim > 1 and not name.startswith("embeddings."):
+            for axis in _read(kind, len(shape)):
+                count = _places(parts.shape[axis], shape[axis])
+                found = found / count.reshape(-1, *[1] * (len(shape) - 1 - axis)).to(found)
+        tiled[name] = found.reshape(tensor.shape)
+    return tiled
+
+
+def _read(kind: str, axes: int) -> range:
+    """The axes of a matrix's parts that what it is multiplied with lies along: heads and their parts, or the last one."""
+    return range(1, axes) if kind == "attention.out.weight" else range(axes - 1, axes)
+
+
+def _heads(config: EncoderConfig) -> tuple[int, int, int]:
+    """H heads of two halves of K / 2 where RoPE turns whole heads, of one part of K elsewhere."""
+    halves = 2 if config.positions == "rope" and config.rotary_width == config.head_width else 1
+    return config.num_heads, halves, config.head_width // halves
+
+
+def _plain(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    del config
+    return tuple(tensor.shape)
+
+
+def _queries_keys_values(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    return (3, *_heads(config), *tensor.shape[1:])
+
+
+def _mixed_heads(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    return (len(tensor), *_heads(config))
+
+
+def _gate(config: EncoderConfig, tensor: Tensor) -> tuple[int, ...]:
+    return (len(tensor) // config.intermediate_size, config.intermediate_size, *tensor.shape[1:])
+
+
+AXES: Mapping[str, Callable[[EncoderConfig, Tensor], tuple[int, ...]]] = {
+    "attention.qkv.weight": _queries_keys_values,
+    "attention.qkv.bias": _queries_keys_values,
+    "attention.out.weight": _mixed_heads,
+    "mlp.up.weight": _gate,
+    "mlp.up.bias": _gate,
+}
+"""The tensors that are made of parts, each with what its axes are once the parts have axes of their own."""

@@ -1,0 +1,51 @@
+"""One session at a time in the folder of a run.
+
+.lock    held by the session that runs there, and gone with it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from quiver.encoder.errors import InputError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """The folder of a run, made where it is missing, for one session until the block ends; one that was made and is empty goes again.
+
+    Raises:
+        InputError: ``out`` is a file or cannot be written, or another session trains there.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file; --out names a folder")
+    created = not out.exists()
+    lock = FileLock(out / LOCK)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+        if not (out / LOCK).exists():  # whoever held it was just leaving, and has taken the file that is locked now with it
+            raise Timeout(lock.lock_file)
+    except Timeout as error:
+        raise InputError(f"{out}: another session is training there; wait for it, or choose another --out") from error
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no file that is open, and filelock does it there
+            (out / LOCK).unlink()
+        lock.release()
+        if created:
+            remove_empty(out)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder unless something is in it."""
+    if not any(folder.iterdir()):
+        folder.rmdir()

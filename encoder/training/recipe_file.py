@@ -1,0 +1,167 @@
+"""Recipes as files: found by path or name, read strictly, changed by overrides, every problem at once.
+
+What a recipe holds is a frozen dataclass of whoever reads it, see `quiver.encoder.training.schema`; its ``kind`` says whose it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.schema import Rule, build
+from quiver.encoder.training.strict_yaml import parse_yaml
+
+Section = TypeVar("Section")
+
+_SHIPPED_KIND = re.compile(r"^kind: *([\w-]+)", re.MULTILINE)
+
+
+class RecipeError(InputError):
+    """A recipe cannot be used.
+
+    Attributes:
+        problems: All of them, each ``dotted.path: what is wrong`` or ``line N: what is wrong``.
+    """
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        if len(self.problems) == 1:
+            super().__init__(f"{source}: {self.problems[0]}")
+        else:
+            super().__init__("\n  ".join([f"{source}: {len(self.problems)} problems", *self.problems]))
+
+
+def load_sections(
+    path: str | Path, kind: type[Section], rules: Iterable[Rule], *, kinds: Collection[str] | None = None, overrides: Sequence[str] = ()
+) -> Section:
+    """Read and check a recipe.
+
+    Args:
+        path: A YAML file, or the name of a shipped recipe.
+        kind: The dataclass of the whole recipe.
+        rules: Relations between its fields.
+        kinds: Values of ``kind`` that a shipped recipe may have to be found by its name; None for any.
+        overrides: ``section.setting=value``, applied in order before anything is checked. ``key=`` and ``key=null`` unset; a value in
+            quotes is text, quotes taken off; ``[1, 2]`` is a list; a list's item is named by its number, from 0.
+
+    Raises:
+        RecipeError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
+            or at odds with another; names all of them.
+        InputError: There is no such recipe, or it cannot be read.
+    """
+    file = find_recipe(path, kinds)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 ({error.reason} at byte {error.start}); convert the file") from error
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    try:
+        document, problems = parse_yaml(text)
+    except InputError as error:
+        raise RecipeError(str(file), [str(error)]) from error
+    for override in overrides:
+        problems.extend(_override(document, override))
+    recipe, found = build(kind, document, rules)
+    if recipe is None or problems:
+        raise RecipeError(str(file), problems + found)
+    return recipe
+
+
+def shipped_recipes(kinds: Collection[str] | None = None) -> list[str]:
+    """Names of the recipes that come with Quiver, sorted; of some values of ``kind``, or all."""
+    return sorted(path.stem for path in _shipped_folder().glob("*.yaml") if kinds is None or _shipped_kind(path) in kinds)
+
+
+def recipe_kind(path: Path) -> str | None:
+    """The ``kind`` that a recipe has; None where it has none, or cannot be read: what is wrong is told by whoever reads it for good."""
+    try:
+        document, _ = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, InputError):
+        return None
+    kind = document.get("kind") if isinstance(document, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _shipped_kind(path: Path) -> str | None:
+    # Not parsed: thirty files would cost a command half a second, and those that are shipped have the key in a line of its own.
+    found = _SHIPPED_KIND.search(path.read_text(encoding="utf-8"))
+    return found[1] if found else None
+
+
+def find_recipe(name_or_path: str | Path, kinds: Collection[str] | None = None) -> Path:
+    """The file of a recipe.
+
+    Args:
+        name_or_path: What ends in .yaml, .yml or .json, or has a folder in it, is a path; anything else is the name of a
+            shipped recipe.
+        kinds: Values of ``kind`` of the shipped recipes that are asked for; None for any.
+
+    Raises:
+        InputError: It is a folder; or there is no such file, or no such name (gives those that are like it, or else all of them).
+    """
+    path = Path(name_or_path)
+    is_path = path.suffix in {".yaml", ".yml", ".json"} or len(path.parts) > 1
+    names = shipped_recipes(kinds)
+    if not is_path and str(path) in names:
+        return _shipped_folder() / f"{path}.yaml"
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; give the recipes in it, as in {path / '*.yaml'}")
+    if is_path:
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file")
+        return path
+    if close := difflib.get_close_matches(str(path), names):
+        raise InputError(f"no shipped recipe {str(path)!r}; did you mean {' or '.join(map(repr, close))}?")
+    raise InputError(f"no shipped recipe {str(path)!r}; give the path of a .yaml file, or one of {', '.join(names)}")
+
+
+def _shipped_folder() -> Path:
+    # Beside the packages in a checkout as in site-packages. Not importlib.resources: torchtune installs a top-level
+    # ``recipes`` too, and which of the two an import finds is anyone's guess.
+    return Path(__file__).resolve().parents[2] / "recipes"
+
+
+def _override(document: object, override: str) -> list[str]:
+    """Apply ``dotted.path=value`` to a parsed recipe; the problem, if any, in a list."""
+    key, equals, text = override.partition("=")
+    *parents, name = key.strip().split(".")
+    if not equals or not all([*parents, name]):
+        return [f"override {override!r}: must read section.setting=value"]
+    target = document
+    for number, parent in enumerate(parents):
+        target = _inner(target, parent)
+        if target is None:
+            return [f"override {override!r}: {'.'.join(parents[: number + 1])} is not a section"]
+    if not isinstance(target, dict):
+        why = f"{'.'.join(parents)} is a list, name one of its items by its number" if parents else "the recipe has no settings"
+        return [f"override {override!r}: {why}"]
+    try:
+        target[name] = _scalar(text)
+    except InputError as error:
+        return [f"override {override!r}: {error}"]
+    return []
+
+
+def _inner(target: object, key: str) -> dict[str, object] | list[object] | None:
+    """The section or list under a key, or in a list under a number; a section that is missing is made. None if something else is there."""
+    if isinstance(target, list):
+        found = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
+    elif isinstance(target, dict):
+        found = target.get(key)
+        if found is None:
+            target[key] = found = {}
+    else:
+        return None
+    return found if isinstance(found, dict | list) else None
+
+
+def _scalar(text: str) -> object:
+    """An override's value: null, a list in brackets, or text; not parsed any further, for ``search_query: `` would be a mapping."""
+    if text in ("", "~", "null"):
+        return None
+    return parse_yaml(text)[0] if text[0] in "\"'[" else text

@@ -1,0 +1,1 @@
+"""Benchmarks with three subjects: encoder, training and index."""

@@ -1,0 +1,136 @@
+"""Question answering data in SQuAD's JSON as a BEIR folder: a question asks for the paragraph that it was asked about.
+
+Some such data, KorQuAD among it, may be passed on only as it is; so the collection is made where it is used. A paragraph's id is the id
+of its first question without the last part, ``p``, and the paragraph's number in its article: ``6548850-1p1``. A paragraph that comes
+again is one document, and one without questions is left out: both as in mteb's SQuADKorV1Retrieval, whose 5,774 queries and 960
+documents these then are.
+
+Source: SQuAD, arXiv:1606.05250, section 3, for the format; KorQuAD 1.0, https://korquad.github.io.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quiver.encoder.data_files import atomic_file
+from quiver.encoder.errors import InputError
+from quiver.eval.datasets.squad_json import RawParagraph, is_impossible, read_paragraphs, text_under
+from quiver.retrieval.data.corpus import read_judgements
+
+ALL = "test"
+"""The split that judges all questions."""
+
+
+@dataclass(frozen=True)
+class Squad:
+    """What was read.
+
+    Attributes:
+        documents: Id -> paragraph, in the order of the file.
+        queries: Id -> question.
+        answers: Id of a question -> id of its paragraph.
+    """
+
+    documents: dict[str, str]
+    queries: dict[str, str]
+    answers: dict[str, str]
+
+
+def read_squad(path: Path) -> Squad:
+    """Read a file in SQuAD's JSON, version 1 or 2; questions that version 2 calls impossible are left out.
+
+    Args:
+        path: ``{"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "question": ...}]}]}]}``.
+
+    Raises:
+        InputError: It is missing or not of this form, or an id comes twice (names the article and the paragraph).
+    """
+    squad = Squad({}, {}, {})
+    first: dict[str, str] = {}
+    for paragraph in read_paragraphs(path):
+        questions, context = _answerable(paragraph), paragraph.context
+        if not questions:
+            continue
+        key = first.setdefault(context, f"{next(iter(questions)).rpartition('-')[0] or next(iter(questions))}p{paragraph.number}")
+        if squad.documents.setdefault(key, context) != context:
+            raise InputError(f"{paragraph.where}: two paragraphs would have the id {key!r}")
+        for question, text in questions.items():
+            if question in squad.queries:
+                raise InputError(f"{paragraph.where}: the question id {question!r} comes twice")
+            squad.queries[question] = text
+            squad.answers[question] = key
+    if not squad.queries:
+        raise InputError(f"{path}: holds no question that has an answer")
+    return squad
+
+
+def write_squad(squad: Squad, out: Path, *, qrels: Path | None = None) -> list[str]:
+    """Write the collection as a BEIR folder.
+
+    Args:
+        squad: What `read_squad` gave.
+        out: Folder to write; its splits appear last, so that without them it is no collection.
+        qrels: A folder of ``<split>.tsv`` to take over; without it there is one split, `ALL`.
+
+    Returns:
+        The splits.
+
+    Raises:
+        InputError: There is a collection at ``out`` already or it cannot be written; or a judgement of ``qrels`` names a question or a
+            paragraph that is not there (names its line).
+    """
+    splits = (
+        {ALL: _lines((query, document, 1) for query, document in squad.answers.items())} if qrels is None else _taken_over(squad, qrels)
+    )
+    if (out / "corpus.jsonl").exists():
+        raise InputError(f"{out}: holds a collection already; remove it, or choose another --out")
+    try:
+        (out / "qrels").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    _write(out / "corpus.jsonl", (_row({"_id": key, "title": "", "text": text}) for key, text in squad.documents.items()))
+    _write(out / "queries.jsonl", (_row({"_id": key, "text": text}) for key, text in squad.queries.items()))
+    for split, lines in splits.items():
+        _write(out / "qrels" / f"{split}.tsv", lines)
+    return list(splits)
+
+
+def _answerable(paragraph: RawParagraph) -> dict[str, str]:
+    """The questions of a paragraph that have an answer, by id."""
+    found = [one for one in paragraph.questions if not is_impossible(one)]
+    questions = {text_under(one, "id", paragraph.where): text_under(one, "question", paragraph.where) for one in found}
+    if len(questions) < len(found):
+        raise InputError(f"{paragraph.where}: a question id comes twice")
+    return questions
+
+
+def _taken_over(squad: Squad, qrels: Path) -> dict[str, list[bytes]]:
+    files = sorted(qrels.glob("*.tsv")) if qrels.is_dir() else []
+    if not files:
+        raise InputError(f"{qrels}: no folder with <split>.tsv")
+    splits = {}
+    for file in files:
+        judgements = list(read_judgements(file))
+        for judgement in judgements:
+            for kind, key, known in (("question", judgement.query, squad.queries), ("paragraph", judgement.document, squad.documents)):
+                if key not in known:
+                    raise InputError(f"{judgement.place}: there is no {kind} {key!r}")
+        splits[file.stem] = _lines((judgement.query, judgement.document, judgement.grade) for judgement in judgements)
+    return splits
+
+
+def _lines(judgements: Iterable[tuple[str, str, int]]) -> list[bytes]:
+    rows = [f"{query}\t{document}\t{grade}\n" for query, document, grade in judgements]
+    return [line.encode() for line in ("query-id\tcorpus-id\tscore\n", *rows)]
+
+
+def _row(row: Mapping[str, str]) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def _write(path: Path, lines: Iterable[bytes]) -> None:
+    with atomic_file(path) as file:
+        file.writelines(lines)

@@ -1,0 +1,10 @@
+from .encoder.errors import InputError as InputError
+from .eval.evaluation import evaluate as evaluate
+from .retrieval.index.build import build_index as build_index
+from .retrieval.index.index import open_index as open_index
+from .retrieval.models.biencoder import BiEncoder as BiEncoder
+from .retrieval.models.colbert import ColBERT as ColBERT
+from .retrieval.records import Document as Document
+from .retrieval.training.run import train as train
+
+__version__: str

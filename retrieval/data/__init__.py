@@ -1,0 +1,1 @@
+"""Corpora, queries and judgements, runs in TREC format, and the embedding store."""

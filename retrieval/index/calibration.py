@@ -1,0 +1,237 @@
+"""Measuring an index: how much of what exact search finds, and how fast, at efforts from cheap to thorough.
+
+The first ten queries are searched at every effort of the engine's ladder, from the cheapest up to the first that finds about everything;
+the others are searched at these efforts only. What most indexes need is measured in any case, up to two steps beyond the ``balanced`` of
+an index that was not measured; only an index whose documents lie almost anywhere is measured at more.
+
+Exact search is that of the index at its effort ``exact``: scores by the best vectors that it keeps. What it cost to compress them is not
+seen here. A search is timed as a user makes it, one query at a time, FAISS on one thread; the efforts take turns, so that whatever
+else the machine does slows all of them alike.
+
+Where there are no real queries they are made of the index's own vectors, see `quiver.retrieval.index.pseudo_queries`.
+
+Shapes: n queries, k hits a query.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.engines import AnyCodec, Setting
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.pseudo_queries import MIXED, MeasuredQuery, pseudo_queries
+from quiver.retrieval.index.recall_table import Calibration, RecallTable, Rung, interval
+from quiver.retrieval.index.threads import one_thread
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.versions import installed_version
+
+logger = logging.getLogger(__name__)
+
+QUERIES = 200
+"""Queries that are searched where nobody says otherwise: a recall of 0.95 is then known to about 0.01."""
+
+HITS = (10, 100)
+"""Numbers of hits that are measured where nobody says otherwise."""
+
+LEAST_HITS = max(MIXED.values()) + 1
+"""Hits that can be measured without real queries: the documents that a query is made of are hits, and do not count."""
+
+# So many queries are searched however long it takes: a table of fewer says nothing. They say how far up the ladder the others go.
+_LEAST = 10
+# The first effort with this recall for the first queries is the last; there are at least so many beyond the preset ``balanced``.
+_FOUND = 0.99
+_BEYOND = 2
+# Of the time of a build, and in any case.
+_SHARE = 0.05
+_SECONDS = 5.0
+# Every fourth query is searched for more hits than the fewest: one says more there, and takes longer.
+_EVERY = 4
+_PACKAGES = {"quiver": "quiver-retrieval", "faiss": "faiss-cpu", "numpy": "numpy", "numba": "numba"}
+
+
+def calibrate(
+    index: Index,
+    *,
+    queries: Any | None = None,
+    count: int = QUERIES,
+    ks: Sequence[int] = HITS,
+    seed: int = 0,
+    seconds: float | None = None,
+    progress: bool = False,
+) -> Calibration:
+    """Measure recall and latency of an index at the efforts of its engine's ladder; log a warning where ``balanced`` finds too little.
+
+    Args:
+        index: The index; nothing of it is changed.
+        queries: Vectors of real queries, as ``Index.search`` takes them; None makes them of the index's own.
+        count: Queries that are searched, at most; more of those given are chosen from at random.
+        ks: Numbers of hits to measure; at least ``LEAST_HITS`` each without real queries. All but the least are measured with every fourth
+            query: there one says more, and takes longer.
+        seed: Of what is chosen at random. Recall is the same in every run, latency is not.
+        seconds: Time after which no further query is begun once ten are done; None for no limit.
+        progress: Show a bar over the queries.
+
+    Raises:
+        InputError: There is nothing to find.
+        ValueError: ``count`` or ``ks`` is too small, or the queries do not fit the index.
+    """
+    least = LEAST_HITS if queries is None else 1
+    if count < 1 or not ks or min(ks) < least:
+        raise ValueError(f"count must be >= 1 and every k >= {least}, got {count} and {list(ks)}")
+    kind = index.manifest.model.kind
+    asked = pseudo_queries(index.segments, kind, count=count, seed=seed) if queries is None else _given(queries, kind, count, seed)
+    if not asked or not any((segment.kept & (segment.vectors.lengths > 0)).any() for segment in index.segments):
+        raise InputError(f"{index.path}: there is nothing to measure: no queries, or no document with a vector")
+    ks = sorted(set(ks))
+    with one_thread():
+        course = _Course(index, ks)
+        begun = time.monotonic()
+        with progress_bar("calibration", len(asked), enabled=progress) as advance:
+            course.climb(asked[:_LEAST])
+            advance(len(asked[:_LEAST]))
+            for query in asked[_LEAST:]:
+                if seconds is not None and time.monotonic() - begun > seconds:
+                    break
+                course.run(query)
+                advance(1)
+    logger.info("%s: recall and latency measured with %d queries", index.path, course.queries)
+    calibration = Calibration(
+        documents=len(index),
+        largest=max(len(segment.documents) for segment in index.segments),
+        origin="index" if queries is None else "given",
+        seed=seed,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        processor=platform.processor() or platform.machine(),
+        versions={name: installed_version(package) or "not installed" for name, package in _PACKAGES.items()},
+        tables=course.tables(),
+    )
+    if advice := calibration.advice():
+        logger.warning("%s: %s", index.path, advice)
+    return calibration
+
+
+def allowed_seconds(spent: float) -> float:
+    """What measuring may take on top of a change of an index that has taken so many seconds: a twentieth of it, five seconds at least.
+
+    As for `calibrate` it is a limit for beginning a query, and ten are searched in any case.
+    """
+    return max(_SECONDS, _SHARE * spent)
+
+
+def is_approximate(codec: AnyCodec) -> bool:
+    """Whether there is anything to measure: an exact engine finds all there is to find."""
+    return len(codec.ladder(HITS[0], documents=1)) > 1
+
+
+@dataclass
+class _Effort:
+    """One effort for k hits: its knobs, and of each query that was searched with it the recall and the milliseconds."""
+
+    k: int
+    knobs: Mapping[str, Setting]
+    recalls: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def rung(self, counted: Sequence[int]) -> Rung:
+        low, high = interval(np.array(self.recalls), np.array(counted))
+        return Rung(self.knobs, float(np.mean(self.recalls)), low, high, *_percentiles(self.times))
+
+
+class _Course:
+    """Queries searched at every effort, for every number of hits.
+
+    Args:
+        index: The index.
+        ks: Numbers of hits, ascending.
+    """
+
+    def __init__(self, index: Index, ks: Sequence[int]) -> None:
+        self._index = index
+        self._ks = ks
+        codec, documents = index.codec, max(len(segment.documents) for segment in index.segments)
+        ladders = {k: [asdict(effort) for effort in codec.ladder(k, documents=documents)] for k in ks}
+        self._efforts = {k: [_Effort(k, knobs) for knobs in ladders[k][:-1]] for k in ks}
+        # Of the efforts for k hits so many are measured in any case.
+        self._always = {k: ladders[k].index(asdict(codec.effort("balanced", k=k))) + 1 + _BEYOND for k in ks}
+        # What the others are compared with: it looks at everything for any number of hits, so it is searched once for all of them.
+        self._exact = _Effort(ks[-1], ladders[ks[-1]][-1])
+        self._exact_knobs = {k: ladders[k][-1] for k in ks}
+        self._counted: dict[int, list[int]] = {k: [] for k in ks}
+        self.queries = 0
+
+    def climb(self, queries: Sequence[MeasuredQuery]) -> None:
+        """Search the first queries effort after effort, and drop the efforts beyond the first that finds about everything."""
+        self._ids(queries[0], self._exact)  # to warm up, as below
+        wanted = [self._wanted(query) for query in queries]
+        for k, efforts in self._efforts.items():
+            for number, effort in enumerate(efforts, start=1):
+                self._ids(queries[0], effort)
+                for query, best in zip(queries, wanted, strict=True):
+                    if k in best:
+                        self._measure(query, effort, best[k])
+                if number >= self._always[k] and np.mean(effort.recalls) >= _FOUND:
+                    del efforts[number:]
+                    break
+
+    def run(self, query: MeasuredQuery) -> None:
+        """Search one query at every effort, each time in another order."""
+        wanted = self._wanted(query)
+        efforts = [effort for k in wanted for effort in self._efforts[k]]
+        if efforts:  # not timed: it brings back into the caches what a look at everything has driven out
+            self._ids(query, efforts[0])
+        for place in np.random.default_rng(self.queries).permutation(len(efforts)).tolist():
+            self._measure(query, efforts[place], wanted[efforts[place].k])
+
+    def _wanted(self, query: MeasuredQuery) -> dict[int, set[str]]:
+        """What the next query is to find, for each number of hits that it is searched for."""
+        ks = self._ks if self.queries % _EVERY == 0 else self._ks[:1]
+        begun = time.perf_counter()
+        best = self._ids(query, self._exact)
+        self._exact.times.append(1000 * (time.perf_counter() - begun))
+        wanted = {k: _without(best[:k], query.sources) for k in ks}
+        for k in ks:
+            self._counted[k].append(len(wanted[k]))
+        self.queries += 1
+        return wanted
+
+    def _measure(self, query: MeasuredQuery, effort: _Effort, wanted: set[str]) -> None:
+        begun = time.perf_counter()
+        found = self._ids(query, effort)
+        effort.times.append(1000 * (time.perf_counter() - begun))
+        effort.recalls.append(len(wanted & set(found)) / len(wanted))
+
+    def _ids(self, query: MeasuredQuery, effort: _Effort) -> Sequence[str]:
+        return self._index.search(query.vectors, effort.k, effort=effort.knobs).ids[0]
+
+    def tables(self) -> tuple[RecallTable, ...]:
+        """What was measured."""
+        return tuple(RecallTable(k, len(counted), (*self._rungs(k), self._last(k))) for k, counted in self._counted.items())
+
+    def _rungs(self, k: int) -> list[Rung]:
+        return [effort.rung(self._counted[k]) for effort in self._efforts[k]]
+
+    def _last(self, k: int) -> Rung:
+        return Rung(self._exact_knobs[k], 1.0, 1.0, 1.0, *_percentiles(self._exact.times))
+
+
+def _percentiles(times: Sequence[float]) -> tuple[float, float]:
+    p50, p95 = np.percentile(times, [50, 95]).tolist()
+    return p50, p95
+
+
+def _without(ids: Sequence[str], sources: frozenset[str]) -> set[str]:
+    """What a query is to find; the documents that it was made of count only where there are no others."""
+    return set(ids) - sources or set(ids)
+
+
+def _given(queries: Any, kind: str, count: int, seed: int) -> list[MeasuredQuery]:
+    chosen = np.sort(np.random.default_rng(seed).choice(len(queries), min(count, len(queries)), replace=False)).tolist()
+    return [MeasuredQuery(queries[number : number + 1] if kind == "dense" else [queries[number]], frozenset()) for number in chosen]

@@ -1,0 +1,300 @@
+"""The engines ``pq-dense`` and ``ivf-dense``: product codes find candidates, a byte a coordinate gives the scores.
+
+    codec.json       width d, coordinates a code, number of lists, bits of a final code
+    centre.f32       of the refine store, (d,)
+    spread.f32       of the refine store, (d,)
+    centroids.f32    of the lists, (K, D)
+    products.f32     codebooks of the product code, (M, 16, dsub)
+
+A segment is, beside its refine store, one file:
+
+    coarse.u8        product code and number of the list, (P, bytes)
+
+``pq-dense`` scans all codes: it is ``ivf-dense`` with one list, and finds what probing some of many lists misses.
+
+Shapes: n vectors, P documents, K lists, M product codes of a vector, d width, D = M * dsub its width filled up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.retrieval.index.dense.coarse import CoarseCoding
+from quiver.retrieval.index.dense.lists import InvertedLists
+from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
+from quiver.retrieval.index.dense.scalar import ScalarCoding, open_scalar, save_scalar
+from quiver.retrieval.index.dense.segment import DenseSegment, widened
+from quiver.retrieval.index.dense.settings import (
+    LISTS,
+    SCAN,
+    ListEffort,
+    ListSettings,
+    ScanEffort,
+    ScanSettings,
+    bits_of,
+    coordinates,
+    effort_grid,
+    k_factor,
+    probes,
+    resized,
+    sizes,
+    turned,
+)
+from quiver.retrieval.index.disk import Disk, write_array, write_file
+from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
+from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.fast_scan import CODEWORDS
+from quiver.retrieval.index.mapped import Files, map_array
+from quiver.retrieval.index.once import Once
+from quiver.retrieval.index.record_files import RecordFiles
+from quiver.retrieval.records import ModelCard
+
+COARSE = "coarse.u8"
+"""The file of a segment beside its refine store."""
+
+_JSON = "codec.json"
+_CENTROIDS, _PRODUCTS = "centroids.f32", "products.f32"
+# Copies of a block that are held at once while it is coded.
+_COPIES = 8
+# What the files of a segment hold back.
+_BUFFERS = 4 << 20
+
+ListsEffort: TypeAlias = ScanEffort | ListEffort
+"""The knobs of either engine."""
+
+ListsSegment: TypeAlias = DenseSegment[ListsEffort]
+"""A segment of either engine."""
+
+
+class ListFinder:
+    """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.segment.Finder`.
+
+    Args:
+        coding: Of the codec.
+        files: The segment's.
+        rows: Documents P it must have.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedIndexError: It has another size.
+    """
+
+    def __init__(self, coding: CoarseCoding, files: Files, rows: int) -> None:
+        self._coding = coding
+        self._path = files.folder / COARSE
+        self._records = files.map(COARSE, np.uint8, (rows, coding.width))
+        self._lists: Once[InvertedLists] = Once()
+
+    @property
+    def size(self) -> Size:
+        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        return Size(InvertedLists.nbytes(self._coding, len(self._records)), self._records.nbytes)
+
+    def find(self, queries: NDArray[np.float32], count: int, *, effort: ListsEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        return self._lists.get(self._make_lists).find(queries, count, nprobe=widened(effort.nprobe, allowed), allowed=allowed)
+
+    def copy(self, files: RecordFiles, keep: Bitmap) -> None:
+        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        files.copy(COARSE, self._records, keep)
+
+    def damaged(self) -> Bitmap:
+        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        return self._records.damaged()
+
+    def _make_lists(self) -> InvertedLists:
+        records = self._records.whole()
+        numbers = self._coding.numbers(records)
+        if len(numbers) and int(numbers.max()) >= len(self._coding.centroids):
+            raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; quiver index repair")
+        return InvertedLists(self._coding, records)
+
+
+class ListWriter:
+    """Codes vectors as they come; see `quiver.retrieval.index.engines.SegmentWriter`."""
+
+    def __init__(self, coarse: CoarseCoding, scalar: ScalarCoding, folder: Path, disk: Disk) -> None:
+        self._coarse = coarse
+        self._scalar = scalar
+        self._files = RecordFiles(folder, disk, _holds(scalar))
+
+    def add(
+        self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
+    ) -> None:
+        """Append documents, (n, d).
+
+        Raises:
+            InputError: A vector is too long.
+        """
+        del lengths, token_ids
+        for start in range(0, len(vectors), BLOCK):
+            block = np.ascontiguousarray(vectors[start : start + BLOCK], np.float32)
+            self._files.write(COARSE, self._coarse.encode(block))
+            write_codes(self._files, self._scalar, block)
+
+    def close(self) -> Mapping[str, str]:
+        """Finish the files; file name -> what it holds."""
+        return self._files.close()
+
+
+class ListCodec:
+    """See `quiver.retrieval.index.engines.Codec`; made by `train_scan`, `train_lists`, `open_scan` or `open_lists`.
+
+    Args:
+        name: ``pq-dense`` or ``ivf-dense``.
+        coarse: How candidates are coded.
+        scalar: How the refine store is.
+    """
+
+    def __init__(self, name: str, coarse: CoarseCoding, scalar: ScalarCoding) -> None:
+        self.name = name
+        self._coarse = coarse
+        self._scalar = scalar
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        return self._scalar.dim
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """What a report says beside the name."""
+        lists: dict[str, Setting] = {} if self.name == SCAN else {"nlist": len(self._coarse.centroids)}
+        return {**lists, "dsub": self._coarse.dsub, "bits": self._scalar.bits, "bytes_a_vector": self._coarse.width + self._scalar.nbytes}
+
+    def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write the codec into an existing, empty folder; file name -> what it holds."""
+        described = {
+            "dim": self._scalar.dim,
+            "dsub": self._coarse.dsub,
+            "nlist": len(self._coarse.centroids),
+            "bits": self._scalar.bits,
+        }
+        write_file(folder / _JSON, (json.dumps(described) + "\n").encode(), disk)
+        write_array(folder / _CENTROIDS, self._coarse.centroids, disk)
+        write_array(folder / _PRODUCTS, self._coarse.products, disk)
+        return {
+            _JSON: "sizes and settings of the codec",
+            _CENTROIDS: "centroids of the lists, (K, D) float32",
+            _PRODUCTS: "codebooks of the product code, (M, 16, dsub) float32",
+            **save_scalar(self._scalar, folder, disk),
+        }
+
+    def memory(self, rows: int, vectors: int) -> int:
+        """Bytes that writing or merging a segment holds at most; they do not grow with it."""
+        del rows, vectors
+        # The centroids also lie side by side, as the compiled loop that compares vectors with them wants them.
+        return 3 * self._coarse.centroids.nbytes + 4 * _COPIES * BLOCK * self._scalar.dim + _BUFFERS
+
+    def writer(self, folder: Path, disk: Disk) -> ListWriter:
+        """Begin a segment in an existing folder."""
+        return ListWriter(self._coarse, self._scalar, folder, disk)
+
+    def open(self, files: Files, rows: int) -> ListsSegment:
+        """Open a segment; its codes stay mapped.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file has another size.
+        """
+        return DenseSegment(RefineStore(self._scalar, files, rows), ListFinder(self._coarse, files, rows))
+
+    def merge(self, parts: Sequence[tuple[ListsSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write one segment from the rows of others that are kept, byte for byte."""
+        files = RecordFiles(folder, disk, _holds(self._scalar))
+        for segment, keep in parts:
+            segment.copy(files, keep)
+        return files.close()
+
+    def effort(self, preset: Preset, *, k: int) -> ListsEffort:
+        """The knobs of a preset for k hits."""
+        factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
+        if self.name == SCAN:
+            return ScanEffort(factor, exhaustive)
+        return ListEffort(probes(len(self._coarse.centroids), preset), factor, exhaustive)
+
+    def ladder(self, k: int, *, documents: int) -> Sequence[ListsEffort]:
+        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
+
+    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """The knobs that look at as much for k hits as these do for others; see `quiver.retrieval.index.engines.Codec`."""
+        return resized(knobs, measured=measured, k=k)
+
+    def effort_from(self, knobs: Mapping[str, Setting]) -> ListsEffort:
+        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+
+        Raises:
+            InputError: There is no such knob, or the value is none that it takes.
+        """
+        return turned(self.effort("balanced", k=10), knobs, engine=self.name)
+
+
+def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
+    """The codec of ``pq-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    del card, documents, vectors
+    chosen = ScanSettings.parse(settings)
+    dsub = chosen.dsub or coordinates(sample.vectors.shape[1])
+    return _trained(SCAN, sample, ListSettings(dsub, chosen.bits, nlist=1), seed)
+
+
+def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
+    """The codec of ``ivf-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    del card, vectors
+    chosen = ListSettings.parse(settings)
+    return _trained(LISTS, sample, replace(chosen, nlist=chosen.nlist or sizes(documents).lists), seed)
+
+
+def check_scan(settings: Mapping[str, Setting], card: ModelCard) -> None:
+    """Refuse settings of ``pq-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    del card
+    ScanSettings.parse(settings)
+
+
+def check_lists(settings: Mapping[str, Setting], card: ModelCard) -> None:
+    """Refuse settings of ``ivf-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    del card
+    ListSettings.parse(settings)
+
+
+def open_scan(folder: Path) -> ListCodec:
+    """Open what the codec of ``pq-dense`` wrote."""
+    return _opened(SCAN, folder)
+
+
+def open_lists(folder: Path) -> ListCodec:
+    """Open what the codec of ``ivf-dense`` wrote."""
+    return _opened(LISTS, folder)
+
+
+def _trained(name: str, sample: Sample, settings: ListSettings, seed: int) -> ListCodec:
+    coarse = CoarseCoding.learn(sample.vectors, lists=settings.nlist or 1, dsub=settings.dsub, seed=seed)
+    return ListCodec(name, coarse, ScalarCoding.learn(sample.vectors, settings.bits))
+
+
+def _holds(scalar: ScalarCoding) -> dict[str, str]:
+    return {COARSE: "product code and list of each vector, (P, bytes)", **holds(scalar)}
+
+
+def _opened(name: str, folder: Path) -> ListCodec:
+    described = read_json(folder / _JSON)
+    try:
+        dim, dsub, lists = (int(described[key]) for key in ("dim", "dsub", "nlist"))
+        bits = bits_of(described)
+        if min(dim, dsub, lists) < 1:
+            raise ValueError(f"width {dim}, {dsub} coordinates a code, {lists} lists")
+    except (KeyError, TypeError, ValueError, InputError) as error:
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+    codes = -(-dim // dsub)
+    centroids = np.array(map_array(folder / _CENTROIDS, np.float32, (lists, codes * dsub)))
+    products = np.array(map_array(folder / _PRODUCTS, np.float32, (codes, CODEWORDS, dsub)))
+    return ListCodec(name, CoarseCoding(dim, centroids, products), open_scalar(folder, dim, bits))

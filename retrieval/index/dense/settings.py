@@ -1,0 +1,390 @@
+"""The table of sizes, what a user may set of a compressed dense index, and how hard a search looks.
+
+Shapes: n documents, d width, k hits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.dense.scalar import Bits
+from quiver.retrieval.index.engines import Preset, Setting
+
+EXACT, SCAN, LISTS, FACTORY = "exact-dense", "pq-dense", "ivf-dense", "faiss-dense"
+"""Names of the engines for one vector a document."""
+
+_SAMPLE = 65_536
+_SAMPLE_A_LIST = 32
+_MOST_LISTS = 16_384
+_MOST_PROBES = 256
+_DSUB = (2, 4, 8)
+# Documents, and centroids, that the search of a graph of FAISS's keeps in sight.
+_GRAPH, _QUANTIZER = 128, 48
+# Candidates of a search for few hits, and for each hit of many; where a code stands for eight coordinates, so many times as many.
+_CANDIDATES = {"balanced": (150.0, 5.0), "fast": (60.0, 3.0)}
+_BLURRED = 2.8
+# A width from which a code may stand for four coordinates without a loss that would count.
+_WIDE = 384
+
+
+class Sizes(NamedTuple):
+    """What suits an index of so many documents.
+
+    Attributes:
+        engine: The engine, where the user names none.
+        lists: Lists K of an inverted file, whether or not ``engine`` has one.
+        nprobe: Lists that a search looks at.
+        sample: Vectors that a codec is trained on.
+    """
+
+    engine: str
+    lists: int
+    nprobe: int
+    sample: int
+
+
+def sizes(documents: int) -> Sizes:
+    """The table of sizes.
+
+    Up to 50,000 documents exact search takes about a millisecond (1.2 ms for 100,000 of width 128 on one thread of a Zen 4), and nothing
+    is lost. Up to 500,000 a scan of all product codes takes less than that (0.2 ms for 100,000); beyond, lists are probed.
+
+    K is a power of two near 2 sqrt(n), a quarter of what is usual for FAISS: here a coordinate of a centroid costs the time of sixteen
+    coordinates of a code, k-means takes K^2, and lists are probed a few hundred at a time. An eighth of them, 256 at most, is probed.
+    A centroid learns from 32 vectors, a codebook from 4,096.
+
+    Source: the limits are those measured with FAISS 1.15 for this project (100,000 vectors of width 128, one thread); the usual K and the
+    vectors a centroid, FAISS's guidelines to choose an index, https://github.com/facebookresearch/faiss/wiki/Guidelines-to-choose-an-index.
+
+    Example:
+        >>> sizes(100_000)
+        Sizes(engine='pq-dense', lists=512, nprobe=64, sample=65536)
+        >>> sizes(5_000_000)
+        Sizes(engine='ivf-dense', lists=4096, nprobe=256, sample=131072)
+    """
+    engine = EXACT if documents <= 50_000 else SCAN if documents <= 500_000 else LISTS
+    lists = min(_MOST_LISTS, 2 ** round(math.log2(2 * max(documents, 1) ** 0.5)))
+    return Sizes(engine, lists, probes(lists), max(_SAMPLE, _SAMPLE_A_LIST * lists))
+
+
+def coordinates(width: int) -> int:
+    """Coordinates that one code of a scan stands for, where the user names none: 4 for wide vectors, else 2.
+
+    On 100,000 sentences of all-MiniLM-L6-v2 (width 384), ten hits, one thread of a Xeon at 2.3 GHz, codes for 4 and 8 coordinates find
+    0.997 and 0.994 of the best at ``balanced``, in 0.40 and 0.37 ms, and at ``fast`` 0.990 and 0.982, in 0.37 and 0.29 ms. Codes for 2
+    find 0.997 at either and take 1.4 times as long as those for 4; of a hundred hits they find more for the time that they take.
+
+    Example:
+        >>> coordinates(128), coordinates(768)
+        (2, 4)
+    """
+    return 4 if width >= _WIDE else 2
+
+
+def probes(lists: int, preset: Preset = "balanced") -> int:
+    """Lists that a search looks at, of so many; all for ``exact``, a quarter of the usual ones for ``fast``.
+
+    Example:
+        >>> [probes(4096, preset) for preset in ("exact", "balanced", "fast")]
+        [4096, 256, 64]
+    """
+    usual = min(lists, max(8, min(_MOST_PROBES, lists // 8)))
+    return {"exact": lists, "balanced": usual, "fast": -(-usual // 4)}[preset]
+
+
+def sample_size(documents: int) -> int:
+    """Vectors that the codec of an index of so many documents is trained on."""
+    return min(documents, sizes(documents).sample)
+
+
+@dataclass(frozen=True)
+class ScanSettings:
+    """The settings of ``pq-dense``.
+
+    Attributes:
+        dsub: Coordinates that one 4-bit code stands for, 2, 4 or 8: twice as many halve memory and time of a scan and want a larger
+            k_factor. None chooses by width; see `coordinates`.
+        bits: Bits a coordinate of the final scores, 8 or 16: 16 doubles the bytes on the disk and leaves hardly an error.
+    """
+
+    dsub: int | None = None
+    bits: Bits = 8
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Setting]) -> ScanSettings:
+        """Settings from their names and values.
+
+        Raises:
+            InputError: There is no such setting, or the value is none that it takes.
+        """
+        _check_names(SCAN, settings, [field.name for field in fields(cls)])
+        return cls(_dsub(settings) if "dsub" in settings else None, bits_of(settings))
+
+
+@dataclass(frozen=True)
+class ListSettings:
+    """The settings of ``ivf-dense``.
+
+    Attributes:
+        dsub: As of `ScanSettings`; 2 where it is not named.
+        bits: As of `ScanSettings`.
+        nlist: Lists K; None chooses by size.
+    """
+
+    dsub: int = 2
+    bits: Bits = 8
+    nlist: int | None = None
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Setting]) -> ListSettings:
+        """Settings from their names and values.
+
+        Raises:
+            InputError: There is no such setting, or the value is none that it takes.
+        """
+        _check_names(LISTS, settings, [field.name for field in fields(cls)])
+        nlist = settings.get("nlist")
+        return cls(_dsub(settings), bits_of(settings), None if nlist is None else _whole("nlist", nlist))
+
+
+@dataclass(frozen=True)
+class FactorySettings:
+    """The settings of ``faiss-dense``.
+
+    Attributes:
+        factory: FAISS's factory string.
+        bits: As of `ScanSettings`.
+    """
+
+    factory: str
+    bits: Bits = 8
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Setting]) -> FactorySettings:
+        """Settings from their names and values.
+
+        Raises:
+            InputError: There is no factory string or no such setting, or the value is none that it takes.
+        """
+        _check_names(FACTORY, settings, [field.name for field in fields(cls)])
+        factory = settings.get("factory")
+        if not isinstance(factory, str) or not factory:
+            raise InputError(f"{FACTORY} wants the setting factory, FAISS's factory string, such as factory=HNSW32,Flat")
+        return cls(factory, bits_of(settings))
+
+
+@dataclass(frozen=True)
+class ScanEffort:
+    """How hard a search of ``pq-dense`` looks; all codes are scanned.
+
+    Attributes:
+        k_factor: Candidates whose final scores are computed, for each hit wanted.
+        exhaustive: Compute the final scores of all documents; the other knobs mean nothing then.
+    """
+
+    k_factor: float
+    exhaustive: bool = False
+
+    @property
+    def nprobe(self) -> int:
+        """Lists that are searched: there is one."""
+        return 1
+
+
+@dataclass(frozen=True)
+class ListEffort:
+    """How hard a search of ``ivf-dense`` looks.
+
+    Attributes:
+        nprobe: Lists that are searched.
+        k_factor: As of `ScanEffort`.
+        exhaustive: As of `ScanEffort`.
+    """
+
+    nprobe: int
+    k_factor: float
+    exhaustive: bool = False
+
+
+@dataclass(frozen=True)
+class FactoryEffort:
+    """How hard a search of ``faiss-dense`` looks; the knobs have FAISS's names, and are 0 where its index has none.
+
+    Attributes:
+        nprobe: Lists that are searched.
+        efSearch: Documents that the search of a graph keeps in sight.
+        quantizer_efSearch: Centroids that the search of a graph of centroids keeps in sight.
+        k_factor: As of `ScanEffort`.
+        exhaustive: As of `ScanEffort`.
+    """
+
+    nprobe: int
+    efSearch: int  # noqa: N815
+    quantizer_efSearch: int  # noqa: N815
+    k_factor: float
+    exhaustive: bool = False
+
+
+def factory_effort(preset: Preset, k: int, has: Collection[str], *, lists: int) -> FactoryEffort:
+    """The knobs of ``faiss-dense`` for k hits.
+
+    Args:
+        preset: The preset.
+        k: Hits wanted.
+        has: Names of the settings that the search of the index has.
+        lists: Its lists; 0 where it has none.
+    """
+    nprobe = probes(lists, preset) if "nprobe" in has else 0
+    graph = _GRAPH // 2 if preset == "fast" else _GRAPH
+    return FactoryEffort(
+        nprobe,
+        efSearch=graph if "efSearch" in has else 0,
+        quantizer_efSearch=max(_QUANTIZER, 2 * nprobe) if "quantizer_efSearch" in has else 0,
+        k_factor=k_factor(preset, k),
+        exhaustive=preset == "exact",
+    )
+
+
+Effort = TypeVar("Effort", bound=ScanEffort | ListEffort | FactoryEffort)
+
+
+def k_factor(preset: Preset, k: int, *, dsub: int = 2) -> float:
+    """Candidates for each of k hits: few hits want more of them, many share theirs.
+
+    Args:
+        preset: The preset.
+        k: Hits wanted.
+        dsub: Coordinates that one code stands for.
+
+    Example:
+        >>> [k_factor("balanced", k) for k in (1, 10, 100)]
+        [150.0, 15.0, 5.0]
+    """
+    few, each = _CANDIDATES["fast" if preset == "fast" else "balanced"]
+    return max(each, few / k) * (_BLURRED if dsub == _DSUB[-1] else 1.0)
+
+
+def effort_grid(fast: Effort, balanced: Effort, exact: Effort, *, k: int, lists: int, documents: int) -> list[Effort]:
+    """Efforts from cheap to thorough, each once: parts of ``fast``, the presets, and steps from ``balanced`` up to everything.
+
+    Args:
+        fast: The preset; a quarter and a half of it come before it, and its mean with ``balanced`` behind it.
+        balanced: The preset; all knobs are doubled until every list is probed and half of all documents are candidates.
+        exact: The preset.
+        k: Hits.
+        lists: Lists of the index: no more are probed.
+        documents: Documents of the largest segment.
+
+    Example:
+        >>> fast, balanced, exact = ListEffort(8, 6.0), ListEffort(32, 15.0), ListEffort(64, 15.0, exhaustive=True)
+        >>> [(effort.nprobe, round(effort.k_factor, 1)) for effort in effort_grid(fast, balanced, exact, k=10, lists=64, documents=999)]
+        [(2, 1.5), (4, 3.0), (8, 6.0), (16, 9.5), (32, 15.0), (64, 30.0), (64, 60.0), (64, 15.0)]
+    """
+    cheap = [_scaled(fast, factor, lists=lists) for factor in (0.25, 0.5)]
+    # Where more are candidates it is faster to compute all scores.
+    most = max(4 * balanced.k_factor, documents / (2 * k))
+    knobs = asdict(balanced)
+    ends = [end / knobs[name] for name, end in (("k_factor", most), ("nprobe", lists), ("efSearch", documents)) if knobs.get(name)]
+    steps = math.ceil(math.log2(max(ends)))
+    thorough = [_scaled(balanced, 2.0**step, lists=lists, most=most) for step in range(1, steps + 1)]
+    return list(dict.fromkeys([*cheap, fast, *_between(fast, balanced), balanced, *thorough, exact]))
+
+
+def _scaled(effort: Effort, factor: float, *, lists: int, most: float = math.inf) -> Effort:
+    """All knobs turned by a factor: as many lists as there are are probed, and ``k_factor`` is at most ``most``."""
+    knobs: dict[str, Any] = {"k_factor": min(most, max(1.0, factor * effort.k_factor))}
+    for name in ("nprobe", "efSearch", "quantizer_efSearch"):
+        if value := asdict(effort).get(name):
+            knobs[name] = max(1, round(factor * value))
+    if "nprobe" in knobs:
+        knobs["nprobe"] = min(knobs["nprobe"], lists)
+    return replace(effort, **knobs)
+
+
+def _between(fast: Effort, balanced: Effort) -> list[Effort]:
+    """The geometric mean of two efforts, where it differs from both."""
+    first, last = asdict(fast), asdict(balanced)
+    knobs: dict[str, Any] = {"k_factor": math.sqrt(fast.k_factor * balanced.k_factor)}
+    for name in ("nprobe", "efSearch", "quantizer_efSearch"):
+        if first.get(name):
+            knobs[name] = round(math.sqrt(first[name] * last[name]))
+    return [replace(balanced, **knobs)]
+
+
+def resized(knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+    """The knobs whose candidates for k hits are as many as those for ``measured`` hits were.
+
+    Example:
+        >>> resized({"nprobe": 16, "k_factor": 5.0}, measured=100, k=20)
+        {'nprobe': 16, 'k_factor': 25.0}
+    """
+    factor = knobs["k_factor"]
+    return {**knobs, "k_factor": max(1.0, float(factor or 1) * measured / k)}
+
+
+def turned(effort: Effort, knobs: Mapping[str, Setting], *, engine: str) -> Effort:
+    """An effort with some knobs turned.
+
+    Args:
+        effort: Says which knobs there are; one that is 0 takes nothing else.
+        knobs: Names and values.
+        engine: Is named in errors.
+
+    Raises:
+        InputError: There is no such knob, or the value is none that it takes.
+    """
+    known = {name: value for name, value in asdict(effort).items() if value != 0 or isinstance(value, bool)}
+    changed: dict[str, Any] = {}
+    for name, value in knobs.items():
+        if name not in known and not (hasattr(effort, name) and value == 0):
+            raise InputError(f"the search of this {engine} index has no knob {name!r}; it has {', '.join(known)}")
+        if isinstance(known.get(name), bool):
+            if not isinstance(value, bool):
+                raise InputError(f"{name} must be true or false, got {value!r}")
+            changed[name] = value
+        elif name == "k_factor":
+            changed[name] = _factor(value)
+        elif name in known:
+            changed[name] = _whole(name, value)
+    return replace(effort, **changed)
+
+
+def _check_names(engine: str, settings: Mapping[str, Setting], known: list[str]) -> None:
+    for name in settings:
+        if name not in known:
+            raise InputError(f"{engine} has no setting {name!r}; it has {', '.join(known)}")
+
+
+def bits_of(settings: Mapping[str, Setting]) -> Bits:
+    """The setting ``bits``; 8 where it is not named.
+
+    Raises:
+        InputError: It is neither 8 nor 16.
+    """
+    value = settings.get("bits", 8)
+    if isinstance(value, bool) or value not in (8, 16):
+        raise InputError(f"bits must be 8 or 16, got {value!r}")
+    return 8 if value == 8 else 16
+
+
+def _dsub(settings: Mapping[str, Setting]) -> int:
+    value = settings.get("dsub", _DSUB[0])
+    if isinstance(value, bool) or value not in _DSUB:
+        raise InputError(f"dsub must be 2, 4 or 8, got {value!r}")
+    return int(value)
+
+
+def _factor(value: Setting) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
+        raise InputError(f"k_factor must be a number >= 1, got {value!r}")
+    return float(value)
+
+
+def _whole(name: str, value: Setting) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
+        raise InputError(f"{name} must be a whole number >= 1, got {value!r}")
+    return int(value)

@@ -1,0 +1,230 @@
+"""The documents of one segment by row: ids, and where they are kept texts and metadata.
+
+Shapes: P documents of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.retrieval.index.disk import Disk, write_array
+from quiver.retrieval.index.documents.filters import Condition, matching_rows
+from quiver.retrieval.index.documents.ids import IdTable, is_ids, write_ids
+from quiver.retrieval.index.documents.metadata import MetadataTable, MetadataWriter, is_metadata, merge_columns, write_columns
+from quiver.retrieval.index.documents.strings import PackedStrings
+from quiver.retrieval.index.documents.texts import Texts, TextWriter
+from quiver.retrieval.index.errors import DamagedIndexError, missing_file
+from quiver.retrieval.index.mapped import CheckedArray, Files
+from quiver.retrieval.records import Document, TextTokens, TokenCounts
+
+Part = TypeVar("Part")
+
+DOCUMENT_BYTES = 256
+"""What writing or merging holds of a document at most, whatever its id and metadata are: hash, rank and places, and copies of them."""
+
+DESCRIBED_COPIES = 12
+"""What it holds of ids and metadata at most, as a multiple of the bytes of their files (`is_described`)."""
+
+_TOKENS = "documents.tokens"
+
+
+class DocumentTable:
+    """The documents of a segment, opened.
+
+    Args:
+        ids: The ids.
+        metadata: The columns of their metadata, or the damage that keeps these from being read.
+        tokens: What tokenising did to each, (P,), or likewise.
+        texts: The texts, or likewise; None where they are not kept.
+
+    Attributes:
+        ids: The ids.
+    """
+
+    def __init__(
+        self,
+        ids: IdTable,
+        metadata: MetadataTable | DamagedIndexError,
+        tokens: CheckedArray | DamagedIndexError,
+        texts: Texts | DamagedIndexError | None,
+    ) -> None:
+        self.ids = ids
+        self._metadata = metadata
+        self._tokens = tokens
+        self._texts = texts
+
+    @classmethod
+    def open(cls, files: Files, count: int, *, texts: bool) -> DocumentTable:
+        """Open what a `DocumentTableWriter` wrote.
+
+        Ids are needed by every search. Texts and metadata are not: where their files are damaged, only what reads them fails.
+
+        Args:
+            files: The segment's.
+            count: Number of documents P.
+            texts: Whether their texts are there.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file of the ids does not fit the others.
+        """
+        return cls(
+            IdTable.open(files, count),
+            _optional(files, lambda: MetadataTable.open(files)),
+            _optional(files, lambda: open_tokens(files, count)),
+            _optional(files, lambda: Texts(files, count)) if texts else None,
+        )
+
+    @property
+    def metadata(self) -> MetadataTable:
+        """The columns of their metadata.
+
+        Raises:
+            DamagedIndexError: They are not what was written.
+        """
+        return _opened(self._metadata)
+
+    @property
+    def tokens(self) -> CheckedArray:
+        """What tokenising did to each, (P,), packed as ``_write_tokens`` says."""
+        return _opened(self._tokens)
+
+    @property
+    def texts(self) -> Texts | None:
+        """The texts; None where they are not kept.
+
+        Raises:
+            DamagedIndexError: They are not what was written.
+        """
+        return None if self._texts is None else _opened(self._texts)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def matching(self, condition: Condition) -> NDArray[np.bool_]:
+        """The rows of which a condition is true, (P,)."""
+        return matching_rows(condition, self.metadata, len(self))
+
+    def token_counts(self, rows: NDArray[np.bool_]) -> TokenCounts:
+        """What tokenising did to some documents.
+
+        Args:
+            rows: Which of them, (P,).
+        """
+        packed = self.tokens.whole()[rows]
+        tokens = int((packed >> 2).sum(dtype=np.int64))
+        return TokenCounts(len(packed), tokens, int(np.count_nonzero(packed & 2)), int(np.count_nonzero(packed & 1)))
+
+    def having(self, ids: Collection[str]) -> NDArray[np.bool_]:
+        """The rows whose ids are among some, (P,)."""
+        found = np.zeros(len(self), bool)
+        rows = self.ids.rows_of(list(ids))
+        found[rows[rows >= 0]] = True
+        return found
+
+
+def _optional(files: Files, opened: Callable[[], Part]) -> Part | DamagedIndexError:
+    """A part of a segment that a search can do without, or the damage that keeps it from being opened.
+
+    Files are opened now, not when they are wanted: a reader keeps what it has opened when a writer removes the files.
+    """
+    try:
+        return opened()
+    except FileNotFoundError as error:
+        if not files.folder.is_dir():  # the whole segment was removed in this moment
+            raise
+        return missing_file(Path(error.filename))
+    except DamagedIndexError as error:
+        return error
+
+
+def _opened(part: Part | DamagedIndexError) -> Part:
+    if isinstance(part, DamagedIndexError):
+        raise DamagedIndexError(str(part))
+    return part
+
+
+def open_tokens(files: Files, count: int) -> CheckedArray:
+    """What tokenising did to each document, (P,) uint32."""
+    return files.map(_TOKENS, np.uint32, (count,))
+
+
+def is_described(name: str) -> bool:
+    """Whether the size of a segment's file is that of ids or of metadata, and thus does not follow from the number of documents."""
+    return is_ids(name) or is_metadata(name)
+
+
+class DocumentTableWriter:
+    """Writes the documents of a segment; what is held of each is its id, and of its metadata the values that differ.
+
+    Args:
+        folder: Takes the files.
+        disk: Writes them.
+        texts: Whether texts are kept.
+        fields: The fields of the metadata that are kept; None for all.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._texts = TextWriter(folder, disk) if texts else None
+        self._metadata = MetadataWriter(fields)
+        self._ids = bytearray()
+        self._ends: list[int] = []
+        self._tokens: list[NDArray[np.uint32]] = []
+
+    def add(self, documents: Sequence[Document], tokens: TextTokens) -> None:
+        """Append documents, whose ids no other ones of the segment have, and what tokenising did to them."""
+        for document in documents:
+            self._ids += document.id.encode("utf-8")
+            self._ends.append(len(self._ids))
+            self._metadata.add(document.metadata)
+            if self._texts is not None:
+                self._texts.add(document)
+        packed = tokens.tokens.astype(np.uint32) << 2 | tokens.truncated.astype(np.uint32) << 1 | tokens.empty.astype(np.uint32)
+        self._tokens.append(packed.astype(np.uint32))
+
+    def close(self) -> dict[str, str]:
+        """Finish the files; file name -> what it holds."""
+        strings = PackedStrings(np.frombuffer(self._ids, np.uint8), np.array(self._ends, np.int64))
+        holds = write_ids(self._folder, strings, self._disk) | self._metadata.save(self._folder, self._disk)
+        holds |= _write_tokens(self._folder, np.concatenate([np.zeros(0, np.uint32), *self._tokens]), self._disk)
+        return holds | (self._texts.close() if self._texts is not None else {})
+
+
+def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], folder: Path, disk: Disk) -> dict[str, str]:
+    """Write one segment's documents from those of others that are kept, in order; the bytes are those a writer would have written.
+
+    Args:
+        parts: Documents of segments, each with the rows to keep; all with texts, or all without.
+        folder: Takes the files.
+        disk: Writes them.
+
+    Returns:
+        File name -> what it holds.
+    """
+    holds: dict[str, str] = {}
+    if parts[0][0].texts is not None:
+        writer = TextWriter(folder, disk)
+        for table, keep in parts:
+            if table.texts is None:
+                raise ValueError("a segment with texts cannot be merged with one without")
+            for row in np.flatnonzero(keep).tolist():
+                writer.add_line(table.texts.line(row))
+        holds |= writer.close()
+    kept = [table.ids.strings.select(np.flatnonzero(keep)) for table, keep in parts]
+    offsets = np.cumsum([0, *(len(strings.blob) for strings in kept[:-1])])
+    ends = np.concatenate([strings.ends + offset for strings, offset in zip(kept, offsets, strict=True)])
+    strings = PackedStrings(np.concatenate([part.blob for part in kept]), ends)
+    holds |= write_ids(folder, strings, disk)
+    holds |= _write_tokens(folder, np.concatenate([table.tokens.whole()[keep] for table, keep in parts]), disk)
+    return holds | write_columns(folder, merge_columns([(table.metadata, keep) for table, keep in parts]), disk)
+
+
+def _write_tokens(folder: Path, tokens: NDArray[np.uint32], disk: Disk) -> dict[str, str]:
+    write_array(folder / _TOKENS, tokens, disk)
+    return {_TOKENS: "what tokenising did to each document: 4 times its tokens, + 2 if it was truncated, + 1 if it was empty, (P,) uint32"}

@@ -1,0 +1,133 @@
+"""The engines by name: how a codec is trained, and how one is opened.
+
+An engine has one line here. A codec's files are opened only after their checksums hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.dense import codec as dense
+from quiver.retrieval.index.dense import faiss_codec as faiss_dense
+from quiver.retrieval.index.dense import settings as dense_settings
+from quiver.retrieval.index.engines import AnyCodec, Sample, Setting
+from quiver.retrieval.index.exact import engine as exact
+from quiver.retrieval.index.tokens import codec as tokens
+from quiver.retrieval.index.tokens import settings as tokens_settings
+from quiver.retrieval.records import ModelCard
+
+
+class Train(Protocol):
+    """How the codec of an engine is made."""
+
+    def __call__(
+        self, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+    ) -> AnyCodec:
+        """See `train_codec`."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine of the table.
+
+    Attributes:
+        kind: Which models it indexes: one vector a text, or one a token.
+        train: Makes its codec.
+        open: Opens a codec's folder, whose files are known to be whole.
+        sample: Vectors that the codec wants to be trained on, at most, for an index of so many; 0 where nothing is learned.
+        check: Refuses settings that the engine does not take, before anything is encoded.
+    """
+
+    kind: Literal["dense", "colbert"]
+    train: Train
+    open: Callable[[Path], AnyCodec]
+    sample: Callable[[int], int]
+    check: Callable[[Mapping[str, Setting], ModelCard], None] = lambda settings, card: None
+
+
+def _nothing(vectors: int) -> int:
+    del vectors
+    return 0
+
+
+ENGINES: dict[str, Engine] = {
+    exact.DENSE: Engine("dense", exact.train_dense, exact.open_dense, _nothing),
+    exact.TOKENS: Engine("colbert", exact.train_tokens, exact.open_tokens, _nothing),
+    dense_settings.SCAN: Engine("dense", dense.train_scan, dense.open_scan, dense_settings.sample_size, dense.check_scan),
+    dense_settings.LISTS: Engine("dense", dense.train_lists, dense.open_lists, dense_settings.sample_size, dense.check_lists),
+    dense_settings.FACTORY: Engine(
+        "dense", faiss_dense.train, faiss_dense.open_codec, dense_settings.sample_size, faiss_dense.check_settings
+    ),
+    tokens.NAME: Engine("colbert", tokens.train, tokens.open_tokens, tokens_settings.sample_size, tokens.check_settings),
+}
+"""Name -> engine."""
+
+AUTO = "auto"
+"""The engine that suits the number of documents."""
+
+# Up to so many documents, 100,000 tokens or so, exact MaxSim takes no longer than a search of lists.
+_EXACT_TOKENS = 1_000
+
+
+def engine_name(name: str, card: ModelCard, documents: int) -> str:
+    """The engine that is meant by a name.
+
+    Args:
+        name: An engine; ``exact``, the exact one for the model's kind of vectors; or ``auto``, the one that suits the size.
+        card: The model.
+        documents: Documents that the index will have.
+    """
+    if name == AUTO:
+        if card.kind == "dense":
+            return dense_settings.sizes(documents).engine
+        # Vectors of a width that it cannot code are kept as they are.
+        return exact.TOKENS if documents <= _EXACT_TOKENS or card.dim % tokens.MULTIPLE else tokens.NAME
+    return {"dense": exact.DENSE, "colbert": exact.TOKENS}[card.kind] if name == "exact" else name
+
+
+def engine(name: str, card: ModelCard) -> Engine:
+    """The engine of a name, for the vectors of a model.
+
+    Raises:
+        InputError: There is no such engine (lists those there are for the model), or it is for the other kind of vectors.
+    """
+    found = ENGINES.get(name)
+    if found is None or found.kind != card.kind:
+        known = ", ".join(sorted(key for key, each in ENGINES.items() if each.kind == card.kind))
+        raise InputError(f"index engine {name!r}: none for a {card.kind} model; there are {known}")
+    return found
+
+
+def train_codec(
+    name: str, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> AnyCodec:
+    """Train the codec of an engine.
+
+    Args:
+        name: The engine.
+        sample: Vectors of documents chosen at random; at least one vector.
+        card: The model they come from.
+        documents: Documents that the index will have, as far as that is known now.
+        vectors: Vectors that these documents will have.
+        settings: The engine's settings; what is not named is chosen from the sizes.
+        seed: Of all that is random; equal input and seed give equal codecs.
+
+    Raises:
+        InputError: There is no such engine or setting, or the codec cannot be trained on this sample.
+    """
+    return engine(name, card).train(sample, card, documents=documents, vectors=vectors, settings=settings, seed=seed)
+
+
+def open_codec(name: str, folder: Path) -> AnyCodec:
+    """Open what a codec's ``save`` wrote, after the checksums of its files have been compared.
+
+    Raises:
+        InputError: There is no such engine, or a file is missing or damaged.
+    """
+    if name not in ENGINES:
+        raise InputError(f"{folder}: made by the index engine {name!r}; this Quiver knows {', '.join(sorted(ENGINES))}")
+    return ENGINES[name].open(folder)

@@ -1,0 +1,246 @@
+"""What an engine is: a kind of vectors with a codec that is trained once and segments that are written once.
+
+A *codec* holds what all segments share: centroids, codebooks, ranges. A *segment* holds the vectors of some documents, which it knows
+by their row alone, 0 to P - 1. An engine knows nothing of ids, stores or manifests: whoever keeps segments gives it folders, a `Disk`
+to write through, and a bitmap of the rows that may be found. The table of engines by name is `quiver.retrieval.index.engine_table`.
+
+Rules that every engine keeps:
+    - scores are the model's similarity as well as the segment knows it, on one scale for all segments of a codec: hits of several
+      segments are merged by score;
+    - a row is found at most once, never one that is not allowed or has no vector, and never a row < 0;
+    - where fewer than k rows can be found, all of them are;
+    - ties go to the greater rank (see ``ranks`` below), which makes a ranking independent of how documents are spread over segments;
+    - equal input and seed give equal bytes.
+
+Shapes: Q queries, P documents (rows) of a segment, T vectors of all its documents, n_i vectors of text i, d width, k hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.retrieval.index.disk import Disk
+from quiver.retrieval.index.mapped import Files
+
+Preset: TypeAlias = Literal["exact", "balanced", "fast"]
+"""How much of an index a search looks at.
+
+``exact`` looks at everything. Of an index that was measured (`retrieval.index.calibration`), ``balanced`` is the fastest effort with a
+recall of at least 0.95, and ``fast`` the fastest with at least 0.90; see `retrieval.index.recall_table.Calibration.preset`. Of one that
+was not, they are chosen from its size.
+"""
+
+Setting: TypeAlias = str | int | float | bool | None
+"""A value of an engine's settings or knobs, as JSON and reports have it."""
+
+Bitmap: TypeAlias = NDArray[np.bool_]
+"""One truth value a row, (P,)."""
+
+Queries = TypeVar("Queries", contravariant=True)
+"""(Q, d) float32 for one vector a document; a list of Q arrays (n_i, d) float32 for one a token."""
+
+Effort = TypeVar("Effort", contravariant=True)
+"""The knobs of a search: one frozen dataclass an engine, whose fields are numbers or truth values."""
+
+SegmentType = TypeVar("SegmentType")
+"""The engine's segments."""
+
+EffortType = TypeVar("EffortType", covariant=True)
+"""The engine's efforts."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a segment found for one query.
+
+    Attributes:
+        rows: Rows of the segment, best first, (n,) with n <= k.
+        scores: Their scores, (n,).
+    """
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a codec is trained on: the vectors of documents that were chosen at random.
+
+    Attributes:
+        vectors: (n, d) float32, document after document.
+        lengths: How many of them each of the m documents has, (m,); None for one vector a document.
+        token_ids: The vocabulary's number of each vector's token, (n,) uint32; None where the model does not say.
+    """
+
+    vectors: NDArray[np.float32]
+    lengths: NDArray[np.int64] | None = None
+    token_ids: NDArray[np.uint32] | None = None
+
+
+class Size(NamedTuple):
+    """What a segment takes, in bytes.
+
+    Attributes:
+        resident: Read into memory when it is opened, for as long as it is open.
+        mapped: Left in files that are mapped; the system keeps in memory what is used.
+    """
+
+    resident: int
+    mapped: int
+
+
+class SegmentWriter(Protocol):
+    """Writes one segment, as it comes; what it holds in memory is at most what the codec's ``memory`` says."""
+
+    def add(
+        self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
+    ) -> None:
+        """Append documents, which get the next rows.
+
+        Args:
+            vectors: (n, d) float32, comparable by inner product, document after document; not kept and not changed.
+            lengths: For one vector a token how many each of the m documents has, (m,), zero allowed; n in all.
+            token_ids: The vocabulary's numbers of the tokens, (n,); None where the model does not say.
+        """
+
+    def close(self) -> Mapping[str, str]:
+        """Finish the files; file name -> what it holds. They are written through the disk, but need not be synced.
+
+        A writer that is not closed leaves files behind that whoever made the folder removes.
+        """
+
+
+class Segment(Protocol[Queries, Effort]):
+    """The vectors of some documents, opened for searching. Several threads may search at once."""
+
+    def __len__(self) -> int:
+        """Number of rows P, those without a vector included."""
+
+    @property
+    def size(self) -> Size:
+        """What it takes in memory and on the disk."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many vectors each row has, (P,); for one vector a document all 1."""
+
+    def search(self, queries: Queries, k: int, *, effort: Effort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None) -> list[Found]:
+        """The k best rows of each query.
+
+        Args:
+            queries: Finite and of the codec's width; (Q, d), or Q arrays of (n_i >= 1, d).
+            k: At least 1; may exceed the number of rows.
+            effort: The knobs of the search, as the codec's ``effort`` gives them.
+            ranks: The rank of each row's document id among the ids of the segment, ascending, (P,): ties go to the greater. It may be
+                mapped, and is looked at only where scores are equal.
+            allowed: The rows that may be found, (P,); None for all. With an effort that looks at everything, the result is that of brute
+                force over these rows.
+
+        Returns:
+            Q results.
+        """
+
+    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores of some rows by the best vectors that the segment keeps, for re-ranking and calibration.
+
+        Args:
+            query: One query, (d,), or for one vector a token (n, d).
+            rows: Rows of the segment in any order, (n,).
+
+        Returns:
+            (n,); minus infinity for a row without a vector.
+        """
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The best vectors that the segment keeps of some rows, for explaining a score.
+
+        Returns:
+            (n, d) vectors, row after row in the order given, and how many each row has, (len(rows),).
+        """
+
+    def damaged(self) -> Bitmap:
+        """The rows whose vectors a salvaged file has lost, (P,)."""
+
+
+class Codec(Protocol[SegmentType, EffortType]):
+    """What is trained once; every segment of an index is written and read with the same one."""
+
+    @property
+    def name(self) -> str:
+        """Name of the engine in the table."""
+
+    @property
+    def dim(self) -> int:
+        """Width d of the vectors."""
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """What a report says beside the name: sizes and settings that were chosen."""
+
+    def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write the codec into an existing, empty folder; file name -> what it holds. Equal codecs give equal bytes."""
+
+    def memory(self, rows: int, vectors: int) -> int:
+        """Bytes that writing or merging a segment of so many rows and vectors holds at most, the vectors given to ``add`` left out."""
+
+    def writer(self, folder: Path, disk: Disk) -> SegmentWriter:
+        """Begin a segment in an existing folder, whose other files are none of the engine's business."""
+
+    def open(self, files: Files, rows: int) -> SegmentType:
+        """Open a segment; large arrays stay mapped and are verified as they are read.
+
+        Args:
+            files: What a writer or ``merge`` wrote.
+            rows: Number of rows it must have.
+
+        Raises:
+            FileNotFoundError: A file is missing: a writer may have removed an old state in this moment, and the reader tries the newer.
+            InputError: A file does not fit the others or the codec.
+        """
+
+    def merge(self, parts: Sequence[tuple[SegmentType, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write one segment from the rows of others that are kept, in order; nothing is encoded again.
+
+        Args:
+            parts: Segments of this codec, each with the rows to keep; one row at least is kept in all.
+            folder: An existing folder.
+            disk: Writes.
+
+        Returns:
+            File name -> what it holds; the bytes are those that a writer would have written of the same documents.
+        """
+
+    def effort(self, preset: Preset, *, k: int) -> EffortType:
+        """The knobs of a preset for k hits of an index that was not measured; ``exact`` looks at everything the segment has."""
+
+    def ladder(self, k: int, *, documents: int) -> Sequence[EffortType]:
+        """Efforts for k hits from cheap to thorough, each once: what ``effort`` gives is among them, ``exact`` is last.
+
+        Args:
+            k: Hits.
+            documents: Documents of the largest segment: the last efforts before ``exact`` look at about all of them.
+        """
+
+    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """The knobs that look at as much of the index for k hits as these do for ``measured`` of them."""
+
+    def effort_from(self, knobs: Mapping[str, Setting]) -> EffortType:
+        """The knobs from their names and values, as a manifest or a command line has them.
+
+        What is not named is as in ``balanced`` of an index that was not measured.
+
+        Raises:
+            InputError: There is no such knob, or the value is none that it takes.
+        """
+
+
+AnyCodec: TypeAlias = Codec[Any, Any]
+"""A codec of either kind of vectors, with knobs of its own."""
+
+AnySegment: TypeAlias = Segment[Any, Any]
+"""A segment of either kind of vectors."""

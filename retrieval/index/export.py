@@ -1,0 +1,142 @@
+"""What an index holds as files that any program reads: documents as JSON lines, vectors as NumPy's or safetensors' arrays.
+
+    OUT/documents.jsonl    a document a line, in the order in which they were added: _id, and with texts title, text and metadata
+    OUT/vectors.npy        their vectors in the same order, (P, d) float32; for one vector a token (T, d), document after document
+    OUT/lengths.npy        for one vector a token how many of them each document has, (P,) int64
+    OUT/export.json        the model, the index and its state, and what the files hold; written last
+
+With safetensors both arrays are in ``vectors.safetensors``. Vectors are the best that the index keeps, as float32: those of an exact
+index are the model's, those of a compressed one are what it decodes. Nothing is held but a block of documents.
+
+Shapes: P documents, T vectors of all documents, d width.
+Source: numpy.lib.format, version 1.0; https://github.com/huggingface/safetensors#format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.encoder.data_files import atomic_file
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import write_json
+from quiver.retrieval.index.disk import little_endian
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.segments import OpenSegment
+from quiver.retrieval.progress import Advance, progress_bar
+
+FORMATS = ("npy", "safetensors")
+"""How vectors are written."""
+
+# Numbers of vectors that are decoded at a time: 64 MiB.
+_NUMBERS = 1 << 24
+
+
+def export_index(index: Index, out: Path, *, vectors: str = "npy", progress: bool = False) -> dict[str, Any]:
+    """Write the documents and vectors of an index, deleted ones left out.
+
+    Args:
+        index: The index.
+        out: A folder that does not exist yet, or is empty.
+        vectors: One of `FORMATS`.
+        progress: Show a bar over the documents.
+
+    Returns:
+        What ``export.json`` holds.
+
+    Raises:
+        InputError: There is no such format, or the folder is taken or cannot be written.
+    """
+    if vectors not in FORMATS:
+        raise InputError(f"vectors must be written as one of {', '.join(FORMATS)}, got {vectors!r}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise InputError(f"{out}: not empty; choose another folder")
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    manifest = index.manifest
+    lengths = np.concatenate([np.zeros(0, np.int64), *(segment.vectors.lengths[segment.kept] for segment in index.segments)])
+    arrays: dict[str, tuple[int, ...]] = {"lengths": (len(lengths),)} if manifest.model.kind == "colbert" else {}
+    arrays["vectors"] = (int(lengths.sum()), manifest.model.dim)
+    with progress_bar("documents", len(index), enabled=progress) as advance:
+        _write_documents(index, out / "documents.jsonl")
+        write = _write_safetensors if vectors == "safetensors" else _write_npy
+        files = write(index, out, arrays, lengths, advance)
+    described = {
+        "index": str(index.path),
+        "kind": index.kind,
+        "parameters": dict(index.parameters),
+        "generation": manifest.generation,
+        "model": asdict(manifest.model),
+        "policy": asdict(manifest.policy),
+        "documents": len(index),
+        "arrays": {name: list(shape) for name, shape in arrays.items()},
+        "files": ["documents.jsonl", *files],
+    }
+    write_json(out / "export.json", described)
+    return described
+
+
+def _write_documents(index: Index, path: Path) -> None:
+    with atomic_file(path) as file:
+        for segment in index.segments:
+            texts, strings = segment.documents.texts, segment.documents.ids.strings
+            for row in np.flatnonzero(segment.kept).tolist():
+                line = json.dumps({"_id": strings[row]}, ensure_ascii=False).encode() + b"\n" if texts is None else texts.line(row)
+                file.write(line)
+
+
+def _write_npy(index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], advance: Advance) -> list[str]:
+    for name, shape in arrays.items():
+        with atomic_file(out / f"{name}.npy") as file:
+            kind = "<f4" if name == "vectors" else "<i8"
+            np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+            _write_array(index, file, name, lengths, advance)
+    return [f"{name}.npy" for name in arrays]
+
+
+def _write_safetensors(
+    index: Index, out: Path, arrays: dict[str, tuple[int, ...]], lengths: NDArray[np.int64], advance: Advance
+) -> list[str]:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in arrays.items():
+        kind, size = ("F32", 4) if name == "vectors" else ("I64", 8)
+        begin, end = end, end + size * int(np.prod(shape, dtype=np.int64))
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the numbers are aligned
+    with atomic_file(out / "vectors.safetensors") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in arrays:
+            _write_array(index, file, name, lengths, advance)
+    return ["vectors.safetensors"]
+
+
+def _write_array(index: Index, file: BinaryIO, name: str, lengths: NDArray[np.int64], advance: Advance) -> None:
+    if name == "lengths":
+        file.write(little_endian(lengths).data)
+        return
+    for segment in index.segments:
+        for rows in _row_blocks(segment, index.manifest.model.dim):
+            vectors, _ = segment.vectors.vectors(rows)
+            file.write(little_endian(np.asarray(vectors, np.float32)).data)
+            advance(len(rows))
+
+
+def _row_blocks(segment: OpenSegment, dim: int) -> Iterator[NDArray[np.int64]]:
+    """The rows that are not deleted, as many at a time as can be held; one document at least."""
+    rows = np.flatnonzero(segment.kept)
+    ends = np.cumsum(segment.vectors.lengths[rows])
+    first = 0
+    while first < len(rows):
+        held = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, held + _NUMBERS // dim, side="right")))
+        yield rows[first:last]
+        first = last

@@ -1,0 +1,457 @@
+"""An index, opened: the segments of one committed state, searched as one.
+
+What was opened does not change, whatever is added, deleted or compacted meanwhile: open it again to see that.
+
+Shapes: Q queries, k hits a query, n_i token vectors of text i, d vector width.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.documents.filters import Filter, Where, as_filter
+from quiver.retrieval.index.documents.metadata import describe
+from quiver.retrieval.index.documents.strings import LOOK
+from quiver.retrieval.index.engine_table import ENGINES, open_codec
+from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting
+from quiver.retrieval.index.errors import DamagedIndexError, missing_file
+from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.live import LiveDocuments, LiveIds, Place
+from quiver.retrieval.index.merging import SegmentHits, merged
+from quiver.retrieval.index.queries import SearchRequest, dense_queries, token_queries
+from quiver.retrieval.index.recall_table import Calibration, Rung, check_target
+from quiver.retrieval.index.segments import OpenSegment, open_segment, shared_documents
+from quiver.retrieval.index.store.layout import Layout
+from quiver.retrieval.index.store.manifest import Manifest, SegmentEntry
+from quiver.retrieval.index.store.reading import open_files, open_newest, read_alive, read_generation, verify_files
+from quiver.retrieval.records import Document, Hits, ModelCard
+
+logger = logging.getLogger(__name__)
+
+_PRESETS: tuple[Preset, ...] = get_args(Preset)
+# Filters whose documents are remembered, so that a stream of queries under one filter works it out once.
+_FILTERS = 4
+
+
+class Index:
+    """What `open_index` gives.
+
+    Args:
+        path: The folder.
+        manifest: What the index is and holds.
+        codec: What its segments share.
+        segments: Its segments, in the order in which documents were added.
+        fields: The fields that can be filtered by, where these are only some of the segments of an index; None for those they have.
+        verified: See below.
+
+    Attributes:
+        path: The folder.
+        manifest: What the index is and holds.
+        codec: What its segments share.
+        segments: Its segments, in the order in which documents were added.
+        verified: Whether blocks of its files are compared with their checksums when they are first read.
+        matching: Filter -> which rows of each segment may be found under it; None for all of them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        codec: AnyCodec,
+        segments: Sequence[OpenSegment],
+        *,
+        fields: Mapping[str, tuple[str, ...]] | None = None,
+        verified: bool = True,
+    ) -> None:
+        self.path = path
+        self.verified = verified
+        self.manifest = manifest
+        self.codec = codec
+        self.segments = tuple(segments)
+        self._fields = fields
+        # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
+        remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
+        self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
+        self._efforts: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
+
+    @cached_property
+    def fields(self) -> Mapping[str, tuple[str, ...]]:
+        """The fields that can be filtered by, each with the types of its values.
+
+        Raises:
+            DamagedIndexError: The metadata is not what was written.
+        """
+        return _fields_of(self.segments) if self._fields is None else self._fields
+
+    @property
+    def kind(self) -> str:
+        """Name of the engine, such as ``exact-dense``."""
+        return self.manifest.kind
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Document ids in the order they were added."""
+        return LiveIds(self.segments)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what is searched, documents left out."""
+        return sum(sum(segment.vectors.size) for segment in self.segments)
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """What a report says beside the kind."""
+        return self.codec.parameters
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What was measured of it; None where nothing was.
+
+        Raises:
+            InputError: Another Quiver measured it, in a way that this one does not know.
+        """
+        content = self.manifest.calibration
+        return None if content is None else Calibration.from_json(content)
+
+    def __len__(self) -> int:
+        return self.manifest.documents
+
+    def search(
+        self,
+        queries: Any,
+        k: int,
+        *,
+        where: Where = None,
+        effort: Preset | Mapping[str, Setting] | None = None,
+        target_recall: float | None = None,
+    ) -> Hits:
+        """The k best documents of each query; ties go to the greater id.
+
+        Args:
+            queries: (Q, d) for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product, searched as float32.
+            k: Hits a query; capped at the number of documents that have a vector and may be found.
+            where: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
+                or a `Filter`. It is applied inside the search, so that k are found if there are k.
+            effort: How much of the index is looked at: a preset, see ``presets``, or the engine's knobs by name; None for ``balanced``.
+            target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
+                ``effort_for``. It was measured without a filter; under one a search looks more widely.
+
+        Raises:
+            InputError: The filter is malformed or names a field that no document has, there is no such preset, the engine has no such
+                knob, or its recall was not measured.
+            ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
+        """
+        return self.answer(self.request(queries, k, where=where, effort=effort, target_recall=target_recall))
+
+    def request(
+        self,
+        queries: Any,
+        k: int,
+        *,
+        where: Where = None,
+        effort: Preset | Mapping[str, Setting] | None = None,
+        target_recall: float | None = None,
+    ) -> SearchRequest:
+        """What `search` is asked, checked, with the knobs of the effort that was chosen; see there.
+
+        Raises:
+            InputError: As `search`.
+            ValueError: As `search`.
+        """
+        k = check_k(k)
+        asked = self._checked(queries)
+        if target_recall is not None:
+            if effort is not None:
+                raise ValueError("give either an effort or a target_recall")
+            effort = self.effort_for(target_recall, k)
+        chosen = self.check_filter(where)
+        return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), chosen)
+
+    def answer(self, request: SearchRequest) -> Hits:
+        """The hits of a request, which may have been checked by an index of more segments than this one has: nothing else is asked here.
+
+        Raises:
+            ValueError: A query makes scores that float32 cannot hold.
+        """
+        asked, k = request.queries, request.k
+        bitmaps = [segment.alive for segment in self.segments] if request.where is None else self.matching(request.where)
+        found = []
+        for segment, allowed in zip(self.segments, bitmaps, strict=True):
+            if allowed is None or allowed.any():
+                ranks = segment.documents.ids.ranks
+                results = segment.vectors.search(asked, k, effort=request.effort, ranks=ranks, allowed=allowed)
+                found.append((segment.documents.ids.strings, results))
+        return merged([[SegmentHits(strings, results[query]) for strings, results in found] for query in range(len(asked))], k)
+
+    def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
+        """The knobs of the fastest effort that was measured to reach a recall, by the lower end of its 95% interval.
+
+        Args:
+            target_recall: Above 0 and at most 1: the share of the k documents with the best scores that a search finds, on average, by the
+                vectors that the index keeps.
+            k: Hits a query. Where so many were not measured, the next greater number is looked up, and as many candidates are taken.
+
+        Returns:
+            The engine's knobs by name: those of the effort that looks at everything where no other reaches the target; none for an exact
+            engine.
+
+        Raises:
+            InputError: Nothing was measured, or not so many hits.
+            ValueError: The target is not in (0, 1].
+        """
+        check_target(target_recall)
+        k = check_k(k)
+        ladder = self.codec.ladder(k, documents=1)
+        if len(ladder) == 1:
+            return asdict(ladder[0])
+        if self.calibration is None:
+            raise InputError(f"{self.path}: recall was not measured; measure it with quiver index calibrate")
+        wanted = max(1, min(k, len(self)))
+        measured, rung = self.calibration.choose(target_recall, wanted)
+        return self.codec.resized(rung.knobs, measured=measured, k=k)
+
+    def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
+        """The knobs of the presets for k hits.
+
+        ``exact`` looks at everything. Where recall was measured, ``balanced`` is the fastest effort with a recall of 0.95, and ``fast``
+        that with 0.90 (`retrieval.index.recall_table.RecallTable.preset`). Where it was not, they are chosen from the size of the index;
+        for more hits than were measured each knob is the greater of that choice and of the preset for the most that were.
+        """
+        k = check_k(k)
+        return {name: self._preset(name, k) for name in _PRESETS}
+
+    def preset_recall(self) -> Mapping[int, Mapping[Preset, Rung]]:
+        """What was measured of the presets, by the number of hits; nothing where recall was not measured."""
+        tables = () if self._measured is None else self._measured.tables
+        return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
+
+    def locate(self, ids: Sequence[str]) -> list[Place | None]:
+        """Where documents are; None where there is no such document."""
+        places: list[Place | None] = [None] * len(ids)
+        for number, segment in enumerate(self.segments):
+            rows = segment.rows_of(ids)
+            for which in np.flatnonzero(rows >= 0).tolist():
+                places[which] = Place(number, int(rows[which]))
+        return places
+
+    def shared_documents(self, other: Index) -> int:
+        """The number of documents of this index whose ids are in another one too, deleted ones left out."""
+        return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
+
+    def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
+        """Scores of some documents by the best vectors that the index keeps, (len(ids),).
+
+        Args:
+            query: One query, (d,), or for one vector a token (n, d).
+            ids: Document ids.
+
+        Raises:
+            InputError: There is no such document.
+            ValueError: The query is not finite, or of another width than the index.
+        """
+        asked = self._checked([query])[0]
+        scores = np.empty(len(ids), np.float32)
+        places = [self._place(key, place) for key, place in zip(ids, self.locate(ids), strict=True)]
+        for number, segment in enumerate(self.segments):
+            mine = [which for which, place in enumerate(places) if place.segment == number]
+            if mine:
+                scores[mine] = segment.vectors.exact_scores(asked, np.array([places[which].row for which in mine], np.int64))
+        return scores
+
+    def document(self, key: str) -> Document:
+        """A document as it was added.
+
+        Raises:
+            InputError: No such document, or the index was built without texts.
+        """
+        documents = self.documents
+        place = self._place(key, self.locate([key])[0])
+        return documents.at(place)
+
+    def text_of(self, key: str) -> str:
+        """The text of a document as it was encoded, with its title if titles were used.
+
+        Raises:
+            InputError: No such document, or the index was built without texts.
+        """
+        return self.document(key).content(use_title=self.manifest.policy.use_title)
+
+    @property
+    def documents(self) -> LiveDocuments:
+        """All documents in the order they were added, read as they are asked for.
+
+        Raises:
+            InputError: The index was built without texts.
+        """
+        if not self.manifest.policy.store_text:
+            raise InputError(f"{self.path}: built without texts; build it with them to show documents")
+        return LiveDocuments(self.segments)
+
+    def check_filter(self, where: Where) -> Filter | None:
+        """Read a filter, and refuse one by a field that no document has.
+
+        Raises:
+            InputError: It is malformed, or no document has a field of that name (names those that there are).
+        """
+        chosen = as_filter(where)
+        for condition in () if chosen is None or not self.segments else chosen.conditions:
+            if condition.field not in self.fields:
+                there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
+                raise InputError(f"{self.path}: no document has the field '{condition.field}' to filter by; {there}")
+        return chosen
+
+    def check_model(self, card: ModelCard) -> None:
+        """Refuse a model that would put queries elsewhere than the documents are.
+
+        Raises:
+            InputError: The fingerprint is not that of the model which built the index; names both.
+        """
+        check_model(self.path, self.manifest, card)
+
+    def _place(self, key: str, place: Place | None) -> Place:
+        if place is None:
+            raise InputError(f"{self.path}: no document '{key}' in this index")
+        return place
+
+    def _checked(self, queries: Any) -> Any:
+        """Queries as the engine takes them."""
+        card = self.manifest.model
+        return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
+
+    def _knobs(self, effort: Preset | Mapping[str, Setting], k: int) -> Any:
+        """An effort as the engine has it."""
+        if not isinstance(effort, str):
+            return self.codec.effort_from(effort)
+        if effort not in _PRESETS:
+            raise InputError(f"effort must be {', '.join(_PRESETS)}, or knobs by name; got {effort!r}")
+        return self.codec.effort_from(self._preset(effort, k))
+
+    def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
+        """The knobs of a preset; see `presets`."""
+        found = self._efforts.get((name, k))
+        if found is None:
+            found = self._efforts[name, k] = self._chosen(name, k)
+        return found
+
+    def _chosen(self, name: Preset, k: int) -> Mapping[str, Setting]:
+        usual = asdict(self.codec.effort(name, k=k))
+        if self._measured is None or name == "exact":
+            return usual
+        table = self._measured.table(max(1, min(k, len(self))))
+        if table is not None:
+            return self.codec.resized(table.preset(name).knobs, measured=table.k, k=k)
+        most = self._measured.tables[-1].preset(name).knobs
+        return {knob: max(value, most.get(knob, value)) for knob, value in usual.items()}  # numbers and truth values
+
+    @cached_property
+    def _measured(self) -> Calibration | None:
+        """The calibration that presets are chosen from; None where there is none, or none that this version can use."""
+        try:
+            calibration = self.calibration
+            for table in () if calibration is None else calibration.tables:
+                for rung in table.rungs:
+                    self.codec.effort_from(rung.knobs)
+        except InputError as error:
+            logger.warning("%s: the presets are chosen from the size of the index: %s", self.path, error)
+            return None
+        return calibration
+
+
+def open_index(path: Path | str, *, generation: int | None = None, verify: bool = True) -> Index:
+    """Open an index for searching; its vectors and texts stay in their files.
+
+    Args:
+        path: The folder that ``build_index`` wrote.
+        generation: The number of an older committed state that is still on the disk; None for the newest.
+        verify: Compare each block of a file with its checksum when it is first read, so that no answer comes of damaged bytes. Without,
+            only files that are parsed are verified.
+
+    Raises:
+        DamagedIndexError: A file that every search needs is missing, cut short or changed (names it), or the newest state is.
+        InputError: Not an index, another format version, nothing committed yet, no such generation, or an unknown engine.
+    """
+    layout = Layout(Path(path).resolve())
+    if generation is None:
+        return open_newest(layout, lambda manifest: open_manifest(layout, manifest, verify=verify))
+    manifest = read_generation(layout, generation)
+    try:
+        return open_manifest(layout, manifest, verify=verify)
+    except FileNotFoundError as error:
+        raise missing_file(Path(error.filename)) from error
+
+
+def open_manifest(layout: Layout, manifest: Manifest, *, verify: bool = True, fields: Mapping[str, tuple[str, ...]] | None = None) -> Index:
+    """Open a committed state whose manifest has been read; see `open_index`.
+
+    Args:
+        layout: The index.
+        manifest: Its state, or that of some of its segments: no other is opened.
+        verify: See `open_index`.
+        fields: What can be filtered by, as the whole index has it; None where the manifest names all segments.
+    """
+    codec = open_checked_codec(layout, manifest)
+    segments = [_open(layout, manifest, codec, entry, verify=verify) for entry in manifest.segments]
+    return Index(layout.root, manifest, codec, segments, fields=fields, verified=verify)
+
+
+def open_checked_codec(layout: Layout, manifest: Manifest) -> AnyCodec:
+    """The codec of a state, whose files are verified first.
+
+    Raises:
+        DamagedIndexError: They are not what was written, or not those of the manifest's model.
+    """
+    folder = layout.codecs / manifest.codec.name
+    verify_files(folder, manifest.codec.files, full=True)
+    codec = open_codec(manifest.kind, folder)
+    # Queries are compared with the manifest's model, and read by loops that take the codec's width for granted.
+    if (ENGINES[manifest.kind].kind, codec.dim) != (manifest.model.kind, manifest.model.dim):
+        raise DamagedIndexError(f"{folder}: not a codec for {manifest.model.kind} vectors of width {manifest.model.dim}; {LOOK}")
+    return codec
+
+
+def check_model(path: Path, manifest: Manifest, card: ModelCard) -> None:
+    """Refuse a model whose vectors are not those of an index.
+
+    Raises:
+        InputError: The fingerprint is not that of the model which built the index; names both.
+    """
+    built = manifest.model
+    if card.fingerprint != built.fingerprint:
+        raise InputError(
+            f"{path}: built with {built.source} ({built.fingerprint[:12]}), but the model given is {card.source} "
+            f"({card.fingerprint[:12]}); search with the model that built it, or build it again"
+        )
+
+
+def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEntry, *, verify: bool) -> OpenSegment:
+    folder = layout.segments / entry.name
+    files = open_files(folder, entry.files, verify=verify)
+    segment = open_segment(files, codec, entry.documents, texts=manifest.policy.store_text, alive=read_alive(layout, entry))
+    if len(segment.vectors) != entry.documents:
+        raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; quiver index repair")
+    return segment
+
+
+def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]:
+    return describe([segment.documents.metadata for segment in segments])
+
+
+def _allowed_rows(segments: Sequence[OpenSegment], where: Filter) -> tuple[Bitmap | None, ...]:
+    """Which rows of each segment may be found under a filter; None for all of them."""
+    bitmaps: list[Bitmap | None] = []
+    for segment in segments:
+        allowed = segment.kept
+        for condition in where.conditions:
+            allowed = allowed & segment.documents.matching(condition)
+        if where.ids is not None:
+            allowed = allowed & segment.documents.having(where.ids)
+        bitmaps.append(None if allowed.all() else allowed)
+    return tuple(bitmaps)

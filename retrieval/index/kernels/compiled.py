@@ -1,0 +1,361 @@
+"""The loops that a search and an encoding spend their time in, compiled by numba. Import it through `retrieval.index.kernels.choice`.
+
+Every function does what the one of the same name in `retrieval.index.kernels.reference` does, where its contract is written. Sums go over
+the same terms in the same order whatever stands beside a vector: codes, assignments and scores of a document do not depend on the
+documents it is processed with. Compiled code is cached beside this file, or in the user's cache folder where that is not writable.
+
+``_products`` and ``_roofs`` are written in LLVM's vector types because the compiler does not keep an array of sums in registers. Twelve
+vectors of eight sums are what a processor with AVX2 can hold beside its operands, and such products run twice as fast as OpenBLAS's on
+these narrow shapes.
+
+Shapes: n vectors, T tokens, K centroids, d width, L lanes of 16 query tokens or centroids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+from quiver.encoder.cpu.compiling import compiled
+from quiver.retrieval.index.kernels.plain_loops import aggregate, best, inner_products, nearest_of, quantise, ward
+
+__all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "nearest_of", "probe", "quantise", "score", "ward"]
+
+# numba's own types know nothing of its helpers for code.
+_cgutils: Any = cgutils
+
+LANES = 16
+# Vectors that are multiplied with 16 lanes at a time.
+_ROWS = 6
+# Lanes of 16 bits that are looked up at a time, and what they count; see ``reference``.
+_WIDE = 2 * LANES
+_STEPS = 32_000
+_LEAST = 1e-30
+
+
+def _emit_products(_context: Any, rows: Any, lanes: Any, sums: Any, width: Any) -> Any:
+    """``sums = rows @ lanes``: (6, d) by (d, 16), all float32 and contiguous; each sum runs over d in order."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointers = [
+            context.make_array(kind)(context, builder, value).data for kind, value in zip(signature.args[:3], arguments[:3], strict=True)
+        ]
+        left, right, out = pointers
+        size, zero = arguments[3], ir.Constant(ir.IntType(32), 0)
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        spread = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        unset = ir.Constant(vector, ir.Undefined)
+        totals = [_cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES)) for _ in range(_ROWS)]
+
+        def vector_at(base: Any, place: Any) -> Any:
+            return builder.bitcast(builder.gep(base, [place]), vector.as_pointer())
+
+        with _cgutils.for_range(builder, size) as loop:
+            lane = builder.load(vector_at(right, builder.mul(loop.index, ir.Constant(size.type, LANES))), align=4)
+            for row, total in enumerate(totals):
+                place = builder.add(builder.mul(size, ir.Constant(size.type, row)), loop.index)
+                value = builder.load(builder.gep(left, [place]))
+                value = builder.shuffle_vector(builder.insert_element(unset, value, zero), unset, spread)
+                product = builder.fmul(value, lane, flags=("contract",))
+                builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+        for row, total in enumerate(totals):
+            builder.store(builder.load(total), vector_at(out, ir.Constant(size.type, row * LANES)), align=4)
+        return context.get_dummy_value()
+
+    return numba.types.void(rows, lanes, sums, width), generate
+
+
+_products: Any = intrinsic(_emit_products)
+
+
+def _emit_roofs(_context: Any, entries: Any, numbers: Any, count: Any, means: Any, books: Any, best: Any) -> Any:
+    """Raise ``best``, (32,) int16, to the sums of the rows that the coarse parts of some tokens point to in two tables.
+
+    ``numbers``, (tokens,), point into ``means``, (K, 32) int16; ``entries``, (tokens, d / 4) uint16, into ``books``, (4 d, 32) int16.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        arrays = [context.make_array(signature.args[place])(context, builder, arguments[place]) for place in (0, 1, 3, 4, 5)]
+        places, centroids, first_table, second_table, out = (array.data for array in arrays)
+        size = builder.extract_value(arrays[0].shape, 1)  # entries of a token, a multiple of two
+        vector = ir.VectorType(ir.IntType(16), _WIDE)
+
+        def constant(value: int) -> Any:
+            return ir.Constant(size.type, value)
+
+        def row_at(base: Any, row: Any) -> Any:
+            return builder.bitcast(builder.gep(base, [builder.mul(row, constant(_WIDE))]), vector.as_pointer())
+
+        roof = _cgutils.alloca_once_value(builder, builder.load(row_at(out, constant(0)), align=2))
+        with _cgutils.for_range(builder, arguments[2]) as token:
+            number, begin = builder.load(builder.gep(centroids, [token.index])), builder.mul(token.index, size)
+            # Two sums, so that an addition does not wait for the one before.
+            starts = builder.load(row_at(first_table, number), align=2), ir.Constant(vector, None)
+            totals = [_cgutils.alloca_once_value(builder, start) for start in starts]
+            with _cgutils.for_range(builder, builder.lshr(size, constant(1))) as pair:
+                for half, total in enumerate(totals):
+                    place = builder.add(begin, builder.add(builder.mul(pair.index, constant(2)), constant(half)))
+                    entry = builder.zext(builder.load(builder.gep(places, [place])), size.type)
+                    builder.store(builder.add(builder.load(total), builder.load(row_at(second_table, entry), align=2)), total)
+            met, known = builder.add(*(builder.load(total) for total in totals)), builder.load(roof)
+            builder.store(builder.select(builder.icmp_signed(">", met, known), met, known), roof)
+        builder.store(builder.load(roof), row_at(out, constant(0)), align=2)
+        return context.get_dummy_value()
+
+    return numba.types.void(entries, numbers, count, means, books, best), generate
+
+
+_roofs: Any = intrinsic(_emit_roofs)
+
+
+@compiled
+def nearest(
+    vectors: NDArray[np.float32],
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    lanes: NDArray[np.float32],
+    half_squares: NDArray[np.float32],
+) -> NDArray[np.int64]:
+    """The nearest centroid of each vector; see ``reference``."""
+    n, d = vectors.shape
+    found: NDArray[np.int64] = first.copy()  # where no product is a number
+    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    best = np.empty(_ROWS, np.float32)
+    begin = 0
+    while begin < n:
+        end = begin + 1
+        while end < n and end - begin < _ROWS and first[end] == first[begin] and last[end] == last[begin]:
+            end += 1
+        block[: end - begin] = vectors[begin:end]
+        best[:] = -np.inf
+        for group in range(first[begin] // LANES, (last[begin] - 1) // LANES + 1):
+            _products(block, lanes[group], sums, d)
+            lowest, highest = max(first[begin], group * LANES), min(last[begin], (group + 1) * LANES)
+            for row in range(end - begin):
+                for centroid in range(lowest, highest):
+                    value = sums[row, centroid - group * LANES] - half_squares[centroid]
+                    if value > best[row]:
+                        best[row] = value
+                        found[begin + row] = centroid
+        begin = end
+    return found
+
+
+@compiled
+def probe(
+    query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Inner products with all centroids, and the centroids with the greatest; see ``reference``."""
+    n, d = query.shape
+    similarities = np.zeros(((n + LANES - 1) // LANES, centroids, LANES), np.float32)
+    found = np.zeros((n, count), np.int64)
+    products = np.full((n, count), -np.inf, np.float32)  # ascending in each row while it is filled
+    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    for begin in range(0, n, _ROWS):
+        rows = min(_ROWS, n - begin)
+        block[:rows] = query[begin : begin + rows]
+        for group in range(len(lanes)):
+            _products(block, lanes[group], sums, d)
+            for row in range(rows):
+                best, numbers = products[begin + row], found[begin + row]
+                column = similarities[(begin + row) // LANES, group * LANES :, (begin + row) % LANES]
+                for lane in range(min(LANES, centroids - group * LANES)):
+                    value = sums[row, lane]
+                    column[lane] = value
+                    if value > best[0]:
+                        place = 1
+                        while place < count and best[place] < value:
+                            best[place - 1], numbers[place - 1] = best[place], numbers[place]
+                            place += 1
+                        best[place - 1], numbers[place - 1] = value, group * LANES + lane
+    return found, products, similarities
+
+
+@compiled
+def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, centroids: int, numbers: NDArray[np.int64]) -> bool:
+    """The centroids of some tokens; whether there are all of these, which is not so in a file that is damaged alone."""
+    known = True
+    for row in range(count):
+        number = 0
+        for place in range(coarse.shape[1] - codes):
+            number |= np.int64(coarse[begin + row, codes + place]) << (8 * place)
+        if number >= centroids:  # what lies behind them is not to be read
+            number, known = 0, False
+        numbers[row] = number
+    return known
+
+
+@compiled
+def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray[np.uint16]) -> None:
+    """Where the product codes of some tokens point to, in a table of the codewords of all books."""
+    for row in range(count):
+        token, out = coarse[begin + row], entries[row]
+        for place in range(len(out) // 2):
+            out[2 * place] = 32 * place + (token[place] & np.uint8(15))
+            out[2 * place + 1] = 32 * place + 16 + (token[place] >> np.uint8(4))
+
+
+@compiled
+def estimate(
+    coarse: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    similarities: NDArray[np.float32],
+    table: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """MaxSim of a query with the coarse parts of documents; see ``reference``."""
+    groups, books, _, _ = table.shape
+    bound = np.float64(_highest(similarities.ravel()))
+    for book in range(books):
+        greatest = np.float32(0)
+        for group in range(groups):
+            greatest = max(greatest, _highest(table[group, book].ravel()))
+        bound += np.float64(greatest)
+    scores = np.full(len(begins), -np.inf, np.float32)
+    if not np.isfinite(bound):
+        scores[ends > begins] = np.nan
+        return scores
+    steps = np.float32(_STEPS / bound) if bound > _LEAST else np.float32(1)
+    means, codewords = _rounded(similarities, steps), _rounded(table.reshape(groups, 16 * books, LANES), steps)
+    longest = 0
+    for document in range(len(begins)):
+        longest = max(longest, ends[document] - begins[document])
+    numbers, entries, best = np.empty(longest, np.int64), np.empty((longest, books), np.uint16), np.empty(_WIDE, np.int16)
+    for document in range(len(begins)):
+        count, total = ends[document] - begins[document], 0
+        if not count:
+            continue
+        known = _numbers(coarse, books // 2, begins[document], count, similarities.shape[1], numbers)
+        _entries(coarse, begins[document], count, entries)
+        for pair in range(len(means)):
+            best[:] = -32_768
+            _roofs(entries, numbers, count, means[pair], codewords[pair], best)
+            for lane in range(_WIDE):
+                total += np.int64(best[lane])
+        scores[document] = np.float32(total) / steps if known else np.float32(np.nan)
+    return scores
+
+
+@compiled
+def _highest(values: NDArray[np.float32]) -> float:
+    """The greatest magnitude, 0 of none."""
+    highest: float = np.float32(0)
+    for value in values:
+        highest = max(highest, abs(value))
+    return highest
+
+
+@compiled
+def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
+    """Groups of 16 lanes as whole numbers of steps, two groups side by side, the last beside zeros if it is alone."""
+    groups, rows, _ = values.shape
+    rounded = np.zeros(((groups + 1) // 2, rows, _WIDE), np.int16)
+    for group in range(groups):
+        for row in range(rows):
+            for lane in range(LANES):
+                rounded[group // 2, row, group % 2 * LANES + lane] = np.int16(np.rint(values[group, row, lane] * steps))
+    return rounded
+
+
+@compiled
+def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """The codewords of one token, two coordinates to a number of 64 bits."""
+    if width == 8:
+        for place in range(len(out)):
+            out[place] = pairs[code[place]]
+    elif width == 7:
+        _decode_sevens(code, pairs, out)
+    elif width == 6:
+        for group in range(len(out) // 4):
+            word = (
+                np.uint32(code[3 * group])
+                | np.uint32(code[3 * group + 1]) << np.uint32(8)
+                | np.uint32(code[3 * group + 2]) << np.uint32(16)
+            )
+            for part in range(4):
+                out[4 * group + part] = pairs[(word >> np.uint32(6 * part)) & np.uint32(63)]
+    else:
+        for place in range(len(out) // 2):
+            out[2 * place] = pairs[code[place] & np.uint8(15)]
+            out[2 * place + 1] = pairs[code[place] >> np.uint8(4)]
+
+
+@compiled
+def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """As `_decode`, eight codes in seven bytes."""
+    for group in range(len(out) // 8):
+        word = np.uint64(0)
+        for byte in range(7):
+            word |= np.uint64(code[7 * group + byte]) << np.uint64(8 * byte)
+        for part in range(8):
+            out[8 * group + part] = pairs[(word >> np.uint64(7 * part)) & np.uint64(127)]
+
+
+@compiled
+def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
+    """A number of half precision, its sign left out, from its bits; numba has no such type."""
+    exponent, fraction = (bits >> 10) & 31, bits & 1023
+    value: float = np.float32(fraction if exponent == 0 else fraction + 1024) * powers[max(exponent, 1)]
+    return value
+
+
+@compiled
+def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """The vector of one product code, two coordinates to a number of 64 bits."""
+    for place in range(len(out) // 4):
+        low, high = code[place] & np.uint8(15), code[place] >> np.uint8(4)
+        out[4 * place] = codewords[2 * place, low, 0]
+        out[4 * place + 1] = codewords[2 * place, low, 1]
+        out[4 * place + 2] = codewords[2 * place + 1, high, 0]
+        out[4 * place + 3] = codewords[2 * place + 1, high, 1]
+
+
+@compiled
+def score(
+    coarse: NDArray[np.uint8],
+    fine: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    similarities: NDArray[np.float32],
+    products: NDArray[np.float32],
+    pairs: NDArray[np.float32],
+    query: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """MaxSim of a query with documents; see ``reference``."""
+    groups, d, _ = query.shape
+    width = 4 if len(pairs) == 16 else 6 if len(pairs) == 64 else 7 if len(pairs) == 128 else 8
+    fine_codes, codes, centroids = d * width // 16, d // 8, similarities.shape[1]
+    levels, codewords = pairs.view(np.uint64).ravel(), products.view(np.uint64)
+    powers = np.array([np.float32(2.0 ** (exponent - 25)) for exponent in range(32)], np.float32)
+    block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
+    words, numbers, best = block.view(np.uint64), np.empty(_ROWS, np.int64), np.empty((groups, LANES), np.float32)
+    product = np.empty(d, np.float32)
+    product_words = product.view(np.uint64)
+    scores = np.empty(len(begins), np.float32)
+    for document in range(len(begins)):
+        best[:] = -np.inf
+        known = True
+        for begin in range(begins[document], ends[document], _ROWS):
+            count = min(_ROWS, ends[document] - begin)
+            known &= _numbers(coarse, codes, begin, count, centroids, numbers)
+            for row in range(count):
+                token, vector = fine[begin + row], block[row]
+                _decode(token, width, levels, words[row])
+                _product(coarse[begin + row], codewords, product_words)
+                scale = _half_precision(np.int64(token[fine_codes]) | np.int64(token[fine_codes + 1]) << 8, powers)
+                for j in range(d):
+                    vector[j] = product[j] + scale * vector[j]
+            for group in range(groups):
+                _products(block, query[group], sums, d)
+                for row in range(count):
+                    mean = similarities[group, numbers[row]]
+                    for lane in range(LANES):
+                        value = mean[lane] + sums[row, lane]
+                        best[group, lane] = value if value > best[group, lane] else best[group, lane]
+        scores[document] = best.sum() if known else np.float32(np.nan)
+    return scores

@@ -1,0 +1,156 @@
+"""A segment on the disk: documents and their vectors in one folder, row by row the same.
+
+Whoever writes, opens or merges segments does it here; the engine does not know of ids, nor the documents of vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.retrieval.index.disk import Disk
+from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
+from quiver.retrieval.index.engines import AnyCodec, AnySegment, Bitmap
+from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.records import Document, TextTokens, TokenCounts
+
+# Ids that are compared at a time.
+_TOGETHER = 1 << 20
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a segment holds.
+
+    Attributes:
+        documents: Number of rows.
+        vectors: Number of vectors that are kept.
+        tokens: What tokenising did to its documents.
+        holds: File name -> what it holds.
+    """
+
+    documents: int
+    vectors: int
+    tokens: TokenCounts
+    holds: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class OpenSegment:
+    """A segment that can be searched.
+
+    Attributes:
+        documents: Ids, texts and metadata by row.
+        vectors: The engine's part.
+        alive: The rows that are not deleted; None for all of them.
+    """
+
+    documents: DocumentTable
+    vectors: AnySegment
+    alive: Bitmap | None
+
+    @property
+    def kept(self) -> Bitmap:
+        """The rows that are not deleted, (P,)."""
+        return np.ones(len(self.documents), bool) if self.alive is None else self.alive
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """The row of each id; -1 where there is no such document, or it is deleted."""
+        rows = self.documents.ids.rows_of(ids)
+        return rows if self.alive is None else np.where(self.alive[rows] & (rows >= 0), rows, -1)
+
+
+def shared_documents(one: OpenSegment, other: OpenSegment) -> int:
+    """How many ids two segments have in common, deleted documents left out."""
+    mine, theirs = (each.documents.ids.hashes_of(each.alive) for each in (one, other))
+    shared = 0
+    for start in range(0, len(mine), _TOGETHER):
+        wanted = mine[start : start + _TOGETHER]
+        places = np.searchsorted(theirs, wanted)
+        inside = places < len(theirs)
+        shared += int(np.count_nonzero(theirs[places[inside]] == wanted[inside]))
+    return shared
+
+
+class SegmentFolderWriter:
+    """Writes a segment into an empty folder, a chunk of documents at a time.
+
+    Args:
+        folder: The folder.
+        codec: Writes the vectors.
+        disk: Takes all changes.
+        texts: Whether texts are kept.
+        fields: The fields of the metadata that are kept; None for all.
+    """
+
+    def __init__(self, folder: Path, codec: AnyCodec, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
+        self._documents = DocumentTableWriter(folder, disk, texts=texts, fields=fields)
+        self._vectors = codec.writer(folder, disk)
+        self._folder, self._codec = folder, codec
+        self._counts = TokenCounts(0, 0, 0, 0)
+        self.documents = 0
+        self.vectors = 0
+
+    def add(
+        self,
+        documents: Sequence[Document],
+        vectors: NDArray[np.float32],
+        lengths: NDArray[np.int64] | None,
+        token_ids: NDArray[np.uint32] | None,
+        tokens: TextTokens,
+    ) -> None:
+        """Append documents with their vectors, which an inner product can compare."""
+        self._documents.add(documents, tokens)
+        self._vectors.add(vectors, lengths, token_ids)
+        self._counts = total_counts([self._counts, tokens.total()])
+        self.documents += len(documents)
+        self.vectors += len(vectors)
+
+    def close(self) -> Contents:
+        """Finish the files."""
+        holds = {**self._documents.close(), **self._vectors.close()}
+        # An engine may keep fewer vectors than it was given.
+        kept = int(self._codec.open(Files(self._folder), self.documents).lengths.sum())
+        return Contents(self.documents, kept, self._counts, holds)
+
+
+def open_segment(files: Files, codec: AnyCodec, count: int, *, texts: bool, alive: Bitmap | None = None) -> OpenSegment:
+    """Open a segment.
+
+    Args:
+        files: Its files, with the checksums to compare them with.
+        codec: Opens the vectors.
+        count: Number of documents.
+        texts: Whether their texts are there.
+        alive: The rows that are not deleted, (count,); None for all.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        InputError: A file does not fit the others.
+    """
+    return OpenSegment(DocumentTable.open(files, count, texts=texts), codec.open(files, count), alive)
+
+
+def merge_segments(parts: Sequence[OpenSegment], codec: AnyCodec, folder: Path, disk: Disk) -> Contents:
+    """Write one segment from others without their deleted documents; nothing is encoded again.
+
+    Args:
+        parts: Segments of one codec, in the order in which their documents are to come; one document at least is not deleted.
+        codec: Their codec.
+        folder: An empty folder.
+        disk: Takes all changes.
+    """
+    kept = [(part, part.kept) for part in parts if part.kept.any()]
+    holds = {**merge_documents([(part.documents, keep) for part, keep in kept], folder, disk)}
+    holds |= codec.merge([(part.vectors, keep) for part, keep in kept], folder, disk)
+    documents = sum(int(np.count_nonzero(keep)) for _, keep in kept)
+    vectors = sum(int(part.vectors.lengths[keep].sum()) for part, keep in kept)
+    return Contents(documents, vectors, total_counts([part.documents.token_counts(keep) for part, keep in kept]), holds)
+
+
+def total_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
+    """The sum of what tokenising did to several sets of texts."""
+    return TokenCounts(*(sum(getattr(count, field.name) for count in counts) for field in fields(TokenCounts)))

@@ -1,0 +1,293 @@
+"""Opening a committed state: the newest manifest, its files compared with it, and another try if a writer was faster.
+
+A reader takes no lock. What it has opened stays readable for as long as it is open, for files are never changed and what is mapped
+outlives its name. Only a reader that is still opening can find files gone, when two commits have gone by since it read the manifest;
+then there is a newer one, and it begins again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.errors import DamagedIndexError, missing_file, unreadable
+from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.store.blocks import digests_sha256, file_digests, read_around, read_digests
+from quiver.retrieval.index.store.layout import FORMAT, VERSION, Layout, entries
+from quiver.retrieval.index.store.manifest import FileEntry, Manifest, SegmentEntry, TombstonesEntry, read_manifest, version_problem
+
+Opened = TypeVar("Opened")
+
+NOTHING_COMMITTED = "nothing has been committed, the build was never finished; run the same one again, which resumes"
+"""What is wrong with an index whose first build was interrupted."""
+
+# What is not mapped but parsed when it is opened is hashed before, even where the reader asks for no more than sizes.
+_ALWAYS_HASHED = (".faiss", ".json")
+
+
+def check_format(layout: Layout) -> None:
+    """Refuse a folder that is no index of this version.
+
+    Raises:
+        DamagedIndexError: It is one, but the file that says so is missing or changed.
+        InputError: It is none, or one of another format version (says which).
+    """
+    version = format_version(layout.root)
+    if version is None:
+        if layout.generations():
+            raise DamagedIndexError(f"{layout.format}: missing or changed; the index is damaged: quiver index repair")
+        raise InputError(f"{layout.root}: is not an index")
+    if version != VERSION:
+        raise InputError(f"{layout.root}: {version_problem(version)}")
+
+
+def format_version(root: Path) -> int | None:
+    """The format version of the index in a folder, whatever its state; None where there is none of ours."""
+    path = Layout(root).format
+    try:
+        line = path.read_bytes()
+        version = int(line.split()[1])
+        return version if line == format_line(version) else None
+    except FileNotFoundError:
+        pass
+    except (NotADirectoryError, IsADirectoryError, ValueError, IndexError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:  # version 1 had one manifest, at the root
+        content = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return 1 if isinstance(content, dict) and content.get("format") == FORMAT else None
+
+
+def format_line(version: int) -> bytes:
+    """What the file that says what the folder is holds: the format, its version, and a checksum of the two."""
+    said = f"{FORMAT} {version}"
+    return f"{said} {hashlib.sha256(said.encode()).hexdigest()[:16]}\n".encode()
+
+
+def newest_manifest(layout: Layout) -> Manifest:
+    """The newest committed state.
+
+    Raises:
+        DamagedIndexError: Its manifest is missing or not what was written; names the newest generation that is known to have existed.
+        InputError: The folder is no index, is of another format version, or has no committed state.
+    """
+    check_format(layout)
+    while True:
+        known = head_generation(layout)  # read first: a generation is committed before the head names it
+        generations = layout.generations()
+        if not generations and (known == 0 or (known is None and not entries(layout.segments))):
+            raise InputError(f"{layout.root}: {NOTHING_COMMITTED}")
+        if known is None:
+            raise _not_newest(layout, f"{layout.head}: missing or changed, so the newest generation is unknown", generations)
+        if not generations or generations[-1] < known:
+            raise _not_newest(layout, f"{layout.manifest(known)}: missing, and it is the newest generation", generations)
+        try:
+            return read_manifest(layout.manifest(generations[-1]))
+        except FileNotFoundError as error:
+            if generations == layout.generations():  # a link that leads nowhere
+                raise unreadable(layout.manifest(generations[-1]), error) from error
+        except DamagedIndexError as error:
+            raise _not_newest(layout, f"generation {generations[-1]} is the newest, but {error}", generations[:-1]) from error
+
+
+def read_generation(layout: Layout, generation: int) -> Manifest:
+    """The state of a generation that somebody asked for by number, whether or not there are newer ones.
+
+    Raises:
+        DamagedIndexError: Its manifest is not what was written.
+        InputError: There is no such generation.
+    """
+    check_format(layout)
+    try:
+        return read_manifest(layout.manifest(generation))
+    except FileNotFoundError as error:
+        there = ", ".join(map(str, layout.generations())) or "none"
+        raise InputError(f"{layout.root}: has no generation {generation}; there are {there}") from error
+
+
+def head_generation(layout: Layout) -> int | None:
+    """The newest generation that was committed, as the head says; 0 before the first, None where the head is missing or damaged."""
+    content = read_around(layout.head, Path.read_bytes)
+    if content is None:
+        return None
+    named = [_named(line) for line in content.split(b"\n", 2)[:2]]
+    return max((generation for generation in named if generation is not None), default=None)
+
+
+def head_bytes(generation: int, manifest: bytes) -> bytes:
+    """The head as its file has it: two lines that name the generation, so that one may be damaged, and a copy of its manifest."""
+    return 2 * _head_line(generation) + manifest
+
+
+def head_manifest(layout: Layout) -> bytes:
+    """The copy of the newest manifest in the head; nothing where there is none."""
+    parts = (read_around(layout.head, Path.read_bytes) or b"").split(b"\n", 2)
+    return parts[2] if len(parts) == 3 else b""
+
+
+def _head_line(generation: int) -> bytes:
+    said = f"{FORMAT} generation {generation}"
+    return f"{said} {hashlib.sha256(said.encode()).hexdigest()[:16]}\n".encode()
+
+
+def _named(line: bytes) -> int | None:
+    words = line.split()
+    if len(words) != 4 or not words[2].isdigit():
+        return None
+    generation = int(words[2])
+    return generation if _head_line(generation) == line + b"\n" else None
+
+
+def _not_newest(layout: Layout, problem: str, older: Sequence[int]) -> DamagedIndexError:
+    """The error where the newest state cannot be opened: an older one is opened by its number only, for it lacks what came later."""
+    remedy = "quiver index repair --dry-run says what can be restored"
+    if older:
+        remedy += f"; --generation {older[-1]} opens that older state as it was"
+    return DamagedIndexError(f"{problem}; {remedy}")
+
+
+def open_newest(layout: Layout, opener: Callable[[Manifest], Opened]) -> Opened:
+    """Open the newest committed state, or a newer one that replaces it in that moment.
+
+    Args:
+        layout: The index.
+        opener: Opens the files that a manifest names; it raises FileNotFoundError or InputError where one is not there.
+
+    Raises:
+        DamagedIndexError: A file is missing or not what was written.
+        InputError: As `newest_manifest`.
+    """
+    while True:
+        manifest = newest_manifest(layout)
+        try:
+            return opener(manifest)
+        except (FileNotFoundError, InputError) as error:
+            if layout.generations()[-1:] == [manifest.generation]:
+                if isinstance(error, FileNotFoundError):
+                    raise missing_file(Path(error.filename)) from error
+                raise
+
+
+def open_files(folder: Path, files: Mapping[str, FileEntry], *, verify: bool) -> Files:
+    """The files of a segment, each block of which is verified when it is first read.
+
+    Args:
+        folder: Where they are.
+        files: The manifest's entries.
+        verify: Whether blocks are verified; files that are parsed are so in any case.
+    """
+    digests = read_digests(folder, files)
+    checked = {name: each for name, each in digests.items() if verify or name.endswith(_ALWAYS_HASHED)}
+    return Files(folder, checked, sizes={name: entry.bytes for name, entry in files.items()})
+
+
+def verify_files(folder: Path, files: Mapping[str, FileEntry], *, full: bool) -> None:
+    """Compare files with what the manifest says of them.
+
+    Args:
+        folder: Where they are.
+        files: The manifest's entries.
+        full: Read every file and compare its sha256; otherwise only those that are parsed when they are opened, and all sizes.
+
+    Raises:
+        DamagedIndexError: One is missing, cut short or changed (names it).
+        InputError: One may not be read, which is no damage.
+    """
+    for name, entry in files.items():
+        verify_file(folder / name, entry.bytes, entry.sha256 if full or name.endswith(_ALWAYS_HASHED) else None)
+
+
+def verify_file(path: Path, size: int, sha256: str | None) -> None:
+    """Compare one file with its size and, where given, its checksum.
+
+    Raises:
+        DamagedIndexError: It is missing, cut short or changed.
+        InputError: It may not be read, which is no damage.
+    """
+    try:
+        found = path.stat().st_size
+        if found != size:
+            raise DamagedIndexError(f"{path}: {found} bytes, but {size} were written; the index is damaged: quiver index repair")
+        if sha256 is not None and digests_sha256(file_digests(path)) != sha256:
+            raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged: quiver index repair")
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def verify_state(layout: Layout, manifest: Manifest, *, shared: Collection[str] = ()) -> None:
+    """Read the files of a state and compare them with their checksums.
+
+    Args:
+        layout: The index.
+        manifest: The state.
+        shared: Names of codecs, segments and tombstones to pass over.
+
+    Raises:
+        DamagedIndexError: One is missing, cut short or changed (names it).
+        InputError: One may not be read, which is no damage.
+    """
+    if manifest.codec.name not in shared:
+        verify_files(layout.codecs / manifest.codec.name, manifest.codec.files, full=True)
+    for segment in manifest.segments:
+        if segment.name not in shared:
+            verify_files(layout.segments / segment.name, segment.files, full=True)
+        if segment.deleted is not None and segment.deleted.name not in shared:
+            verify_alive(layout, segment)
+
+
+def read_alive(layout: Layout, segment: SegmentEntry) -> NDArray[np.bool_] | None:
+    """Which rows of a segment are not deleted, (documents,); None for all of them.
+
+    Raises:
+        DamagedIndexError: The tombstones are missing, or both copies in their file have changed.
+    """
+    if segment.deleted is None:
+        return None
+    whole = [bits for bits in _tombstones(layout, segment.deleted) if bits is not None]
+    path = layout.tombstones / segment.deleted.name
+    if not whole:
+        raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged: quiver index repair")
+    if len(whole[0]) != -(-segment.documents // 8):
+        raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged: quiver index repair")
+    alive: NDArray[np.bool_] = np.unpackbits(whole[0], count=segment.documents, bitorder="little") == 0
+    if int(np.count_nonzero(alive)) != segment.alive:
+        raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged: quiver index repair")
+    return alive
+
+
+def verify_alive(layout: Layout, segment: SegmentEntry) -> None:
+    """Compare both copies of a segment's tombstones with their checksum.
+
+    Raises:
+        DamagedIndexError: They are missing or changed.
+    """
+    read_alive(layout, segment)
+    if segment.deleted is not None and any(bits is None for bits in _tombstones(layout, segment.deleted)):
+        path = layout.tombstones / segment.deleted.name
+        raise DamagedIndexError(f"{path}: one of its two copies has changed; quiver index repair writes it again")
+
+
+def _tombstones(layout: Layout, entry: TombstonesEntry) -> list[NDArray[np.uint8] | None]:
+    """The copies of some tombstones; None for one that is damaged."""
+    path = layout.tombstones / entry.name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    half = entry.bytes // 2
+    copies = [content[:half], content[half : entry.bytes]]
+    return [np.frombuffer(copy, np.uint8) if hashlib.sha256(copy).hexdigest() == entry.sha256 else None for copy in copies]
+
+
+def tombstones_bytes(alive: NDArray[np.bool_]) -> bytes:
+    """The tombstones of a segment: one bit a row, set where it is deleted."""
+    return np.packbits(~alive, bitorder="little").tobytes()

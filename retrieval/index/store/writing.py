@@ -1,0 +1,469 @@
+"""Changing an index: one writer at a time, a commit that is one link, and what is no longer needed removed.
+
+A commit is: the new files, each synced, in folders that are synced; the folders renamed to where readers look; then the manifest,
+written and synced under another name, is linked to the name of its generation. Before that link the index is the old one, after it
+the new one, and there is no state between. What a killed writer leaves behind nobody reads; the next writer removes it.
+
+Source of the order of calls: the commits of Lucene, https://blog.mikemccandless.com/2014/04/testing-lucenes-index-durability-after.html.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.disk import REAL, Disk, link_if_absent, make_folders, put_file, remove, remove_tree, write_file
+from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.store.blocks import CHECKSUMS, digests_sha256, file_digests
+from quiver.retrieval.index.store.layout import VERSION, Layout, entries, is_resumable, segment_name, tombstones_name
+from quiver.retrieval.index.store.manifest import (
+    CodecEntry,
+    FileEntry,
+    Manifest,
+    SegmentEntry,
+    TombstonesEntry,
+    manifest_bytes,
+    read_manifest,
+)
+from quiver.retrieval.index.store.reading import (
+    check_format,
+    format_line,
+    format_version,
+    head_bytes,
+    head_generation,
+    newest_manifest,
+    tombstones_bytes,
+    verify_files,
+    verify_state,
+)
+from quiver.retrieval.records import TokenCounts
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Generations that stay on the disk: the newest, and the one before it for readers that are just opening it, and for repair."""
+
+UNFINISHED_SECONDS = 7 * 24 * 3600.0
+"""Age at which the unfinished work of an interrupted build or addition is removed by the next writer, from its last finished piece."""
+
+# What a writer that had no room, or was killed, may leave of an index that it had just begun.
+_BEGINNINGS = ("LOCK", "FORMAT.tmp", "HEAD", "HEAD.tmp")
+# Name in the temporary folder of a manifest that is being committed.
+_MANIFEST = "manifest.json"
+
+
+class StoreWriter:
+    """Changes one index; made by `writing`, which holds the lock for as long as it is used.
+
+    Attributes:
+        layout: The index.
+        disk: Takes all changes.
+        manifest: The newest committed state, None before the first commit.
+    """
+
+    def __init__(self, layout: Layout, disk: Disk, manifest: Manifest | None) -> None:
+        self.layout = layout
+        self.disk = disk
+        self.manifest = manifest
+        generations = layout.generations()
+        self.generation = max([*generations[-1:], head_generation(layout) or 0]) + 1
+        self._segments = 0
+        # Where the states before are not known, they are damaged: nobody can go back to them.
+        self._kept = 1 if manifest is None else KEPT
+
+    def scratch(self, name: str) -> Path:
+        """A new, empty folder in the temporary one; what a killed writer has left under that name is removed."""
+        folder = self.layout.temporary / name
+        if folder.exists():
+            remove_tree(folder, self.disk)
+        self.disk.mkdir(folder)
+        return folder
+
+    def add_codec(
+        self,
+        folder: Path,
+        engine: str,
+        parameters: Mapping[str, str | int | float | bool | None],
+        holds: Mapping[str, str],
+        *,
+        apart: bool = False,
+    ) -> CodecEntry:
+        """Put a codec that lies in a scratch folder where readers look; equal ones are kept once.
+
+        Args:
+            folder: The scratch folder.
+            engine: Name of the engine.
+            parameters: What a report says beside the name.
+            holds: File name -> what it holds.
+            apart: Give it a name of its own beside an equal one that is damaged.
+        """
+        self._check_alone()
+        files = seal(folder, holds, self.disk)
+        sums = {file: entry.sha256 for file, entry in files.items()} | {"engine": engine}
+        name = f"c-{_digest(sums | ({'generation': str(self.generation)} if apart else {}))}"
+        if self._has_codec(self.layout.codecs / name, files):
+            remove_tree(folder, self.disk)
+        else:
+            self._adopt(folder, self.layout.codecs / name)
+        return CodecEntry(engine, name, dict(parameters), files)
+
+    def _has_codec(self, folder: Path, files: Mapping[str, FileEntry]) -> bool:
+        """Whether a codec is there and whole; a damaged one is taken away, so that a new one heals the states that name it."""
+        if not folder.exists():
+            return False
+        try:
+            verify_files(folder, files, full=True)
+        except DamagedIndexError as error:
+            logger.warning("%s; it is replaced", error)
+            self._remove(folder)
+            return False
+        return True
+
+    def add_segment(self, folder: Path, holds: Mapping[str, str], *, documents: int, vectors: int, tokens: TokenCounts) -> SegmentEntry:
+        """Put a segment that lies in a scratch folder where readers look; nobody reads it before the commit.
+
+        Raises:
+            InputError: Another process has committed in the meantime: the file system does not keep the lock.
+        """
+        self._check_alone()
+        name = segment_name(self.generation, self._segments)
+        self._segments += 1
+        files = seal(folder, holds, self.disk)
+        self._adopt(folder, self.layout.segments / name)
+        return SegmentEntry(name, documents, vectors, tokens, files)
+
+    def delete(self, segment: SegmentEntry, alive: NDArray[np.bool_]) -> SegmentEntry:
+        """The segment with other tombstones.
+
+        Args:
+            segment: As the manifest has it.
+            alive: Which rows are not deleted, (documents,).
+        """
+        self._check_alone()
+        content = tombstones_bytes(alive)
+        name = tombstones_name(segment.name, self.generation)
+        path = self.layout.tombstones / name
+        if path.exists():  # as in _adopt
+            self.disk.unlink(path)
+        write_file(path, 2 * content, self.disk)  # twice: no other file says which documents are deleted
+        self.disk.sync_folder(self.layout.tombstones)
+        deleted = segment.documents - int(np.count_nonzero(alive))
+        entry = TombstonesEntry(name, deleted, 2 * len(content), hashlib.sha256(content).hexdigest())
+        return replace(segment, deleted=entry)
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Make a new state the one that readers open, and remove what is older than the one before.
+
+        Args:
+            manifest: Its generation and time are set here.
+
+        Returns:
+            The manifest as it was written.
+
+        Raises:
+            InputError: As `add_segment`.
+        """
+        self._check_alone()
+        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        manifest = replace(manifest, generation=self.generation, created=created)
+        temporary, content = self.layout.temporary / _MANIFEST, manifest_bytes(manifest)
+        write_file(temporary, content, self.disk)
+        # The lock makes sure that nobody else takes the name in between, where there are no links either.
+        link_if_absent(temporary, self.layout.manifest(self.generation), self.disk)
+        self.disk.sync_folder(self.layout.manifests)
+        put_file(self.layout.head, head_bytes(self.generation, content), self.disk)
+        logger.info("%s: generation %d, %d documents", self.layout.root, self.generation, manifest.documents)
+        self.manifest = manifest
+        self.generation += 1
+        self._segments = 0
+        return manifest
+
+    def collect_garbage(self) -> list[Path]:
+        """Remove the generations that readers no longer need, and the files that only those needed.
+
+        A generation goes only once the newest one is known to be whole wherever it differs: where a file was damaged after its commit, the
+        last state that can be restored stays on the disk.
+
+        Returns:
+            What was removed.
+        """
+        generations = self.layout.generations()
+        removed = [self.layout.manifest(generation) for generation in generations[: -self._kept] if self._is_superseded(generation)]
+        # Oldest first, and manifests before files: whatever manifest is there after a kill still has all its files.
+        for path in removed:
+            self.disk.unlink(path)
+        if removed:
+            self.disk.sync_folder(self.layout.manifests)
+        for path in [*unreferenced(self.layout, self.layout.generations()), *_of_version_1(self.layout.root)]:
+            self._remove(path)
+            removed.append(path)
+        return removed
+
+    def quarantine(self, *, replaced: Mapping[Path, bytes]) -> list[Path]:
+        """Move all that the newest state does not need to a folder of the quarantine; nothing is deleted.
+
+        Args:
+            replaced: Files that were overwritten -> their content before.
+
+        Returns:
+            Where each file and folder lies now.
+        """
+        newest = self.layout.generations()[-1]
+        place = self.layout.quarantine / f"{newest:012d}"
+        make_folders(place, self.disk)
+        manifests = [self.layout.manifest(generation) for generation in self.layout.generations()[:-1]]
+        moved = []
+        # Manifests last: a file that none of them names would be taken for a leftover by the next writer, if this one were killed.
+        for path in [*unreferenced(self.layout, [newest]), *manifests]:
+            self.disk.rename(path, place / path.name)
+            moved.append(place / path.name)
+        for path, content in replaced.items():
+            write_file(place / path.name, content, self.disk)
+            moved.append(place / path.name)
+        for folder in (place, self.layout.segments, self.layout.codecs, self.layout.tombstones, self.layout.manifests):
+            self.disk.sync_folder(folder)
+        return moved
+
+    def _is_superseded(self, generation: int) -> bool:
+        """Whether the newest state is whole in all that it does not share with an older one."""
+        if self._kept == 1 or self.manifest is None:  # a damaged index was overwritten
+            return True
+        older = read_manifest(self.layout.manifest(generation))
+        shared = {older.codec.name, *(segment.name for segment in older.segments)}
+        shared |= {segment.deleted.name for segment in older.segments if segment.deleted}
+        try:
+            verify_state(self.layout, self.manifest, shared=shared)
+        except DamagedIndexError as error:
+            logger.warning("%s; generation %d stays on the disk, because it may be the last that is whole", error, generation)
+            return False
+        return True
+
+    def _check_alone(self) -> None:
+        """Refuse to go on where the lock has not kept another process out, before a file of its is taken for a leftover."""
+        generations = self.layout.generations()
+        if generations and generations[-1] >= self.generation:
+            raise InputError(
+                f"{self.layout.root}: another process has changed this index at the same time, its file system does not keep locks; "
+                "nothing of this change was kept, make it again"
+            )
+
+    def _adopt(self, folder: Path, target: Path) -> None:
+        if target.exists():  # its name has the coming generation in it: a killed commit has left it
+            remove_tree(target, self.disk)
+        self.disk.rename(folder, target)
+        self.disk.sync_folder(target.parent)
+
+    def _remove(self, path: Path) -> None:
+        if not path.is_dir():
+            self.disk.unlink(path)
+            return
+        # Renamed first, so that a folder under a name that readers know is always whole.
+        doomed = self.layout.doomed(path.name)
+        self.disk.rename(path, doomed)
+        remove_tree(doomed, self.disk)
+
+
+@contextmanager
+def writing(
+    root: Path, *, create: bool = False, overwrite: bool = False, damaged: bool = False, wait: float = 0.0, disk: Disk = REAL
+) -> Iterator[StoreWriter]:
+    """Hold the lock of an index and change it.
+
+    Args:
+        root: Folder of the index.
+        create: Make one; the folder must be missing, empty, or hold a build that was never finished.
+        overwrite: With ``create``: an index may be there, damaged or not, which stays what it is until the commit.
+        damaged: A manifest may be damaged; the writer then knows of no state.
+        wait: Seconds to wait for another writer to finish.
+        disk: Takes all changes.
+
+    Raises:
+        InputError: It is no index (or is one, with ``create`` alone), cannot be written, or another process is still writing to it after
+            ``wait`` seconds.
+        ValueError: ``wait`` is negative or not finite.
+        DamagedIndexError: A manifest is damaged.
+    """
+    layout = Layout(root.resolve())
+    made = not layout.root.exists()
+    if create:
+        check_place(layout.root, overwrite=overwrite)
+        try:
+            make_folders(layout.root, disk)
+        except OSError as error:
+            raise InputError(f"{layout.root}: cannot be written ({error.strerror})") from error
+    elif not damaged or not layout.generations():
+        check_format(layout)
+    with _locked(layout, wait):
+        try:
+            if create:
+                check_place(layout.root, overwrite=overwrite)  # once more: nobody else writes now
+            _prepare(layout, disk)
+            yield StoreWriter(layout, disk, _swept(layout, disk, damaged=damaged or overwrite))
+        finally:
+            if create:
+                _remove_unused(layout, remove_root=made)
+
+
+def check_place(root: Path, *, overwrite: bool) -> None:
+    """Refuse to build an index where something else is.
+
+    Raises:
+        InputError: There is an index already and it is not to be replaced, or the folder holds anything else.
+    """
+    version, committed = format_version(root), bool(Layout(root).generations())
+    if version is not None and version > VERSION:
+        raise InputError(f"{root}: an index of format version {version}, which a newer Quiver wrote; choose another folder")
+    if (committed or version == 1) and not overwrite:
+        raise InputError(f"{root}: there is an index already; choose another folder or ask for it to be overwritten")
+    if committed or version is not None:
+        return
+    if root.is_file() or (root.is_dir() and any(entry.name not in _BEGINNINGS for entry in root.iterdir())):
+        raise InputError(f"{root}: not empty and not an index; choose another folder")
+
+
+def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEntry]:
+    """Make the files of a folder durable, take their checksums and write those of their blocks beside them.
+
+    Args:
+        folder: Holds exactly these files.
+        holds: File name -> what it holds.
+        disk: Syncs.
+    """
+    files, stored = {}, bytearray()
+    for name in sorted(holds):
+        path = folder / name
+        disk.sync_file(path)
+        digests = file_digests(path)
+        stored += digests.tobytes()
+        files[name] = FileEntry(holds[name], path.stat().st_size, digests_sha256(digests))
+    checksums = folder / CHECKSUMS
+    if checksums.exists():  # of the work that a build may resume
+        disk.unlink(checksums)
+    write_file(checksums, bytes(stored), disk)
+    disk.sync_folder(folder)
+    return files
+
+
+@contextmanager
+def _locked(layout: Layout, wait: float) -> Iterator[None]:
+    if not 0 <= wait < math.inf:  # a negative timeout would wait for ever
+        raise ValueError(f"wait must be a finite number of seconds >= 0, got {wait}")
+    lock = FileLock(layout.lock)
+    try:
+        lock.acquire(timeout=wait)
+    except Timeout as error:
+        if wait:
+            message = f"{_owner(layout.lock)} is still writing to this index after {wait:g} s; try again later, or wait longer"
+        else:
+            message = f"{_owner(layout.lock)} is writing to this index; try again later, or wait for it: --wait 30s (wait=30 in Python)"
+        raise InputError(f"{layout.root}: {message}") from error
+    except (OSError, NotImplementedError) as error:
+        raise InputError(f"{layout.root}: cannot be written, its lock cannot be taken ({error})") from error
+    try:
+        with suppress(OSError):  # no more than a note for whoever has to wait; there may be no room for it
+            layout.lock.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _prepare(layout: Layout, disk: Disk) -> None:
+    """Make what a new index lacks; the file that says what the folder is comes first."""
+    if format_version(layout.root) != VERSION:
+        put_file(layout.format, format_line(VERSION), disk)
+    if not layout.head.exists() and not layout.generations():
+        put_file(layout.head, head_bytes(0, b""), disk)
+    missing = [folder for folder in layout.folders if not folder.is_dir()]
+    for folder in missing:
+        disk.mkdir(folder)
+    # Before the first commit also where nothing is missing: whoever made these names may have been killed before they were durable.
+    if missing or not layout.generations():
+        disk.sync_folder(layout.root)
+
+
+def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
+    """The newest state, once what a killed process has left is gone; None where it is damaged and may be."""
+    for path in entries(layout.temporary):
+        if is_resumable(path.name):
+            if time.time() - path.stat().st_mtime <= UNFINISHED_SECONDS:
+                continue
+            logger.warning("%s: unfinished work of more than %g days ago; removed", path, UNFINISHED_SECONDS / 86_400)
+        remove(path, disk)
+    generations = layout.generations()
+    try:
+        leftovers = unreferenced(layout, generations)
+        manifest = newest_manifest(layout) if generations or head_generation(layout) else None
+    except DamagedIndexError:
+        if not damaged:
+            raise
+        return None
+    if manifest is not None and head_generation(layout) != manifest.generation:  # a writer was killed right after its commit
+        put_file(layout.head, head_bytes(manifest.generation, manifest_bytes(manifest)), disk)
+    for path in leftovers:
+        logger.info("%s: left by an interrupted commit; removed", path)
+        remove(path, disk)
+    return manifest
+
+
+def unreferenced(layout: Layout, generations: Sequence[int]) -> list[Path]:
+    """Segments, codecs and tombstones that none of these generations names.
+
+    Raises:
+        DamagedIndexError: A manifest is damaged.
+    """
+    needed: set[str] = set()
+    for generation in generations:
+        manifest = read_manifest(layout.manifest(generation))
+        needed |= {manifest.codec.name, *(segment.name for segment in manifest.segments)}
+        needed |= {segment.deleted.name for segment in manifest.segments if segment.deleted}
+    folders = (layout.segments, layout.codecs, layout.tombstones)
+    return [path for folder in folders for path in entries(folder) if path.name not in needed]
+
+
+def _of_version_1(root: Path) -> list[Path]:
+    """The files of an index of format version 1 in whose place this one was built."""
+    manifest = root / "manifest.json"
+    return [manifest, *sorted(root.glob("g-" + "[0-9a-f]" * 12))] if manifest.is_file() else []
+
+
+def _remove_unused(layout: Layout, *, remove_root: bool) -> None:
+    """Remove the folder of an index that was begun and holds nothing: no state, and no work that could be resumed.
+
+    This is tidying after an error, which it must not hide: what cannot be removed stays.
+    """
+    if layout.generations() or entries(layout.temporary):
+        return
+    with suppress(OSError):
+        for folder in layout.folders:
+            if folder.is_dir():
+                folder.rmdir()
+        layout.format.unlink(missing_ok=True)
+        for name in _BEGINNINGS:
+            (layout.root / name).unlink(missing_ok=True)
+        if remove_root:
+            layout.root.rmdir()
+
+
+def _digest(fields: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:24]

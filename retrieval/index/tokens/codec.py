@@ -1,0 +1,257 @@
+"""The engine ``ivf-tokens``: what is trained once for an index of token vectors, and written and read with it.
+
+    codec.json        sizes and settings
+    centroids.f16     centroids, (K, d)
+    groups.i64        where the groups of centroids begin, (G + 1,)
+    products.f32      codebooks of the product code, (d / 4, 16, 4)
+    pairs.f32         codebook of the pairs of the fine part, (4^bits, 2)
+    tokens.u32        the vocabulary's number of each group, where the groups are those of tokens
+    heads.f32         the centre of each group, where they are cells of a coarse clustering
+
+Shapes: n vectors, K centroids, G groups, d width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.retrieval.index.clustering import Clustering, cluster
+from quiver.retrieval.index.disk import Disk, write_array
+from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting
+from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.fast_scan import CODEWORDS, product_quantizer, train_codebooks
+from quiver.retrieval.index.kernels import reference
+from quiver.retrieval.index.mapped import Files, map_array
+from quiver.retrieval.index.tokens.candidates import CODED_DIMENSIONS
+from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding
+from quiver.retrieval.index.tokens.pair_codes import check_bits, learn_pairs, multiple
+from quiver.retrieval.index.tokens.pooling import pool
+from quiver.retrieval.index.tokens.segment import TokenSegment
+from quiver.retrieval.index.tokens.settings import (
+    TokenEffort,
+    TokenSettings,
+    default_centroids,
+    default_grouping,
+    effort_grid,
+    preset_effort,
+)
+from quiver.retrieval.index.tokens.writer import TokenWriter, copy, memory
+from quiver.retrieval.records import ModelCard
+
+NAME = "ivf-tokens"
+
+MULTIPLE = 8
+"""The width of the vectors must be a multiple of it."""
+
+WIDEST = 4096
+"""And at most this: sums of estimates of wider vectors may not fit into 16 bits (`quiver.retrieval.index.kernels.reference.estimate`)."""
+
+_JSON = "codec.json"
+_CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (
+    "centroids.f16",
+    "groups.i64",
+    "products.f32",
+    "pairs.f32",
+    "tokens.u32",
+    "heads.f32",
+)
+# Residuals that the product code is learned from: 16 codewords a codebook need no more.
+_RESIDUALS = 65_536
+
+
+class TokenCodec:
+    """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_tokens`.
+
+    Args:
+        coding: How vectors become bytes.
+        pool_factor: Every document's vectors are merged until one in so many is left.
+        vectors: Vectors the index was expected to have, before pooling; chooses the knobs of a search.
+    """
+
+    name = NAME
+
+    def __init__(self, coding: Coding, *, pool_factor: int, vectors: int) -> None:
+        self._coding = coding
+        self._pool_factor = pool_factor
+        self._vectors = int(vectors)
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        return self._coding.dim
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """What a report says beside the name."""
+        clustering = self._coding.clustering
+        return {
+            "bits": self._coding.bits,
+            "centroids": len(clustering.centroids),
+            "clustering": "tokens" if clustering.tokens is not None else "flat" if clustering.heads is None else "two-level",
+            "pool_factor": self._pool_factor,
+            "bytes_a_vector": self._coding.coarse_width + self._coding.fine_width,
+        }
+
+    def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write the codec into an existing, empty folder; file name -> what it holds."""
+        clustering = self._coding.clustering
+        arrays: dict[str, tuple[NDArray[np.generic] | None, str]] = {
+            _CENTROIDS: (clustering.centroids.astype(np.float16), "centroids, (K, d) float16"),
+            _GROUPS: (clustering.groups, "where the groups of centroids begin, (G + 1,) int64"),
+            _PRODUCTS: (self._coding.products, "codebooks of the product code, (d / 4, 16, 4) float32"),
+            _PAIRS: (self._coding.pairs, "codebook of pairs of coordinates, (4^bits, 2) float32"),
+            _TOKENS: (clustering.tokens, "vocabulary number of each group, (G,) uint32"),
+            _HEADS: (clustering.heads, "centre of each group, (G, d) float32"),
+        }
+        present = {name: (array, holds) for name, (array, holds) in arrays.items() if array is not None}
+        for name, (array, _) in present.items():
+            write_array(folder / name, array, disk)
+        described = {
+            "bits": self._coding.bits,
+            "dim": self._coding.dim,
+            "arrays": sorted(present),
+            "pool_factor": self._pool_factor,
+            "vectors": self._vectors,
+        }
+        with disk.create(folder / _JSON) as file:
+            file.write((json.dumps(described, indent=2, sort_keys=True) + "\n").encode())
+        return {_JSON: "sizes and settings of the codec"} | {name: holds for name, (_, holds) in present.items()}
+
+    def memory(self, rows: int, vectors: int) -> int:
+        """Bytes that writing or merging a segment holds at most; they do not grow with it."""
+        del rows, vectors
+        return memory(self._coding, pool_factor=self._pool_factor)
+
+    def writer(self, folder: Path, disk: Disk) -> TokenWriter:
+        """Begin a segment in an existing folder."""
+        return TokenWriter(self._coding, pool_factor=self._pool_factor, folder=folder, disk=disk)
+
+    def open(self, files: Files, rows: int) -> TokenSegment:
+        """Open a segment; its codes stay mapped.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file has another size than the others ask for.
+        """
+        return TokenSegment(self._coding, files, rows)
+
+    def merge(self, parts: Sequence[tuple[TokenSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write one segment from the rows of others that are kept, byte for byte."""
+        return copy(parts, folder, disk)
+
+    def effort(self, preset: Preset, *, k: int) -> TokenEffort:
+        """The knobs of a preset for k hits."""
+        return preset_effort(preset, k=k, vectors=self._vectors // self._pool_factor)
+
+    def ladder(self, k: int, *, documents: int) -> Sequence[TokenEffort]:
+        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
+
+    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """The knobs as they are: they count candidates, not candidates a hit."""
+        del measured, k
+        return knobs
+
+    def effort_from(self, knobs: Mapping[str, Setting]) -> TokenEffort:
+        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+
+        Raises:
+            InputError: There is no such knob, or the value is none that it takes.
+        """
+        return self.effort("balanced", k=10).changed(knobs)
+
+
+def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
+    """Refuse what no codec can be trained with.
+
+    Raises:
+        InputError: A setting is wrong, or the width of the vectors is not a multiple of 8, or 16 at 3.5 bits, up to 4,096.
+    """
+    bits = TokenSettings.parse(settings).bits
+    if card.dim % multiple(bits) or card.dim > WIDEST:
+        at = f" at {bits} bits" if multiple(bits) > MULTIPLE else ""
+        raise InputError(
+            f"{card.source}: vectors of width {card.dim}; {NAME} takes multiples of {multiple(bits)}{at} up to {WIDEST:,}, use exact-tokens"
+        )
+
+
+def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> TokenCodec:
+    """Train the codec of a token index.
+
+    Args:
+        sample: Vectors of documents chosen at random, with lengths, and with token ids if the model says them.
+        card: The model they come from.
+        documents: Documents of the index; what is chosen depends on the vectors alone.
+        vectors: Vectors of the index.
+        settings: See `TokenSettings`.
+        seed: Equal input and seed give equal codecs.
+
+    Raises:
+        InputError: A setting is wrong, the width of the vectors is not a multiple of 8 up to 4,096, or they are too long for half
+            precision.
+    """
+    del documents
+    check_settings(settings, card)
+    chosen = TokenSettings.parse(settings)
+    matrix, token_ids = sample.vectors, sample.token_ids
+    if chosen.pool_factor > 1 and sample.lengths is not None:
+        matrix, _, token_ids = pool(matrix, sample.lengths, token_ids, factor=chosen.pool_factor)
+    expected = max(1, vectors // chosen.pool_factor)
+    grouping = chosen.clustering or default_grouping(expected, token_ids=token_ids is not None)
+    if grouping == "tokens" and token_ids is None:
+        raise InputError(f"{card.source} does not say which token a vector is of; choose the clustering two-level or flat")
+    clustering = cluster(matrix, token_ids, count=chosen.centroids or default_centroids(expected), grouping=grouping, seed=seed)
+    if not np.isfinite(clustering.centroids).all():
+        raise InputError(TOO_LONG)
+    size = min(len(matrix), _RESIDUALS)
+    rows = np.sort(np.random.default_rng(seed).choice(len(matrix), size, replace=False))
+    part = np.ascontiguousarray(matrix[rows])
+    residuals = part - clustering.centroids[clustering.assign(part, None if token_ids is None else token_ids[rows])]
+    products = train_codebooks(residuals, CODED_DIMENSIONS)
+    residuals -= reference.product(product_quantizer(products).compute_codes(residuals), products)
+    coding = Coding(clustering, products, learn_pairs(residuals, chosen.bits, seed=seed))
+    return TokenCodec(coding, pool_factor=chosen.pool_factor, vectors=vectors)
+
+
+def open_tokens(folder: Path) -> TokenCodec:
+    """Open what a codec's ``save`` wrote.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        InputError: A file does not fit the others.
+    """
+    described = read_json(folder / _JSON)
+    try:
+        bits, present = check_bits(described["bits"]), set(described["arrays"])
+        dim, pool_factor, vectors = (int(described[name]) for name in ("dim", "pool_factor", "vectors"))
+        if not 1 <= dim <= WIDEST or dim % multiple(bits) or pool_factor < 1:
+            raise ValueError(f"width {dim}, pool factor {pool_factor}")
+    except (KeyError, TypeError, ValueError, InputError) as error:
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+
+    if _PAIRS not in present:
+        raise InputError(f"{folder}: coded by an earlier version of Quiver, a coordinate at a time; build the index again")
+
+    def optional(name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
+        return np.array(map_array(folder / name, dtype, shape)) if name in present else None
+
+    centroids = np.array(map_array(folder / _CENTROIDS, np.float16, (-1, dim)), np.float32)
+    clustering = Clustering(
+        centroids,
+        np.array(map_array(folder / _GROUPS, np.int64, (-1,))),
+        tokens=optional(_TOKENS, "<u4", (-1,)),
+        heads=optional(_HEADS, "<f4", (-1, dim)),
+    )
+    if not clustering.is_whole:
+        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; quiver index repair")
+    products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
+    pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
+    return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)

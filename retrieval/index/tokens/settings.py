@@ -1,0 +1,185 @@
+"""What a user may set of a token index, what is chosen from its size where he does not, and how hard a search looks.
+
+Shapes: n vectors of an index, K centroids, k hits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import cast, get_args
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.clustering import Grouping
+from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.tokens.pair_codes import Bits, check_bits
+
+# From so many vectors on, k-means over all of them takes longer than the rest of the build.
+_GROUPED = 1_000_000
+# From so many on, a query token has more occurrences than a thousand that are worth meeting.
+_MET_MORE = 5_000_000
+# Vectors a codec is trained on: a centroid learns from 64 at most, and needs half of them.
+_SAMPLE_A_CENTROID = 32
+_SAMPLE = 131_072
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """The settings of an index of token vectors.
+
+    Attributes:
+        bits: Bits a coordinate of the final scores: 2, 3, 3.5 or 4.
+        centroids: Inverted lists K, about; None chooses by size.
+        clustering: ``tokens``, ``two-level`` or ``flat``; None chooses by size and by what the model says of its tokens.
+        pool_factor: Every document's vectors are merged until one in so many is left; 1 keeps all.
+    """
+
+    bits: Bits = 4
+    centroids: int | None = None
+    clustering: Grouping | None = None
+    pool_factor: int = 1
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Setting]) -> TokenSettings:
+        """Settings from their names and values.
+
+        Raises:
+            InputError: There is no such setting, or the value is none that it takes.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise InputError(f"a token index has no setting {name!r}; it has {', '.join(known)}")
+        clustering = settings.get("clustering")
+        if clustering is not None and clustering not in get_args(Grouping):
+            raise InputError(f"clustering must be one of {', '.join(get_args(Grouping))}, got {clustering!r}")
+        return cls(
+            bits=check_bits(settings.get("bits", cls.bits)),
+            centroids=None if settings.get("centroids") is None else _whole("centroids", settings["centroids"]),
+            clustering=cast("Grouping | None", clustering),
+            pool_factor=_whole("pool_factor", settings.get("pool_factor", cls.pool_factor)),
+        )
+
+
+@dataclass(frozen=True)
+class TokenEffort:
+    """How hard a search looks.
+
+    Attributes:
+        nprobe: Inverted lists that are searched for each query token.
+        tokens_k: Document tokens that each query token meets there, k'.
+        candidates: Documents, N, whose coarse parts are scored, which estimates their final scores.
+        slack: Final scores are computed best estimate first, and the search stops where the next would have to beat its estimate by more
+            than so many standard deviations to be among the best.
+        exhaustive: Compute the final scores of all documents; the others mean nothing then.
+    """
+
+    nprobe: int
+    tokens_k: int
+    candidates: int
+    slack: float = 3.5
+    exhaustive: bool = False
+
+    def changed(self, knobs: Mapping[str, Setting]) -> TokenEffort:
+        """With some knobs turned.
+
+        Raises:
+            InputError: There is no such knob, or the value is none that it takes.
+        """
+        known = [field.name for field in fields(self)]
+        for name in knobs:
+            if name not in known:
+                raise InputError(f"the search of a token index has no knob {name!r}; it has {', '.join(known)}")
+        exhaustive, slack = knobs.get("exhaustive", self.exhaustive), knobs.get("slack", self.slack)
+        if not isinstance(exhaustive, bool):
+            raise InputError(f"exhaustive must be true or false, got {exhaustive!r}")
+        if isinstance(slack, bool) or not isinstance(slack, int | float) or not slack >= 0:
+            raise InputError(f"slack must be a number >= 0, got {slack!r}")
+        return TokenEffort(
+            nprobe=_whole("nprobe", knobs.get("nprobe", self.nprobe)),
+            tokens_k=_whole("tokens_k", knobs.get("tokens_k", self.tokens_k)),
+            candidates=_whole("candidates", knobs.get("candidates", self.candidates)),
+            slack=float(slack),
+            exhaustive=exhaustive,
+        )
+
+
+def default_centroids(vectors: int) -> int:
+    """How many centroids an index of so many vectors gets: a power of two near 4 sqrt(n), or near 6 sqrt(n) from a million on.
+
+    More of them make shorter lists and smaller errors, and cost bytes: 256 each for 128 dimensions on the disk, and a list that is not
+    full. Never more than 65,536, whose numbers fit into two bytes and which a query can be compared with one by one.
+
+    Example:
+        >>> default_centroids(282_550), default_centroids(2_600_000), default_centroids(11_000_000)
+        (2048, 8192, 16384)
+    """
+    factor = 4 if vectors < _GROUPED else 6
+    exponent = round(math.log2(factor * max(vectors, 1) ** 0.5))
+    return int(2 ** min(max(exponent, 0), 16))
+
+
+def default_grouping(vectors: int, *, token_ids: bool) -> Grouping:
+    """How the vectors of an index of so many are clustered."""
+    if vectors < _GROUPED:
+        return "flat"
+    return "tokens" if token_ids else "two-level"
+
+
+def sample_size(vectors: int) -> int:
+    """How many vectors a codec is trained on, of so many."""
+    return min(vectors, max(_SAMPLE, _SAMPLE_A_CENTROID * default_centroids(vectors)))
+
+
+def preset_effort(name: Preset, *, k: int, vectors: int) -> TokenEffort:
+    """The knobs of a preset for k hits in an index of so many vectors."""
+    # Candidates matter more than lists: to estimate one costs an eighth of its final score.
+    nprobe, tokens_k, candidates, slack = 32, 500, 500, 3.0
+    if name == "fast":
+        nprobe, tokens_k, candidates, slack = 16, 300, 300, 3.0
+    if vectors >= _MET_MORE:
+        tokens_k *= 2
+    if k > 10:  # a hundred hits are spread over more lists
+        nprobe, tokens_k, candidates = 2 * nprobe, 2 * tokens_k, max(20 * k, candidates)
+    return TokenEffort(nprobe, tokens_k, candidates, slack, exhaustive=name == "exact")
+
+
+# Below ``fast``: parts of its knobs, and what they do to the slack.
+_CHEAP = ((0.25, -1.0), (0.5, -0.5))
+# Above ``balanced``, each step multiplies the candidates by two, and lists and tokens by its root: of 2 million tokens that lie almost
+# anywhere it finds 0.93 of the best in the time in which twice as much of everything finds 0.89. Each step adds to the slack.
+_STEP, _SLACK = 2.0, 0.25
+
+
+def effort_grid(fast: TokenEffort, balanced: TokenEffort, exact: TokenEffort, *, k: int, lists: int, documents: int) -> list[TokenEffort]:
+    """Efforts from cheap to thorough, each once: parts of ``fast``, the presets, and steps from ``balanced`` up to everything.
+
+    Args:
+        fast: The preset; a quarter and a half of it come before it.
+        balanced: The preset; steps follow it until all documents are candidates.
+        exact: The preset.
+        k: Hits: there are no fewer candidates.
+        lists: Lists of the index: no more are probed.
+        documents: Documents of the largest segment.
+    """
+
+    def scaled(effort: TokenEffort, factor: float, candidates: float, slack: float) -> TokenEffort:
+        return TokenEffort(
+            nprobe=min(lists, max(1, round(factor * effort.nprobe))),
+            tokens_k=max(1, round(factor * effort.tokens_k)),
+            candidates=max(k, round(candidates * effort.candidates)),
+            slack=effort.slack + slack,
+        )
+
+    cheap = [scaled(fast, factor, factor, slack) for factor, slack in _CHEAP]
+    # Two steps at least: which documents are met says more than how many there are.
+    steps = max(2, math.ceil(math.log(max(1.0, documents / balanced.candidates), _STEP)))
+    thorough = [scaled(balanced, _STEP ** (step / 2), _STEP**step, _SLACK * step) for step in range(1, steps + 1)]
+    return list(dict.fromkeys([*cheap, fast, balanced, *thorough, exact]))
+
+
+def _whole(name: str, value: Setting) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+        raise InputError(f"{name} must be a whole number >= 1, got {value!r}")
+    return int(value)

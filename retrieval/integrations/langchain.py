@@ -1,0 +1,35 @@
+"""An index as a retriever of LangChain's: ``langchain_retriever`` of the package makes one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import ConfigDict
+from quiver.retrieval.index.documents.filters import Where
+from quiver.retrieval.integrations.asking import Asker, metadata_of
+
+
+class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed
+    """Documents with their scores in ``metadata["score"]``; ``invoke(text, k=..., where=[...])`` says otherwise than the defaults.
+
+    Attributes:
+        asker: The index and its model.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    asker: Asker
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, where: Where = None) -> list[Any]:
+        del run_manager
+        return [
+            Document(page_content=self.asker.text_of(answer.document), metadata=metadata_of(answer), id=answer.document.id)
+            for answer in self.asker.ask(query, k=k, where=where)
+        ]
+
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, where: Where = None) -> list[Any]:
+        # A search is arithmetic: in a thread of its own it leaves the loop free.
+        return await asyncio.to_thread(self._get_relevant_documents, query, run_manager=run_manager, k=k, where=where)

@@ -1,0 +1,37 @@
+"""An index as a retriever of LlamaIndex's: ``llama_index_retriever`` of the package makes one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from quiver.retrieval.integrations.asking import Asker, metadata_of
+
+
+class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LlamaIndex is installed
+    """Nodes with their scores; the id of a node is the document's.
+
+    Args:
+        asker: The index and its model.
+    """
+
+    def __init__(self, asker: Asker) -> None:
+        self.asker = asker
+        super().__init__()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[Any]:
+        found = []
+        for answer in self.asker.ask(query_bundle.query_str):
+            text, metadata = self.asker.text_of(answer.document), metadata_of(answer)
+            # Fields are for people and filters: what is embedded and shown to a language model is the text.
+            keys = list(metadata)
+            node = TextNode(
+                id_=answer.document.id, text=text, metadata=metadata, excluded_embed_metadata_keys=keys, excluded_llm_metadata_keys=keys
+            )
+            found.append(NodeWithScore(node=node, score=answer.score))
+        return found
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[Any]:
+        return await asyncio.to_thread(self._retrieve, query_bundle)

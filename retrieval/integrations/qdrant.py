@@ -1,0 +1,157 @@
+"""An index in Qdrant: one point a document, named by the document's id, so that writing it again changes nothing.
+
+A bi-encoder's collection has one vector a point; a ColBERT's has two names:
+
+    tokens    one vector a token, compared by MaxSim, without a graph of its own
+    mean      their mean, with Qdrant's usual graph: it finds the candidates that MaxSim puts in order
+
+Both are compared by inner product. What an index keeps is comparable by it (unit length where the model's similarity is cosine), so scores
+are ours; queries are given as ``quiver.retrieval.models.similarity.comparable`` makes them, or only the scale of scores differs.
+
+The payload has ``id``, ``title``, ``text``, ``metadata`` (filter by ``metadata.year``), and ``quiver_state``: from which state of the
+index a point was written. Points of that state are not sent again; those of older states are deleted in the end.
+
+Shapes: n vectors of a query, d width, k hits.
+Source: https://qdrant.tech/documentation/concepts/vectors/#multivectors and /concepts/hybrid-queries (qdrant-client 1.20).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ApiException, ResponseHandlingException
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.integrations.points import Batch, batches, point_id, state_of
+from quiver.retrieval.progress import progress_bar
+
+TOKENS, MEAN = "tokens", "mean"
+"""Names of a ColBERT's two vectors."""
+
+STATE = "quiver_state"
+KEY_VARIABLE = "QDRANT_API_KEY"
+"""Environment variable with the key of a server."""
+
+CANDIDATES = 200
+"""Points that the mean vector finds for MaxSim to order, unless told otherwise."""
+
+
+def open_client(where: str) -> Any:
+    """A client for a server's address (http:// or https://), ``:memory:``, or a folder.
+
+    Raises:
+        InputError: The folder is open elsewhere.
+    """
+    if where.startswith(("http://", "https://")):
+        return QdrantClient(url=where, api_key=os.environ.get(KEY_VARIABLE), check_compatibility=False)
+    if where == ":memory:":
+        return QdrantClient(where)
+    try:
+        return QdrantClient(path=where)
+    except RuntimeError as error:
+        raise InputError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def write_collection(index: Index, client: Any, name: str, *, overwrite: bool = False, progress: bool = False) -> int:
+    """Write all documents of an index; what an interrupted export has written stays.
+
+    Args:
+        index: The index.
+        client: Of Qdrant.
+        name: Of the collection.
+        overwrite: Drop a collection of this name that was made for vectors of another kind or width.
+        progress: Show a bar over the documents.
+
+    Returns:
+        Documents that were sent now.
+
+    Raises:
+        InputError: There is such a collection for other vectors, or the server does not answer or refuses.
+    """
+    try:
+        _prepare(index, client, name, overwrite=overwrite)
+        state, sent = state_of(index), 0
+        with progress_bar("documents", len(index), enabled=progress) as advance:
+            for batch in batches(index):
+                points = _missing(client, name, batch, state, colbert=index.manifest.model.kind == "colbert")
+                if points:
+                    client.upsert(name, points=points, wait=True)
+                sent += len(points)
+                advance(len(batch))
+        stale = models.Filter(must_not=[models.FieldCondition(key=STATE, match=models.MatchValue(value=state))])
+        client.delete(name, points_selector=models.FilterSelector(filter=stale), wait=True)
+    except (ApiException, ResponseHandlingException, ConnectionError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"Qdrant, collection {name!r}: {reason[0]}") from error
+    return sent
+
+
+def search_collection(
+    client: Any, name: str, query: NDArray[np.float32], k: int, *, candidates: int | None = CANDIDATES
+) -> list[tuple[str, float]]:
+    """The k best documents of a collection.
+
+    Args:
+        client: Of Qdrant.
+        name: Of the collection.
+        query: (d,) of a bi-encoder, (n, d) of a ColBERT.
+        k: Hits.
+        candidates: Of a ColBERT: points that the mean finds first; None compares all by MaxSim.
+
+    Returns:
+        Document ids and scores, best first.
+    """
+    if query.ndim == 1:
+        found = client.query_points(name, query=query.tolist(), limit=k, with_payload=["id"])
+    else:
+        first = None
+        if candidates is not None:
+            first = models.Prefetch(query=query.mean(axis=0).tolist(), using=MEAN, limit=max(k, candidates))
+        found = client.query_points(name, prefetch=first, query=query.tolist(), using=TOKENS, limit=k, with_payload=["id"])
+    return [(point.payload["id"], float(point.score)) for point in found.points]
+
+
+def _prepare(index: Index, client: Any, name: str, *, overwrite: bool) -> None:
+    card = index.manifest.model
+    plain = models.VectorParams(size=card.dim, distance=models.Distance.DOT)
+    vectors: Any = plain
+    if card.kind == "colbert":
+        comparator = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+        # A graph of all token vectors would be larger than they are: only candidates are compared with them.
+        tokens = plain.model_copy(update={"multivector_config": comparator, "hnsw_config": models.HnswConfigDiff(m=0)})
+        vectors = {TOKENS: tokens, MEAN: plain}
+    if client.collection_exists(name):
+        if _shape(client.get_collection(name).config.params.vectors) == _shape(vectors):
+            return
+        if not overwrite:
+            raise InputError(f"Qdrant, collection {name!r}: made for other vectors; choose another --collection, or --overwrite")
+        client.delete_collection(name)
+    client.create_collection(name, vectors_config=vectors)
+
+
+def _shape(vectors: Any) -> Any:
+    """What has to agree: names, widths, distances, and whether there are several vectors a point."""
+    named = vectors if isinstance(vectors, dict) else {"": vectors}
+    return {name: (each.size, each.distance, each.multivector_config is not None) for name, each in named.items()}
+
+
+def _missing(client: Any, name: str, batch: Batch, state: str, *, colbert: bool) -> list[Any]:
+    """The points of a batch that were not written from this state."""
+    names = [point_id(key) for key in batch.ids]
+    known = client.retrieve(name, ids=names, with_payload=[STATE], with_vectors=False)
+    there = {str(point.id) for point in known if point.payload and point.payload.get(STATE) == state}
+    points = []
+    for point, payload, vectors in zip(names, batch.payloads, batch.vectors, strict=True):
+        if point not in there:
+            given: Any = vectors[0].tolist() if not colbert else _named(vectors)
+            points.append(models.PointStruct(id=point, vector=given, payload={**payload, STATE: state}))
+    return points
+
+
+def _named(vectors: NDArray[np.float32]) -> dict[str, Any]:
+    """A ColBERT document's vectors by name; none where it has none, and then nothing finds it."""
+    return {TOKENS: vectors.tolist(), MEAN: vectors.mean(axis=0).tolist()} if len(vectors) else {}

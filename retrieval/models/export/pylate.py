@@ -1,0 +1,104 @@
+"""ColBERT models in PyLate's layout, which sentence-transformers 6 reads too.
+
+Source: what PyLate 1.6 writes and reads; how sentence-transformers 6.2 reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quiver.encoder import Encoder, InputError, Tokenizer
+from quiver.encoder.files import write_json
+from quiver.retrieval.models.export.fields import typed, words
+from quiver.retrieval.models.export.modules import PYLATE, VERSIONS, read_stack, write_encoder, write_projection, write_stack
+from quiver.retrieval.models.export.white_space import with_strip
+from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
+
+
+def read_pylate(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
+    """Read a PyLate folder.
+
+    Args:
+        folder: With modules.json.
+        config: The parsed ``config_sentence_transformers.json``.
+        path: That file, named in errors.
+
+    Raises:
+        InputError: The modules are others, or a setting is malformed.
+    """
+    result = ModelFolder("colbert", folder, similarity="maxsim", colbert=_read_colbert(config, path))
+    return read_stack(folder, PYLATE, result) if (folder / "modules.json").is_file() else result
+
+
+def _read_colbert(config: Mapping[str, Any], path: Path) -> ColBERTSettings:
+    standard = ColBERTSettings()
+    colbert = ColBERTSettings(
+        query_prefix=typed(config, "query_prefix", str, standard.query_prefix, path),
+        document_prefix=typed(config, "document_prefix", str, standard.document_prefix, path),
+        query_length=typed(config, "query_length", int, standard.query_length, path),
+        document_length=typed(config, "document_length", int, standard.document_length, path),
+        query_expansion=typed(config, "do_query_expansion", bool, standard.query_expansion, path),
+        attend_to_expansion=typed(config, "attend_to_expansion_tokens", bool, standard.attend_to_expansion, path),
+        skiplist=words(config, "skiplist_words", standard.skiplist, path),
+    )
+    check_lengths(colbert, path)
+    return colbert
+
+
+def check_lengths(colbert: ColBERTSettings, path: Path) -> None:
+    """Raise where a length leaves no room for [CLS], a prefix, a token and [SEP].
+
+    Raises:
+        InputError: Names the file.
+    """
+    if min(colbert.query_length, colbert.document_length) < 4:
+        raise InputError(f"{path}: query_length and document_length must be >= 4, got {colbert.query_length} and {colbert.document_length}")
+
+
+def beyond_pylate(settings: ModelFolder) -> list[str]:
+    """What a ColBERT model of sentence-transformers 6 does that PyLate and Stanford's ColBERT do not."""
+    prompted = ["it has prompts of several tokens"] if settings.query_prompt or settings.document_prompt else []
+    return prompted + ["it does not cut queries to the length they are filled up to"] * (settings.colbert.expanded_length is not None)
+
+
+def write_colbert(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
+    """Write a ColBERT model as a PyLate folder, which sentence-transformers 6 reads too.
+
+    Args:
+        folder: Made if it is not there.
+        settings: Projections and ColBERT settings.
+        encoder: The weights.
+        tokenizer: The vocabulary, the two prefixes in it.
+
+    Raises:
+        InputError: The model has what only sentence-transformers 6 knows; nothing is written.
+    """
+    if beyond := beyond_pylate(settings):
+        raise InputError(f"PyLate's layout does not hold this model: {'; '.join(beyond)}; write it with --layout sentence-transformers")
+    colbert = settings.colbert
+    modules = [("", "sentence_transformers.models.Transformer")]
+    modules += [(f"{place}_Dense", "pylate.models.Dense.Dense") for place in range(1, 1 + len(settings.projections))]
+    max_length = max(colbert.query_length, colbert.document_length)
+    write_encoder(folder, encoder, with_strip(tokenizer, prefixes=(colbert.query_prefix, colbert.document_prefix)))
+    write_stack(folder, modules, {"max_seq_length": max_length, "do_lower_case": settings.lower_case})
+    for place, projection in enumerate(settings.projections, start=1):
+        write_projection(folder / f"{place}_Dense", projection, {"use_residual": projection.use_residual})
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "__version__": VERSIONS,
+            "model_type": "ColBERT",
+            "similarity_fn_name": "MaxSim",
+            "prompts": {"query": "", "document": ""},
+            "default_prompt_name": None,
+            "query_prefix": colbert.query_prefix,
+            "document_prefix": colbert.document_prefix,
+            "query_length": colbert.query_length,
+            "document_length": colbert.document_length,
+            "do_query_expansion": colbert.query_expansion,
+            "attend_to_expansion_tokens": colbert.attend_to_expansion,
+            "skiplist_words": list(colbert.skiplist),
+        },
+    )

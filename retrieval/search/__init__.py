@@ -1,0 +1,1 @@
+"""Search by text: dense and token indexes, BM25, hybrid fusion, re-ranking and explanations."""

@@ -1,0 +1,32 @@
+"""The bar of a run, on standard error or nowhere."""
+
+from __future__ import annotations
+
+import pytest
+from quiver.encoder.training.bar import FORMS, training_bar
+
+
+def test_it_tells_the_newest_of_each_quantity(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with training_bar(3, 10, enabled=True, forms={**FORMS, "ndcg@10": "nDCG@10 {:.4f}"}) as show:
+        show(4, {"loss": 0.75, "tokens_per_second": 12345.6, "grad_norm": 2.0})
+        show(5, {"ndcg@10": 0.43219})
+        show(6, {"loss": 0.5})
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert "step" in found.err
+    assert "6/10" in found.err
+    assert "loss 0.5000, 12,346 tokens/s, nDCG@10 0.4322" in found.err
+    assert "eta" in found.err
+
+
+def test_it_begins_where_an_earlier_session_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    with training_bar(3, 10, enabled=True):
+        pass
+    assert "3/10" in " ".join(capsys.readouterr().err.split())
+
+
+def test_nobody_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with training_bar(0, 10, enabled=False) as show:
+        show(4, {"loss": 0.75})
+    assert tuple(capsys.readouterr()) == ("", "")

@@ -1,0 +1,53 @@
+"""The lock of a run's folder: one session at a time, and nothing of it left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from quiver.encoder import InputError
+from quiver.encoder.training.lock import LOCK, alone
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="out: cannot be written"), alone(tmp_path / "file" / "out"):
+        pass
+
+
+def test_one_session_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    used = rf"{out}: another session is training there; wait for it, or choose another --out$"
+    with alone(out):
+        assert out.is_dir()
+        for _ in range(2):
+            with pytest.raises(InputError, match=used), alone(out):
+                pass
+    assert not out.exists(), "what was made and is empty goes again"
+    with alone(out), alone(tmp_path / "deep" / "other"):
+        (out / "rows").touch()
+    assert [path.name for path in out.iterdir()] == ["rows"]
+    (out / LOCK).touch()  # of a session that was killed
+    with pytest.raises(ValueError, match="in the block"), alone(out):
+        raise ValueError("in the block")
+    assert [path.name for path in out.iterdir()] == ["rows"]
+    (tmp_path / "empty").mkdir()
+    with alone(tmp_path / "empty"):
+        pass
+    assert list((tmp_path / "empty").iterdir()) == [], "it was there before"
+
+
+def test_a_lock_that_was_removed_when_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever locks a file without a name keeps nobody out."""
+    real = FileLock.acquire
+
+    def late(self: FileLock, *arguments: Any, **others: Any) -> Any:
+        taken = real(self, *arguments, **others)
+        (tmp_path / LOCK).unlink()
+        return taken
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    with pytest.raises(InputError, match="another session is training there"), alone(tmp_path):
+        pass

@@ -1,0 +1,104 @@
+"""The log of a run: appended, read while it grows, cut back when a run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from quiver.encoder import InputError
+from quiver.encoder.training.log import LOG, RunLog, curve, read_log
+
+LINES = [
+    {"step": 2, "epoch": 0.5, "loss": 0.1 + 0.2, "seconds": 1.0},
+    {"step": 4, "epoch": 1.0, "loss": 1e-17, "seconds": 2.0},
+    {"step": 4, "epoch": 1.0, "ndcg@10": 0.25, "seconds": 2.5},
+    {"step": 6, "epoch": 1.5, "loss": 0.5, "seconds": 3.5},
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    log = RunLog(tmp_path / LOG)
+    for line in LINES:
+        log.append(line)
+    return tmp_path / LOG
+
+
+def test_lines_are_there_when_they_are_appended(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / LOG)
+    for count, line in enumerate(LINES, start=1):
+        log.append(line)
+        assert read_log(tmp_path / LOG) == LINES[:count]
+    assert (tmp_path / LOG).read_text() == "".join(json.dumps(line) + "\n" for line in LINES)
+
+
+def test_quantities_over_the_steps() -> None:
+    assert curve(LINES, "loss") == [(2, 0.1 + 0.2), (4, 1e-17), (6, 0.5)]
+    assert curve(LINES, "ndcg@10") == [(4, 0.25)]
+    assert curve(LINES, "grad_norm") == []
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"step": 8, "lo', '{"step": 8, "loss": 0.5}', "\0\0\0"])
+def test_a_last_line_that_a_kill_has_torn_is_no_line(path: Path, torn: str) -> None:
+    with path.open("a") as file:
+        file.write(torn)
+    assert read_log(path) == LINES
+
+
+@pytest.mark.parametrize(("step", "left"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 3), (5, 3), (6, 4), (99, 4)])
+def test_a_run_that_goes_on_takes_back_what_came_after(path: Path, step: int, left: int) -> None:
+    with path.open("a") as file:
+        file.write('{"step": 6, "torn')
+    log = RunLog(path)
+    log.cut(step)
+    assert read_log(path) == LINES[:left]
+    log.append({"step": 7, "loss": 2.5})
+    assert read_log(path) == [*LINES[:left], {"step": 7, "loss": 2.5}]
+
+
+def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / LOG)
+    log.sync()
+    log.cut(3)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match=r"log\.jsonl: cannot be read \(No such file or directory\)"):
+        read_log(tmp_path / LOG)
+
+
+def test_lines_are_on_the_disk_when_they_are_asked_to_be(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, real = [], os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    RunLog(path).append({"step": 7})
+    assert synced == []
+    RunLog(path).sync()
+    assert synced == [path.stat().st_ino]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"step": 8', "malformed JSON"),
+        ("", "malformed JSON"),
+        ("[8]", "not a line of a training log, it has no step"),
+        ('{"loss": 0.5}', "not a line of a training log, it has no step"),
+        ('{"step": "8"}', "not a line of a training log, it has no step"),
+    ],
+)
+def test_a_line_that_is_none_is_named(path: Path, line: str, problem: str) -> None:
+    with path.open("a") as file:
+        file.write(f"{line}\n{json.dumps(LINES[0])}\n")
+    with pytest.raises(InputError, match=rf"log\.jsonl:5: {problem}"):
+        read_log(path)
+
+
+def test_what_is_no_text(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\xff\n")
+    with pytest.raises(InputError, match=r"log\.jsonl: not UTF-8 \(.* at byte \d+\)"):
+        read_log(path)

@@ -1,0 +1,52 @@
+"""A batch whose loss or gradient is no number: it is kept so that it can be looked at."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from quiver.encoder.training.nonfinite import SeenBatch, keep_batches, nonfinite_error
+from safetensors.torch import load_file
+
+
+def seen(loss: float, first: int) -> SeenBatch:
+    rows = [{"row": first + place, "epoch": 1, "query": f"q{first + place}", "document_1": "d\u2028"} for place in range(2)]
+    whole = torch.arange(first, first + 6).reshape(2, 3)
+    features = {"query_input_ids": whole, "query_attention_mask": whole[:, 1], "twice": whole, "return_loss": True}
+    return SeenBatch(rows, features, loss)
+
+
+def kept(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    return json.loads((folder / "batch.json").read_text()), load_file(folder / "batch.safetensors")
+
+
+def test_the_batches_whose_loss_is_no_number_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "nonfinite" / "step-000003"
+    keep_batches(folder, [seen(0.5, 0), seen(math.nan, 10), seen(-math.inf, 20)], step=3, grad_norm=math.nan)
+    described, tensors = kept(folder)
+    assert described["step"] == 3
+    assert described["grad_norm"] == "nan"
+    assert [batch["loss"] for batch in described["batches"]] == ["nan", "-inf"]
+    assert [[row["query"] for row in batch["rows"]] for batch in described["batches"]] == [["q10", "q11"], ["q20", "q21"]]
+    assert described["batches"][0]["rows"][0] == {"row": 10, "epoch": 1, "query": "q10", "document_1": "d\u2028"}
+    assert sorted(tensors) == [f"{place}.{name}" for place in (0, 1) for name in ("query_attention_mask", "query_input_ids", "twice")]
+    assert tensors["0.query_input_ids"].tolist() == [[10, 11, 12], [13, 14, 15]]
+    assert tensors["1.query_attention_mask"].tolist() == [21, 24]
+
+
+def test_all_are_kept_where_it_is_the_gradient(tmp_path: Path) -> None:
+    keep_batches(tmp_path, [seen(0.5, 0), seen(0.25, 10)], step=3, grad_norm=math.inf)
+    described, _ = kept(tmp_path)
+    assert [batch["loss"] for batch in described["batches"]] == [0.5, 0.25]
+    assert described["grad_norm"] == "inf"
+
+
+def test_what_is_said_of_it(tmp_path: Path) -> None:
+    advice = f"its batch is in {tmp_path}: look at its texts, or lower phase.rate"
+    loss = nonfinite_error(tmp_path, step=3, loss=math.nan, grad_norm=math.nan, setting="phase.rate")
+    gradient = nonfinite_error(tmp_path, step=3, loss=0.5, grad_norm=math.inf, setting="phase.rate")
+    assert str(loss) == f"the loss is nan at step 3; {advice}"
+    assert str(gradient) == f"the norm of the gradient is inf at step 3; {advice}"

@@ -1,0 +1,201 @@
+"""State on disk and back: to the bit, nothing confused with anything else, and no pickle read."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quiver.encoder import InputError
+from quiver.encoder.training.state_files import read_state, write_state
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def same(one: object, other: object) -> bool:
+    """Equal in value, type and bits."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        equal = one.dtype == other.dtype and one.shape == other.shape
+        return equal and one.contiguous().view(-1).view(torch.uint8).equal(other.contiguous().view(-1).view(torch.uint8))
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [(type(key), key) for key in one]
+        return keys == [(type(key), key) for key in other] and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other and math.copysign(1, one) == math.copysign(1, other)
+    return one == other
+
+
+def again(folder: Path, state: object) -> Any:
+    write_state(folder / "state", state)
+    return read_state(folder / "state")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        [],
+        None,
+        {"a": [1, (2.5, "x"), {"b": None, "c": True}], 3: {"d": (), "e": {}}},
+        [0.1 + 0.2, 1e-320, -0.0, 1.7976931348623157e308, 2**70, -1],
+        {"0": "text", 0: "number"},
+        {"tensor": "a", "dict": [], "list": 3},
+        "tensor",
+        {"a": torch.arange(6).reshape(2, 3), "b": torch.tensor(1.5), "c": torch.zeros(0, 4)},
+        [torch.tensor([math.nan, math.inf, -0.0]), torch.tensor([True, False]), torch.tensor([1.0], dtype=torch.bfloat16)],
+        {0: torch.tensor(1), "0": torch.tensor(2), "a": {"b": torch.tensor(3)}, "a.b": torch.tensor(4)},
+        {"whole": torch.arange(4), "part": torch.arange(12).reshape(3, 4)[:, 1]},
+    ],
+)
+def test_it_comes_out_as_it_went_in(tmp_path: Path, state: object) -> None:
+    assert same(again(tmp_path, state), state)
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+TENSORS = st.lists(st.floats(width=32), max_size=3).map(torch.tensor)
+STATES = st.recursive(
+    PLAIN | TENSORS,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(state=STATES)
+def test_whatever_it_is(tmp_path_factory: pytest.TempPathFactory, state: object) -> None:
+    assert same(again(tmp_path_factory.mktemp("state"), state), state)
+
+
+def test_tensors_of_one_storage(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    state = {"whole": whole, "twice": whole, "part": whole[2:4], "last": whole.reshape(2, 3)[:, 2]}
+    found = again(tmp_path, state)
+    assert same(found, state)
+    found["whole"].zero_()
+    assert found["part"].tolist() == [2, 3]
+
+
+def test_an_optimiser_its_schedule_and_a_generator(tmp_path: Path) -> None:
+    """What `torch.optim` and Python's generator keep, goes on from the files as it goes on in memory."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(3, 2) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    made = [AdamW(layer.parameters(), lr=0.1) for layer in layers]
+    schedules = [LambdaLR(optimizer, lambda update: 1 / (1 + update)) for optimizer in made]
+
+    def step(place: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in layers[place].parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        made[place].step()
+        schedules[place].step()
+
+    step(0, 1)
+    step(0, 2)
+    draw = random.Random(5)
+    draw.gauss(0, 1)
+    state = {"optimizer": made[0].state_dict(), "schedule": schedules[0].state_dict(), "python": draw.getstate()}
+    found = again(tmp_path, state)
+    assert same(found, state)
+    layers[1].load_state_dict(layers[0].state_dict())
+    made[1].load_state_dict(found["optimizer"])
+    schedules[1].load_state_dict(found["schedule"])
+    for place in (0, 1):
+        step(place, 3)
+        step(place, 4)
+    assert layers[0].weight.equal(layers[1].weight)
+    assert layers[0].bias.equal(layers[1].bias)
+    other = random.Random()
+    other.setstate(found["python"])
+    assert [other.gauss(0, 1) for _ in range(3)] == [draw.gauss(0, 1) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"a": [object()]}, r"state\.a\.0: a object cannot be written"),
+        ({"a": {1, 2}}, r"state\.a: a set cannot be written"),
+        ({"a": 1j}, r"state\.a: a complex cannot be written"),
+        ({"a": {("x", 1): 2}}, r"state\.a: a key must be text or a whole number, got \('x', 1\)"),
+        ({None: 2}, "state: a key must be text or a whole number, got None"),
+        ({"a": math.nan}, "not JSON compliant"),
+        ({"a": [-math.inf]}, "not JSON compliant"),
+    ],
+)
+def test_what_it_does_not_hold(tmp_path: Path, state: object, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        write_state(tmp_path / "state", state)
+    assert not (tmp_path / "state.json").exists()
+
+
+class Bomb:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+def test_a_pickle_is_refused_unread(tmp_path: Path, save: Any, suffix: str) -> None:
+    went_off = tmp_path / "went off"
+    write_state(tmp_path / "state", {"a": torch.ones(2)})
+    path = (tmp_path / "state").with_suffix(suffix)
+    save(Bomb(went_off), path)
+    with pytest.raises(InputError, match=rf"state{suffix}: "):
+        read_state(tmp_path / "state")
+    assert not went_off.exists()
+    if path.read_bytes()[:2] != b"PK":  # the bomb is a bomb
+        pickle.loads(path.read_bytes())  # noqa: S301
+        assert went_off.exists()
+
+
+@pytest.mark.parametrize(
+    ("tree", "problem"),
+    [
+        ({"other": 1}, "'state'"),
+        ({"state": {"tensor": "0.state.nowhere"}}, "0.state.nowhere"),
+        ({"state": {"tensor": []}}, "unhashable"),
+        ({"state": {"set": [1]}}, "unknown kind 'set'"),
+        ({"state": {}}, "not enough values"),
+        ({"state": {"list": [1], "tuple": [2]}}, "too many values"),
+        ({"state": {"dict": [[1, 2, 3]]}}, "too many values"),
+        ({"state": {"dict": [[[1], 2]]}}, "unhashable"),
+        ({"state": {"list": 3}}, "not iterable"),
+    ],
+)
+def test_json_that_is_no_state(tmp_path: Path, tree: object, problem: str) -> None:
+    write_state(tmp_path / "state", {"a": torch.ones(2)})
+    (tmp_path / "state.json").write_text(json.dumps(tree))
+    with pytest.raises(InputError, match=r"state\.json: not the state of a run") as caught:
+        read_state(tmp_path / "state")
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+def test_files_that_are_cut_or_missing(tmp_path: Path, suffix: str) -> None:
+    write_state(tmp_path / "state", {"a": torch.ones(20), "b": [1]})
+    path = (tmp_path / "state").with_suffix(suffix)
+    content = path.read_bytes()
+    for length in (0, 1, 7, 8, 20, len(content) - 1 - (suffix == ".json")):  # the last byte of the JSON ends its line
+        path.write_bytes(content[:length])
+        with pytest.raises(InputError, match=rf"state{suffix}: "):
+            read_state(tmp_path / "state")
+    path.unlink()
+    with pytest.raises(InputError, match=rf"state{suffix}: "):
+        read_state(tmp_path / "state")

@@ -1,0 +1,85 @@
+"""Signals while a run trains: the first is a request, a second SIGINT is not."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from quiver.encoder.training import stopping
+from quiver.encoder.training.stopping import StopRequest, stop_requests
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """They are the process's own again behind every test, and every test says so itself."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_request(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger=stopping.__name__), stop_requests() as stop:
+        names = [stop.name]
+        signal.raise_signal(number)
+        assert [*names, stop.name] == [None, number.name]
+        deadline = time.monotonic() + 30
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert caplog.messages == [f"{number.name}: stopping after this step, with a checkpoint; Ctrl-C again stops at once"]
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_ctrl_c_stops_at_once(first: signal.Signals, clock: list[float]) -> None:
+    seen = []
+
+    def interrupted() -> None:
+        with stop_requests() as stop:
+            signal.raise_signal(first)
+            clock[0] += 0.9
+            signal.raise_signal(signal.SIGINT)  # the same one, passed on by torchrun
+            seen.append(stop.name)
+            clock[0] += 0.2
+            signal.raise_signal(signal.SIGTERM)  # whoever stops the machine is patient
+            seen.append(stop.name)
+            signal.raise_signal(signal.SIGINT)
+            seen.append("still there")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert seen == [first.name, first.name]
+
+
+def test_a_block_that_fails_gives_the_handlers_back() -> None:
+    def fail() -> None:
+        with stop_requests():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+            raise ValueError("in the block")
+
+    with pytest.raises(ValueError, match="in the block"):
+        fail()
+
+
+def test_in_another_thread_there_are_no_signals() -> None:
+    found: list[StopRequest] = []
+
+    def train() -> None:
+        with stop_requests() as stop:
+            found.append(stop)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert [stop.name for stop in found] == [None]

@@ -1,0 +1,361 @@
+"""Fetching: whole or not at all, resumed, compared with checksums; and what a cache says when it is not as it was left."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import shutil
+import stat
+import zipfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from quiver.encoder.errors import InputError
+from quiver.eval.datasets import download as downloading
+from quiver.eval.datasets.beir import beir_tables, mteb_tables
+from quiver.eval.datasets.cache import RECORD, Cache, CachedCollection
+from quiver.eval.datasets.coir import coir_tables
+from quiver.eval.datasets.download import ATTEMPTS, reason
+from quiver.eval.datasets.nanobeir import nano_tables
+from quiver.eval.datasets.origins import Origin, ZipArchive
+from quiver.eval.datasets.registry import held, missing, registry
+
+
+class Served(NamedTuple):
+    """An archive on the server, and the cache it goes to."""
+
+    origin: ZipArchive
+    cache: Cache
+    content: bytes
+
+
+@pytest.fixture
+def served(site: Any, published: Any, tmp_path: Path) -> Served:
+    content = published.zipped(published.beir_folder("birds"))
+    site.files["/birds.zip"] = content
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return Served(ZipArchive("beir/birds/zip", f"{site.url}/birds.zip", md5, len(content), "birds"), Cache(tmp_path / "cache"), content)
+
+
+def load(cache: Cache, origin: Origin, split: str = "test") -> Any:
+    return CachedCollection(cache, origin, "birds", split).load()
+
+
+def left_over(cache: Cache) -> set[str]:
+    """What is in the cache's work folder, but for the locks."""
+    return {path.name for path in (cache.root / ".fetching").iterdir() if path.suffix != ".lock"}
+
+
+def test_an_archive_is_fetched_once(served: Served, site: Any) -> None:
+    origin, cache, _ = served
+    assert cache.record(origin) is None
+    record = cache.fetch(origin)
+    assert record == cache.record(origin)
+    assert (record.url, record.revision) == (origin.url, f"md5:{origin.md5}")
+    assert set(record.files) == {"birds/corpus.jsonl", "birds/queries.jsonl", "birds/qrels/test.tsv"}
+    for name, file in record.files.items():
+        content = (cache.folder(origin) / name).read_bytes()
+        assert (file.bytes, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert record.bytes == sum(file.bytes for file in record.files.values()) > 0
+    assert len(load(cache, origin).documents) == 3
+    assert left_over(cache) == set()
+    assert cache.fetch(origin) == record
+    assert len(site.requests) == 1
+
+
+def test_a_wrong_checksum_keeps_nothing(served: Served) -> None:
+    _, cache, content = served
+    wrong = replace(served.origin, md5="0" * 32)
+    with pytest.raises(InputError, match=rf"birds\.zip: corrupt download, its md5 is {served.origin.md5} and should be 0{{32}}; nothing"):
+        cache.fetch(wrong)
+    assert cache.record(wrong) is None
+    assert not any(path.read_bytes() == content for path in cache.root.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_connection_that_breaks_is_taken_up_again(served: Served, site: Any, ranges: bool) -> None:
+    site.cut, site.ranges = [100, 250], ranges
+    served.cache.fetch(served.origin)
+    assert len(load(served.cache, served.origin).documents) == 3
+    asked = [asked for _, asked in site.requests]
+    assert asked == ([None, "bytes=100-", "bytes=350-"] if ranges else [None, "bytes=100-", "bytes=250-"])
+
+
+def test_the_next_call_goes_on_where_the_last_one_gave_up(served: Served, site: Any) -> None:
+    site.cut = [10] * ATTEMPTS
+    with pytest.raises(
+        InputError, match=rf"the connection broke {ATTEMPTS} times, last at {10 * ATTEMPTS} bytes; the same command goes on"
+    ):
+        served.cache.fetch(served.origin)
+    assert served.cache.record(served.origin) is None
+    site.requests.clear()
+    served.cache.fetch(served.origin)
+    assert site.requests == [("/birds.zip", f"bytes={10 * ATTEMPTS}-")]
+    assert len(load(served.cache, served.origin).documents) == 3
+
+
+def test_a_download_that_was_whole_already(served: Served, site: Any) -> None:
+    """Killed after the last byte and before the checksum: the server has nothing left to send."""
+    work = served.cache.root / ".fetching"
+    work.mkdir(parents=True)
+    (work / "birds.zip.part").write_bytes(served.content)
+    served.cache.fetch(served.origin)
+    assert len(load(served.cache, served.origin).documents) == 3
+    assert [asked for _, asked in site.requests] == [f"bytes={len(served.content)}-"]
+
+
+def test_killed_while_unpacking(served: Served, site: Any) -> None:
+    staging = served.cache.root / ".fetching" / "beir--birds--zip" / "birds"
+    staging.mkdir(parents=True)
+    (staging / "corpus.jsonl").write_bytes(b'{"_id": "half')
+    (staging.parent.parent / "birds.zip").write_bytes(served.content)
+    assert served.cache.record(served.origin) is None
+    served.cache.fetch(served.origin)
+    assert len(load(served.cache, served.origin).documents) == 3
+    assert site.requests == []  # the archive was whole and compared
+
+
+def test_two_at_once_take_turns(served: Served, site: Any) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        records = list(pool.map(lambda _: served.cache.fetch(served.origin), range(4)))
+    assert len(set(map(repr, records))) == 1
+    assert len(site.requests) == 1
+
+
+def test_damage_is_noticed_and_put_right(served: Served, site: Any) -> None:
+    origin, cache, _ = served
+    record = cache.fetch(origin)
+    corpus = cache.folder(origin) / "birds" / "corpus.jsonl"
+    whole = corpus.read_bytes()
+    corpus.write_bytes(whole[:-10])
+    with pytest.raises(InputError, match=r"corpus\.jsonl: not as it was fetched; run quiver collections fetch again"):
+        load(cache, origin)
+    corpus.write_bytes(whole.replace(b"bird", b"bard"))  # of the same size: only the checksum tells
+    assert cache.fetch(origin) == record
+    assert corpus.read_bytes() == whole
+    assert len(site.requests) == 2
+    shutil.rmtree(cache.folder(origin))
+    with pytest.raises(InputError, match="nothing was fetched there"):
+        load(cache, origin)
+
+
+DAMAGED = {
+    "empty": "",
+    "no object": "[]",
+    "nested": '{"url":' + "[" * 100_000 + "]" * 100_000 + "}",
+    "no files": '{"url": "u", "revision": "r"}',
+    "files are a list": '{"url": "u", "revision": "r", "files": ["a"]}',
+    "url is a number": '{"url": 1, "revision": "r", "files": {}}',
+    "revision is null": '{"url": "u", "revision": null, "files": {}}',
+    "file is a string": '{"url": "u", "revision": "r", "files": {"a": "b"}}',
+    "size is a string": '{"url": "u", "revision": "r", "files": {"a": {"bytes": "1", "sha256": "s"}}}',
+    "checksum is missing": '{"url": "u", "revision": "r", "files": {"a": {"bytes": 1}}}',
+    "a field too many": '{"url": "u", "revision": "r", "files": {"a": {"bytes": 1, "sha256": "s", "md5": "m"}}}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_record_is_as_good_as_none(served: Served, site: Any, caplog: pytest.LogCaptureFixture, content: str) -> None:
+    origin, cache, _ = served
+    whole = cache.fetch(origin)
+    record = cache.folder(origin) / RECORD
+    record.write_text(content, encoding="utf-8")
+    entry = replace(registry()["beir/scifact"], origins={"zip": origin})
+    assert held(entry, cache) is None
+    assert missing([entry], cache) == [entry]
+    with pytest.raises(InputError, match="nothing was fetched there; run quiver collections fetch"):
+        load(cache, origin)
+    (warning,) = caplog.messages  # once, however often it is asked for
+    assert warning.startswith(f"{record}: ")
+    assert warning.endswith("; taken for not fetched, and fetching the collection again puts it right")
+    assert "\n" not in warning
+    assert cache.fetch(origin) == whole == cache.record(origin)
+    assert len(site.requests) == 2
+    assert len(load(cache, origin).documents) == 3
+
+
+def test_what_was_there_stays_when_a_new_fetch_fails(served: Served, site: Any) -> None:
+    record = served.cache.fetch(served.origin)
+    queries = served.cache.folder(served.origin) / "birds" / "queries.jsonl"
+    queries.write_bytes(queries.read_bytes() + b"\n")
+    site.files.clear()
+    with pytest.raises(InputError, match=r"birds\.zip: the server answered 404"):
+        served.cache.fetch(served.origin)
+    assert served.cache.record(served.origin) == record
+    assert queries.is_file()
+
+
+def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    origin = ZipArchive("birds/zip", "http://127.0.0.1:9/birds.zip", "0" * 32, 1, "birds")
+    with pytest.raises(
+        InputError, match=r"^http://127\.0\.0\.1:9/birds\.zip: cannot be fetched \(.*refused.*\); is there a network\?"
+    ) as error:
+        Cache(tmp_path).fetch(origin)
+    assert "\n" not in str(error.value)
+
+
+def test_no_network_to_the_hub(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"^zeta-alpha-ai/NanoBirds: cannot be fetched \(.*\); is there a network\?") as error:
+        Cache(tmp_path).fetch(nano_tables("nano/hub", "zeta-alpha-ai/NanoBirds"))
+    assert "\n" not in str(error.value)
+
+
+def test_offline_never_touches_the_network(served: Served, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="not fetched, HF_HUB_OFFLINE is set"):
+        served.cache.fetch(served.origin)
+    assert site.requests == []
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    record = served.cache.fetch(served.origin)
+    site.requests.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert served.cache.fetch(served.origin) == record  # compared, not fetched
+    assert site.requests == []
+
+
+def test_a_full_disk_is_said_before_and_during(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(served.cache.root.parent)
+    monkeypatch.setattr(downloading.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(InputError, match=r"0\.0 GB are needed and 0\.0 GB are free; set QUIVER_CACHE to a larger disk"):
+        served.cache.fetch(served.origin)
+    monkeypatch.undo()
+    full = reason(OSError(errno.ENOSPC, "No space left on device"), "x", Path("/cache"))
+    assert str(full).startswith("/cache: the disk is full; make room, or set QUIVER_CACHE")
+
+
+def evil(name: str, *, link: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        member = zipfile.ZipInfo(name)
+        if link:
+            member.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(member, b"/etc/passwd")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (evil("../out.txt"), "leads out of the folder"),
+        (evil("birds/../../out.txt"), "leads out of the folder"),
+        (evil("/tmp/out.txt"), "leads out of the folder"),
+        (evil("birds/link", link=True), "leads out of the folder"),
+        (evil("C:/out.txt"), "leads out of the folder"),
+        (b"<html>not found</html>", "not a sound zip archive"),
+        (evil("birds/corpus.jsonl").replace(b"/etc/passwd", b"/etc/pAsswd"), "not a sound zip archive"),
+    ],
+)
+def test_archives_are_not_trusted(content: bytes, message: str, served: Served, site: Any) -> None:
+    site.files["/birds.zip"] = content
+    origin = replace(served.origin, md5=hashlib.md5(content, usedforsecurity=False).hexdigest())
+    with pytest.raises(InputError, match=message):
+        served.cache.fetch(origin)
+    assert served.cache.record(origin) is None
+    assert not list(served.cache.root.parent.rglob("out.txt"))
+
+
+def hub_origins(published: Any) -> dict[str, tuple[Origin, dict[str, dict[str, bytes]], str]]:
+    """Layout -> where it is fetched from, the repositories, and a split."""
+    many = "CoIR-Retrieval/CodeSearchNet"
+    return {
+        "beir": (beir_tables("u/hub", "birds", ("test", "dev", "train")), published.beir_hub("birds"), "test"),
+        "beir lines": (beir_tables("u/hub", "birds", ("test",)), published.beir_hub("birds", compressed=True), "test"),
+        "mteb": (mteb_tables("u/mteb", "mteb/birds", "b" * 40, ("test",)), published.mteb_hub("mteb/birds"), "test"),
+        "mteb lines": (mteb_tables("u/mteb", "mteb/birds", "b" * 40, ("test",)), published.mteb_hub("mteb/birds", lines=True), "test"),
+        "mteb many": (registry()["coir/codesearchnet/ruby"].origins["mteb"], published.mteb_many_hub(many, "ruby"), "test"),
+        "coir": (coir_tables("u/coir", "birds"), published.coir_hub("birds"), "test"),
+        "mldr": (registry()["mldr/th"].origin, published.mldr_hub("th"), "dev"),
+        "nano": (nano_tables("u/hub", "zeta-alpha-ai/NanoBirds"), published.nano_hub("NanoBirds"), "train"),
+    }
+
+
+UNWANTED = {
+    "beir lines": {"BeIR--birds/birds.py", "BeIR--birds-qrels/train.tsv"},
+    "mldr": {"Shitao--MLDR/MLDR.py", "Shitao--MLDR/mldr-v1.0-th/train.jsonl.gz"},
+    "mteb many": {
+        f"CoIR-Retrieval--CodeSearchNet/other-{part}-00000-of-00001.parquet" for part in ("corpus/corpus", "queries/queries", "qrels/test")
+    },
+}
+
+
+@pytest.mark.parametrize("layout", ["beir", "beir lines", "mteb", "mteb lines", "mteb many", "coir", "mldr", "nano"])
+def test_hub_layouts_are_fetched_and_loaded(layout: str, published: Any, site: Any, tmp_path: Path) -> None:
+    origin, repositories, split = hub_origins(published)[layout]
+    site.repositories = repositories
+    cache = Cache(tmp_path / "cache")
+    record = cache.fetch(origin)
+    assert record.revision == "+".join([published.commit] * len(repositories))
+    every = {f"{repository.replace('/', '--')}/{name}" for repository, files in repositories.items() for name in files}
+    assert set(record.files) == every - UNWANTED.get(layout, set())
+    collection = load(cache, origin, split)
+    assert (len(collection.documents), collection.queries[0].text) == (3, "what flies")
+    before = len(site.requests)
+    assert cache.fetch(origin) == record
+    assert len(site.requests) == before
+    asked = Counter(path for path, _ in site.requests if path.startswith("/api/"))
+    revision = "/revision/" if origin.revision else ""
+    assert all(revision in path for path in asked)
+
+
+def test_a_fixed_revision_is_what_is_asked_for(published: Any, site: Any, tmp_path: Path) -> None:
+    site.repositories = published.mteb_hub("mteb/birds")
+    Cache(tmp_path).fetch(mteb_tables("u", "mteb/birds", "b" * 40, ("test",)))
+    assert site.requests[0][0] == f"/api/datasets/mteb/birds/revision/{'b' * 40}"
+    assert all(f"/resolve/{published.commit}/" in path for path, _ in site.requests[1:])
+
+
+def test_what_the_hub_does_not_have(published: Any, site: Any, tmp_path: Path) -> None:
+    site.repositories = published.mteb_hub("mteb/birds")
+    cache = Cache(tmp_path)
+    with pytest.raises(InputError, match=r"^mteb/fish@bbbbbbbbbbbb: cannot be fetched") as error:
+        cache.fetch(mteb_tables("u", "mteb/fish", "b" * 40, ("test",)))
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="mteb/birds: no files for default or qrels, split dev"):
+        cache.fetch(mteb_tables("v", "mteb/birds", "b" * 40, ("dev", "test")))
+    assert not (tmp_path / "v").exists()
+
+
+def test_what_another_commit_has_left_is_dropped(published: Any, site: Any, tmp_path: Path) -> None:
+    """A fetch of the main branch was stopped, and the branch has moved on: its corpus had other files."""
+    site.repositories = published.beir_hub("birds")
+    stale = tmp_path / ".fetching" / "u" / "BeIR--birds" / "corpus" / "corpus-00000-of-00001.parquet"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(published.parquet(published.corpus))
+    cache, origin = Cache(tmp_path), beir_tables("u", "birds", ("test",))
+    assert "BeIR--birds/corpus/corpus-00000-of-00001.parquet" not in cache.fetch(origin).files
+    assert len(load(cache, origin).documents) == 3
+
+
+def test_names_of_a_repository_stay_inside(published: Any, site: Any, tmp_path: Path) -> None:
+    files = published.mteb_hub("mteb/birds")["mteb/birds"]
+    card = files["README.md"].replace(b"corpus/test-*", b"'**/corpus*'")
+    site.repositories = {"mteb/birds": {**files, "README.md": card, "../../corpus.parquet": b"x"}}
+    record = Cache(tmp_path / "cache").fetch(mteb_tables("u", "mteb/birds", "b" * 40, ("test",)))
+    assert set(record.files) == {f"mteb--birds/{name}" for name in files}
+    assert not list(tmp_path.rglob("corpus.parquet"))
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QUIVER_CACHE", str(tmp_path))
+    assert Cache.usual().root == tmp_path / "collections"
+    monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
+    with pytest.raises(InputError, match="~nosuchuser/x: no home folder is known"):
+        Cache.usual()
+    monkeypatch.delenv("QUIVER_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert Cache.usual().root == Path.home() / ".cache" / "quiver" / "collections"
+
+
+def test_the_record_is_plain_json(served: Served) -> None:
+    record = served.cache.fetch(served.origin)
+    content = json.loads((served.cache.folder(served.origin) / RECORD).read_text(encoding="utf-8"))
+    assert content["revision"] == record.revision
+    assert set(content) == {"url", "revision", "files"}

@@ -1,0 +1,191 @@
+"""Every published layout: the same collection comes out, and what is wrong in it is said with file and row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quiver.encoder.errors import InputError
+from quiver.eval.datasets.beir import beir_tables, mteb_tables
+from quiver.eval.datasets.coir import coir_tables
+from quiver.eval.datasets.nanobeir import nano_tables
+from quiver.eval.datasets.origins import Origin, ZipArchive
+from quiver.eval.datasets.registry import registry
+from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.records import Document, Query
+
+DOCUMENTS = [
+    Document("d1", "a bird has two wings", "Wings"),
+    Document("d2", "a fish swims", ""),
+    Document("d3", "granite is hard", "Stone"),
+]
+UNTITLED = [document._replace(title="") for document in DOCUMENTS]
+QRELS = {"q1": {"d1": 2, "d2": 0}, "q2": {"d3": 1}}
+UNGRADED = {"q1": {"d1": 1}, "q2": {"d3": 1}}
+
+Prepare = Callable[[Any, Path], Origin]
+
+
+def beir_zip(published: Any, folder: Path) -> Origin:
+    published.write(folder, published.beir_folder("birds"))
+    return ZipArchive("birds/zip", "https://example.org/birds.zip", "0" * 32, 1, "birds")
+
+
+def beir_hub(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.beir_hub("birds"))
+    return beir_tables("birds/hub", "birds", ("test", "train"))
+
+
+def beir_hub_lines(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.beir_hub("birds", compressed=True))
+    return beir_tables("birds/hub", "birds", ("test", "train"))
+
+
+def mteb_parquet(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.mteb_hub("mteb/birds"))
+    return mteb_tables("birds/mteb", "mteb/birds", "0" * 40, ("test",))
+
+
+def mteb_lines(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.mteb_hub("mteb/birds", lines=True))
+    return mteb_tables("birds/mteb", "mteb/birds", "0" * 40, ("test",))
+
+
+def mteb_many(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.mteb_many_hub("mteb/CodeSearchNetRetrieval", "go"))
+    return registry()["mteb/codesearchnet/go"].origin
+
+
+def coir(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.coir_hub("birds"))
+    return coir_tables("birds/coir", "birds")
+
+
+def mldr(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.mldr_hub("ko"))
+    return registry()["mldr/ko"].origin
+
+
+def nano(published: Any, folder: Path) -> Origin:
+    published.write_hub(folder, published.nano_hub("NanoBirds"))
+    return nano_tables("nano/hub", "zeta-alpha-ai/NanoBirds")
+
+
+LAYOUTS: dict[str, tuple[Prepare, str, list[Document], dict[str, dict[str, int]]]] = {
+    "beir zip": (beir_zip, "test", DOCUMENTS, QRELS),
+    "beir hub": (beir_hub, "test", DOCUMENTS, QRELS),
+    "beir hub, compressed lines": (beir_hub_lines, "test", DOCUMENTS, QRELS),
+    "mteb, Parquet": (mteb_parquet, "test", DOCUMENTS, QRELS),
+    "mteb, lines": (mteb_lines, "test", DOCUMENTS, QRELS),
+    "mteb, several languages": (mteb_many, "test", DOCUMENTS, QRELS),
+    "coir": (coir, "test", DOCUMENTS, QRELS),
+    "mldr": (mldr, "test", UNTITLED, QRELS),
+    "nanobeir": (nano, "train", UNTITLED, UNGRADED),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_collection(layout: str, published: Any, tmp_path: Path) -> None:
+    prepare, split, documents, qrels = LAYOUTS[layout]
+    collection = prepare(published, tmp_path).load(tmp_path, "birds", split)
+    assert isinstance(collection, Collection)
+    assert (collection.name, collection.split, len(collection.documents), collection.empty_texts) == ("birds", split, 3, 0)
+    assert list(collection.documents) == documents
+    assert list(collection.documents) == documents  # again, from the files
+    assert collection.queries == (Query("q1", "what flies"), Query("q2", "what is hard"))
+    assert collection.qrels == qrels
+
+
+def test_other_splits(published: Any, tmp_path: Path) -> None:
+    assert mldr(published, tmp_path).load(tmp_path, "mldr-ko", "dev").qrels == {"q1": {"d1": 2}}
+    assert coir(published, tmp_path).load(tmp_path, "birds", "valid").qrels == {"q1": {"d2": 0}}
+    assert beir_hub(published, tmp_path).load(tmp_path, "birds", "train").qrels == {"q1": {"d1": 2}}
+
+
+def test_dev_is_also_called_validation(published: Any, tmp_path: Path) -> None:
+    repositories = published.beir_hub("birds")
+    repositories["BeIR/birds-qrels"]["validation.tsv"] = published.tsv(published.qrels)
+    published.write_hub(tmp_path, repositories)
+    assert beir_tables("u", "birds", ("dev", "test")).load(tmp_path, "birds", "dev").qrels == QRELS
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_split_that_is_not_there_is_an_error(layout: str, published: Any, tmp_path: Path) -> None:
+    origin = LAYOUTS[layout][0](published, tmp_path)
+    with pytest.raises(InputError, match=r"no split 'nowhere'; the splits there are"):
+        origin.load(tmp_path, "birds", "nowhere")
+
+
+def test_a_split_of_the_judgements_is_never_another_one(published: Any, tmp_path: Path) -> None:
+    published.write_hub(tmp_path, published.mteb_hub("mteb/birds"))
+    with pytest.raises(InputError, match=r"mteb/birds: no files for default or qrels, split dev; the repository has README\.md, corpus/"):
+        mteb_tables("u", "mteb/birds", "0" * 40, ("dev",)).load(tmp_path, "birds", "dev")
+
+
+def test_rows_of_parquet_are_named(published: Any, tmp_path: Path) -> None:
+    origin = nano(published, tmp_path)
+    root = tmp_path / "zeta-alpha-ai--NanoBirds"
+    corpus, queries, qrels = (root / part / "train-00000-of-00001.parquet" for part in ("corpus", "queries", "qrels"))
+    sound = {path: path.read_bytes() for path in (corpus, queries, qrels)}
+    text = {"text": "x"}
+    cases: list[tuple[Path, list[dict[str, Any]], str]] = [
+        (corpus, [{"_id": "d1", **text}, {"_id": "d1", **text}], r":2: id 'd1' was used in row 1 already"),
+        (corpus, [{"_id": "d1", **text}, {"_id": " ", **text}], r":2: the id is blank"),
+        (corpus, [{"_id": "d1", "text": None}], r":1: 'text' must be a string, got nothing"),
+        (corpus, [{"_id": 1.5, **text}], r":1: '_id' \(or 'id'\) must be a string or an integer, got 1\.5"),
+        (corpus, [{"id": "d1", **text}], r"qrels/train-\S+:2: document 'd3' is not in the corpus"),
+        (corpus, [], r": the file is empty"),
+        (queries, [{"_id": "q1", **text}], r"qrels/train-\S+:2: query 'q2' is not among the collection's queries"),
+        (queries, [{"_id": "q1", **text}, {"_id": "q1", **text}], r":2: id 'q1' was used in row 1 already"),
+        (qrels, [{"query-id": "q1", "corpus-id": "d1"}] * 2, r":2: document 'd1' was judged for query 'q1' in row 1 already"),
+        (qrels, [{"query-id": "q1", "corpus": "d1"}], r":1: 'corpus-id' \(or 'corpus_id'\) must be a string or an integer"),
+    ]
+    for path, rows, message in cases:
+        path.write_bytes(published.parquet(rows))
+        with pytest.raises(InputError, match=message) as error:
+            origin.load(tmp_path, "nano", "train")
+        assert "\n" not in str(error.value)
+        path.write_bytes(sound[path])
+    assert len(origin.load(tmp_path, "nano", "train").documents) == 3
+
+
+@pytest.mark.parametrize(
+    ("grade", "shown"), [(0.5, "0.5"), (float("nan"), "NaN"), (None, "nothing"), (True, "true"), (1e9, "1000000000.0")]
+)
+def test_a_grade_without_sense(grade: Any, shown: str, published: Any, tmp_path: Path) -> None:
+    origin = mteb_parquet(published, tmp_path)
+    path = tmp_path / "mteb--birds" / "qrels" / "test-00000-of-00001.parquet"
+    path.write_bytes(published.parquet([{"query-id": "q1", "corpus-id": "d1", "score": grade}]))
+    with pytest.raises(InputError, match=re.escape(f"{path}:1: the grade must be an integer of at most 9 digits, got {shown}")):
+        origin.load(tmp_path, "birds", "test")
+
+
+def test_an_id_twice_in_two_files_of_a_corpus(published: Any, tmp_path: Path) -> None:
+    origin = beir_hub(published, tmp_path)
+    folder = tmp_path / "BeIR--birds" / "corpus"
+    second = folder / "corpus-00001-of-00002.parquet"
+    second.write_bytes(published.parquet([{"_id": "d3", "title": "", "text": "x"}, {"_id": "d2", "title": "", "text": "y"}]))
+    first = folder / "corpus-00000-of-00002.parquet"
+    with pytest.raises(InputError, match=re.escape(f"{second}:2: id 'd2' was used in {first}:2 already")):
+        origin.load(tmp_path, "birds", "test")
+
+
+def test_damaged_parquet(published: Any, tmp_path: Path) -> None:
+    origin = nano(published, tmp_path)
+    path = tmp_path / "zeta-alpha-ai--NanoBirds" / "corpus" / "train-00000-of-00001.parquet"
+    for content in (b"", b"PAR1", path.read_bytes()[:-20], b"\0" * 200):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=re.escape(f"{path}: damaged Parquet after row 0")) as error:
+            origin.load(tmp_path, "nano", "train")
+        assert "\n" not in str(error.value)
+
+
+def test_the_corpus_may_not_change_between_two_readings(published: Any, tmp_path: Path) -> None:
+    collection = beir_zip(published, tmp_path).load(tmp_path, "birds", "test")
+    with (tmp_path / "birds" / "corpus.jsonl").open("ab") as file:
+        file.write(b'{"_id": "d4", "text": "new"}\n')
+    with pytest.raises(InputError, match=r"corpus\.jsonl: 3 documents at the first reading, 4 at a later one"):
+        list(collection.documents)

@@ -1,0 +1,213 @@
+"""What the registry says of the published collections, held against the official topics and against mteb."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from quiver.encoder.errors import InputError
+from quiver.eval.averages import Part, data_sets
+from quiver.eval.datasets.cache import Cache, is_offline
+from quiver.eval.datasets.entry import Entry
+from quiver.eval.datasets.origins import HubTables, ZipArchive
+from quiver.eval.datasets.registry import find, held, missing, near, registry, require, shortest
+from quiver.retrieval.data.corpus import read_qrels, read_queries
+
+
+def test_names_are_unique_and_entries_complete() -> None:
+    entries = list(registry().values())
+    assert len(entries) == 14 + 12 + 13 + 7 + 7 + 13
+    assert len({entry.name for entry in entries}) == len({entry.key for entry in entries}) == len(entries)
+    for entry in entries:
+        assert entry.split == entry.splits[0]
+        assert entry.facts.url == entry.origin.url
+        assert entry.facts.revision == entry.origin.revision
+        assert (entry.facts.documents or 0) > 0
+        assert (entry.facts.queries or 0) > 0
+        for origin in entry.origins.values():
+            assert origin.unit.startswith(entry.key.rpartition("/")[0])
+            if isinstance(origin, ZipArchive):
+                assert len(origin.md5) == 32
+                assert origin.url.endswith(".zip")
+            if isinstance(origin, HubTables):
+                assert all(len(revision) == 40 for revision in origin.revisions.values())
+
+
+def test_units_of_the_cache_do_not_clash() -> None:
+    units: dict[str, set[str]] = {}
+    for entry in registry().values():
+        for origin in entry.origins.values():
+            units.setdefault(origin.unit, set()).add(entry.key)
+    assert {unit: len(keys) for unit, keys in units.items() if len(keys) > 1} == {"beir/cqadupstack/zip": 12}
+
+
+def test_beir_is_fifteen_data_sets() -> None:
+    beir = find("beir")
+    parts = [Part(entry.name, entry.split, entry.facts.group, entry.facts.group_size, 0.5) for entry in beir]
+    assert len(beir) == 26
+    assert len(data_sets(parts)) == 15
+    assert data_sets(parts)["cqadupstack"] == 0.5
+    assert {entry.name for entry in beir if entry.exclude_self} == {"arguana", "quora"}
+    assert {entry.name: entry.split for entry in beir if entry.split != "test"} == {"msmarco": "dev"}
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "group", "size"),
+    [
+        ("beir/cqadupstack", 12, "cqadupstack", 12),
+        ("coir/codesearchnet", 6, "coir-codesearchnet", 6),
+        ("mteb/codesearchnet", 6, "mteb-codesearchnet", 6),
+        ("mldr", 13, None, 1),
+        ("nanobeir", 13, None, 1),
+        ("BEIR/SciFact", 1, None, 1),
+        ("beir/sci", 0, None, 1),
+        ("", 0, None, 1),
+    ],
+)
+def test_a_name_is_one_or_a_group_or_a_family(name: str, count: int, group: str | None, size: int) -> None:
+    found = find(name)
+    assert len(found) == count
+    assert {(entry.facts.group, entry.facts.group_size) for entry in found} <= {(group, size)}
+
+
+def test_tasks_of_one_name_are_told_apart() -> None:
+    coir, mteb = registry()["coir/codesearchnet/go"], registry()["mteb/codesearchnet/go"]
+    assert (coir.name, mteb.name) == ("coir-codesearchnet-go", "mteb-codesearchnet-go")
+    assert (coir.use_title, mteb.use_title) == (False, True)
+    assert (coir.facts.documents, mteb.facts.documents) == (182_440, 1_000)
+    assert "Code to comment" in coir.note
+    assert "Comment to code" in mteb.note
+    assert not registry()["coir/stackoverflow-qa"].use_title
+    second, third = registry()["beir/webis-touche2020"], registry()["mteb/webis-touche2020-v3"]
+    assert (second.facts.documents, third.facts.documents) == (382_545, 303_732)
+    assert "Version 2" in second.note
+    assert "Version 3" in third.note
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("scifact", "unknown collection 'scifact'; did you mean beir/scifact or nanobeir/scifact?"),
+        ("beir/scifcat", "did you mean beir/scifact"),
+        ("beir/codesearchnet", "did you mean coir/codesearchnet or mteb/codesearchnet"),
+        ("?", "quiver collections list shows the names"),
+    ],
+)
+def test_a_wrong_name_is_told_what_is_near(wrong: str, told: str) -> None:
+    with pytest.raises(InputError) as error:
+        require(wrong)
+    assert told in str(error.value)
+    assert near(wrong) in str(error.value)
+
+
+def test_the_shortest_names_stand_for_the_same() -> None:
+    chosen = [*find("mldr"), *find("beir/cqadupstack"), *find("coir/codesearchnet")[:5]]
+    names = shortest(chosen)
+    assert names[:2] == ["mldr", "beir/cqadupstack"]
+    assert len(names) == 2 + 5
+    assert [entry for name in names for entry in find(name)] == chosen
+    assert shortest(list(registry().values())) == ["beir", "mldr", "coir", "mteb", "nanobeir"]
+
+
+def test_an_empty_cache_holds_nothing(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    assert missing(find("mldr"), cache) == list(find("mldr"))
+    assert held(find("mldr/en")[0], cache) is None
+
+
+@pytest.mark.data
+def test_all_official_topics_and_judgements_load_and_agree(quiver_data: Path) -> None:
+    folder = quiver_data / "beir_topics_qrels"
+    told = {row["name"]: row for row in json.loads((folder / "counts.json").read_text(encoding="utf-8"))}
+    by_name = {entry.name: entry for entry in find("beir")}
+    seen, in_registry = set(), set()
+    for name, counts in told.items():
+        queries = list(read_queries(folder / f"{name}.queries.test.tsv.gz"))
+        qrels = read_qrels(folder / f"{name}.qrels.test.trec.gz")
+        grades = [grade for document in qrels.values() for grade in document.values()]
+        assert {query.id for query in queries} == set(qrels)
+        assert (len(queries), len(qrels)) == (counts["topics"], counts["qrel_queries"])
+        assert (len(grades), sum(grade > 0 for grade in grades)) == (counts["judgements"], counts["positive"])
+        seen.add(name)
+        if name in by_name and by_name[name].split == "test":
+            assert by_name[name].facts.queries == len(queries), name
+            in_registry.add(name)
+    # Sixteen data sets, and the twelve forums of the seventeenth.
+    assert len(seen) == 28 == len(list(folder.glob("*.qrels.test.trec.gz")))
+    # The registry has what is public: BioASQ, Signal-1M and TREC-NEWS are not, and MS MARCO is scored on dev, which is not here.
+    assert seen - in_registry == {"bioasq", "signal1m", "trec-news"}
+    assert set(by_name) - in_registry == {"msmarco"}
+
+
+MTEB_TASKS = {
+    "trec-covid": "TRECCOVID", "nfcorpus": "NFCorpus", "nq": "NQ", "hotpotqa": "HotpotQA", "fiqa": "FiQA2018", "arguana": "ArguAna",
+    "webis-touche2020": "Touche2020", "quora": "QuoraRetrieval", "dbpedia-entity": "DBPedia", "scidocs": "SCIDOCS", "fever": "FEVER",
+    "climate-fever": "ClimateFEVER", "scifact": "SciFact", "msmarco": "MSMARCO", "webis-touche2020-v3": "Touche2020Retrieval.v3",
+    "coir-stackoverflow-qa": "StackOverflowQA",
+}  # fmt: skip
+
+
+def of_mteb(entry: Entry) -> tuple[str, str | None]:
+    """mteb's name of the task, and of its subset."""
+    family, *middle, last = entry.key.split("/")
+    if "cqadupstack" in middle:
+        return f"CQADupstack{last.title()}Retrieval", None
+    if "codesearchnet" in middle:
+        return {"coir": "COIRCodeSearchNetRetrieval", "mteb": "CodeSearchNetRetrieval"}[family], last
+    if family == "nanobeir":
+        tables = entry.origins["mteb"]
+        assert isinstance(tables, HubTables)
+        return tables.documents.repository.removeprefix("mteb/"), None
+    return ("MultiLongDocRetrieval", last) if family == "mldr" else (MTEB_TASKS[entry.name], None)
+
+
+@pytest.mark.parity
+def test_figures_licences_and_revisions_are_mtebs() -> None:
+    mteb = pytest.importorskip("mteb")
+    seen = 0
+    for entry in registry().values():
+        name, subset = of_mteb(entry)
+        metadata = mteb.get_task(name).metadata
+        figures = metadata.descriptive_stats[entry.split]
+        if subset is not None:
+            figures = figures["hf_subset_descriptive_stats"][subset]
+        if figures.get("num_documents") is None:  # Touche-2020 v2 has only the sum
+            assert figures["num_samples"] == (entry.facts.documents or 0) + (entry.facts.queries or 0)
+        else:
+            assert (entry.facts.documents, entry.facts.queries) == (figures["num_documents"], figures["num_queries"]), entry.key
+        licence = None if metadata.license == "not specified" else str(metadata.license)
+        assert entry.facts.licence == licence, entry.key
+        tables = entry.origins.get("mteb")
+        if isinstance(tables, HubTables):
+            assert tables.revisions == {metadata.dataset["path"]: metadata.dataset["revision"]}, entry.key
+        seen += 1
+    assert seen == len(registry())
+
+
+@pytest.fixture
+def online() -> None:
+    """Skip where the network is forbidden or not there: that says nothing about the collections."""
+    if is_offline():
+        pytest.skip("HF_HUB_OFFLINE is set")
+    try:
+        socket.create_connection(("huggingface.co", 443), timeout=5).close()
+    except OSError as error:
+        pytest.skip(f"no network ({error})")
+
+
+@pytest.mark.network
+@pytest.mark.usefixtures("online")
+@pytest.mark.parametrize(
+    "key", ["beir/nfcorpus zip", "beir/nfcorpus hub", "beir/nfcorpus mteb", "mldr/hi hub", "coir/stackoverflow-qa coir",
+            "coir/codesearchnet/ruby coir", "coir/codesearchnet/ruby mteb", "mteb/codesearchnet/ruby mteb", "nanobeir/quora hub"],
+)  # fmt: skip
+def test_the_smallest_of_each_kind_is_what_the_registry_says(key: str, tmp_path: Path) -> None:
+    name, _, source = key.partition(" ")
+    entry, cache = registry()[name], Cache(tmp_path)
+    origin = entry.origins[source]
+    record = cache.fetch(origin)
+    collection = origin.load(cache.folder(origin), entry.name, entry.split)
+    assert (len(collection.documents), len(collection.queries)) == (entry.facts.documents, entry.facts.queries)
+    assert origin.revision is None or record.revision == origin.revision

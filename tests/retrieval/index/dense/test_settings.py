@@ -1,0 +1,142 @@
+"""The table of sizes, and settings and knobs that the user gets wrong."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.dense.settings import ListEffort, ScanEffort, coordinates, probes, sample_size, sizes
+from quiver.retrieval.index.engine_table import ENGINES, engine_name, train_codec
+from quiver.retrieval.index.engines import Sample
+from quiver.retrieval.records import ModelCard
+
+CARD = ModelCard("a model", "dense", "0" * 64, 16, "cosine", 32, 128)
+TOKENS = ModelCard("a model", "colbert", "0" * 64, 16, "maxsim", 32, 128)
+
+
+@pytest.mark.parametrize(
+    ("documents", "engine"),
+    [
+        (1, "exact-dense"),
+        (50_000, "exact-dense"),
+        (50_001, "pq-dense"),
+        (500_000, "pq-dense"),
+        (500_001, "ivf-dense"),
+        (10**9, "ivf-dense"),
+    ],
+)
+def test_the_engine_follows_the_size(documents: int, engine: str) -> None:
+    assert sizes(documents).engine == engine == engine_name("auto", CARD, documents)
+    assert engine in ENGINES
+    assert engine_name("exact", CARD, documents) == "exact-dense"
+    assert engine_name("pq-dense", CARD, documents) == "pq-dense"
+    assert engine_name("auto", TOKENS, documents) in ENGINES
+
+
+def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() -> None:
+    former = 0
+    for documents in (1, 10, 1000, 50_000, 10**6, 10**7, 10**9):
+        found = sizes(documents)
+        assert former <= found.lists <= 16_384
+        assert found.lists & (found.lists - 1) == 0
+        assert 1 <= found.nprobe <= found.lists
+        assert sample_size(documents) <= documents
+        assert sample_size(documents) >= min(documents, 32 * found.lists, 65_536)
+        former = found.lists
+    assert sizes(10**6).lists == 2048
+    assert [probes(lists) for lists in (1, 4, 64, 1024, 16_384)] == [1, 4, 8, 128, 256]
+    assert probes(1, "fast") == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "message"),
+    [
+        ("pq-dense", {"nlist": 4}, "pq-dense has no setting 'nlist'; it has dsub, bits"),
+        ("pq-dense", {"bits": 4}, "bits must be 8 or 16, got 4"),
+        ("faiss-dense", {"factory": "Flat", "bits": True}, "bits must be 8 or 16, got True"),
+        ("pq-dense", {"dsub": 3}, "dsub must be 2, 4 or 8, got 3"),
+        ("pq-dense", {"dsub": True}, "dsub must be 2, 4 or 8, got True"),
+        ("ivf-dense", {"lists": 4}, "ivf-dense has no setting 'lists'; it has dsub, bits, nlist"),
+        ("ivf-dense", {"nlist": 0}, "nlist must be a whole number >= 1, got 0"),
+        ("ivf-dense", {"nlist": float("nan")}, "nlist must be a whole number >= 1, got nan"),
+        ("ivf-dense", {"nlist": float("inf")}, "nlist must be a whole number >= 1, got inf"),
+        ("ivf-dense", {"dsub": "two"}, "dsub must be 2, 4 or 8, got 'two'"),
+        ("faiss-dense", {}, "faiss-dense wants the setting factory"),
+        ("faiss-dense", {"factory": 4}, "faiss-dense wants the setting factory"),
+        ("faiss-dense", {"factory": "Flat", "nprobe": 4}, "faiss-dense has no setting 'nprobe'; it has factory, bits"),
+        ("faiss-dense", {"factory": "Nonsense"}, "index 'Nonsense': FAISS cannot make it for width 16"),
+        ("faiss-dense", {"factory": "LSH"}, "index 'LSH': FAISS cannot make it for width 16"),
+        ("faiss-dense", {"factory": "SQ8,RFlat"}, "index 'SQ8,RFlat': faiss-dense keeps codes of its own to refine with"),
+    ],
+)
+def test_wrong_settings_are_named_before_anything_is_encoded(engine: str, settings: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ENGINES[engine].check(settings, CARD)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_right_settings_pass() -> None:
+    for engine, settings in (
+        ("pq-dense", {}),
+        ("pq-dense", {"dsub": 8}),
+        ("ivf-dense", {"nlist": 64.0, "dsub": 2}),
+        ("faiss-dense", {"factory": "IVF16,SQ8", "bits": 16}),
+    ):
+        ENGINES[engine].check(settings, CARD)
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "message"),
+    [
+        ("pq", {"nprobe": 4}, "the search of this pq-dense index has no knob 'nprobe'; it has k_factor, exhaustive"),
+        ("ivf", {"efSearch": 4}, "the search of this ivf-dense index has no knob 'efSearch'; it has nprobe, k_factor, exhaustive"),
+        (
+            "faiss-graph",
+            {"nprobe": 4},
+            "the search of this faiss-dense (HNSW16,Flat) index has no knob 'nprobe'; it has efSearch, k_factor",
+        ),
+        ("ivf", {"nprobe": 0}, "nprobe must be a whole number >= 1, got 0"),
+        ("ivf", {"nprobe": 1.5}, "nprobe must be a whole number >= 1, got 1.5"),
+        ("pq", {"k_factor": 0.5}, "k_factor must be a number >= 1, got 0.5"),
+        ("pq", {"k_factor": float("nan")}, "k_factor must be a number >= 1, got nan"),
+        ("pq", {"k_factor": True}, "k_factor must be a number >= 1, got True"),
+        ("pq", {"exhaustive": 1}, "exhaustive must be true or false, got 1"),
+    ],
+)
+def test_wrong_knobs_are_named(segments: Any, kind: str, knobs: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        segments[kind][0].effort_from(knobs)
+    assert str(caught.value).startswith(message)
+
+
+def test_knobs_by_name_and_back(segments: Any, dense: Any) -> None:
+    for kind in dense.ENGINES:
+        codec = segments[kind][0]
+        assert codec.effort_from({}) == codec.effort("balanced", k=10)
+        for preset in ("exact", "balanced", "fast"):
+            effort = codec.effort(preset, k=3)
+            assert codec.effort_from(asdict(effort)) == effort
+        exact, balanced, fast = (codec.effort(preset, k=10) for preset in ("exact", "balanced", "fast"))
+        assert exact.exhaustive
+        assert not balanced.exhaustive
+        assert fast.k_factor < balanced.k_factor
+    assert segments["pq"][0].effort_from({"k_factor": 4}) == ScanEffort(4.0)
+    assert segments["ivf"][0].effort_from({"nprobe": 3.0, "exhaustive": True}) == ListEffort(3, 15.0, True)
+    graph = segments["faiss-graph"][0].effort_from({"efSearch": 40})
+    assert (graph.nprobe, graph.efSearch) == (0, 40)
+
+
+@pytest.mark.parametrize(("width", "dsub"), [(2, 2), (383, 2), (384, 4), (1024, 4)])
+def test_codes_of_wide_vectors_stand_for_more(width: int, dsub: int) -> None:
+    assert coordinates(width) == dsub
+    vectors = np.random.default_rng(0).standard_normal((64, width)).astype(np.float32)
+    card = replace(CARD, dim=width)
+    for settings, wanted in (({}, dsub), ({"dsub": 8}, 8), ({"dsub": 2}, 2)):
+        codec = train_codec("pq-dense", Sample(vectors), card, documents=64, vectors=64, settings=settings, seed=0)
+        assert codec.parameters["dsub"] == wanted
+        few, many = codec.effort("balanced", k=10).k_factor, codec.effort("fast", k=10).k_factor
+        assert (few, many) == pytest.approx((42.0, 16.8) if wanted == 8 else (15.0, 6.0))

@@ -1,0 +1,167 @@
+"""Exact MaxSim search against sorting all scores in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.rows import MatrixRows
+from quiver.retrieval.index import ExactColBERTIndex
+from quiver.retrieval.index.exact import arrays, walk
+from quiver.retrieval.index.exact import colbert as exact_colbert
+
+Tokens = NDArray[np.float32]
+
+
+def texts(seed: int, lengths: Sequence[int], width: int = 16) -> list[Tokens]:
+    rng = np.random.default_rng(seed)
+    vectors = [rng.standard_normal((length, width)).astype(np.float32) for length in lengths]
+    return [matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in vectors]
+
+
+def expected(ids: Sequence[str], documents: Sequence[Tokens], query: Tokens) -> list[tuple[float, str]]:
+    scores = [
+        (float(np.float32((query.astype(float) @ tokens.astype(float).T).max(axis=1).sum())), key)
+        for key, tokens in zip(ids, documents, strict=True)
+        if len(tokens)
+    ]
+    return sorted(scores, reverse=True)
+
+
+LENGTHS = [3, 0, 1, 40, 0, 7, 200, 2, 9, 0]
+IDS = [f"d{number}" for number in range(len(LENGTHS))]
+
+
+@pytest.mark.parametrize("k", [1, 4, 7, 1000])
+def test_the_order_is_that_of_exact_scores_and_empty_documents_are_never_found(k: int) -> None:
+    documents, queries = texts(0, LENGTHS), texts(1, [1, 5, 32, 2, 8, 8, 8, 8, 3, 11])
+    hits = ExactColBERTIndex.from_vectors(IDS, documents).search(queries, k)
+    for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
+        best = expected(IDS, documents, query)[:k]
+        assert list(found) == [key for _, key in best]
+        assert len(found) == min(k, 7)
+        np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
+
+
+def test_copies_tie_wherever_they_stand_and_the_tie_crosses_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(2).integers(1, 60, size=400)
+    documents = texts(3, lengths.tolist(), width=128)
+    for row in range(0, 400, 3):
+        documents[row] = documents[7]
+    ids = [f"d{number}" for number in np.random.default_rng(3).permutation(400)]
+    queries = [np.concatenate([2 * documents[7], query]) for query in texts(4, [30] * 9, width=128)]
+    index = ExactColBERTIndex.from_vectors(ids, documents)
+    whole = index.search(queries, 50)
+    for query, found, scores in zip(queries, whole.ids, whole.scores, strict=True):
+        best = expected(ids, documents, query)[:50]
+        assert list(found) == [key for _, key in best]
+        assert len(set(scores.tolist())) < 50
+    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 100)
+    monkeypatch.setattr(exact_colbert, "_QUERIES", 2)
+    assert index.search(queries, 50).ids == whole.ids
+
+
+@pytest.mark.parametrize("block", [1, 30, 100, 100_000])
+@pytest.mark.parametrize("k", [1, 10, 60, 1000])
+def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks smaller than a document too, documents without tokens at their borders, copies everywhere, and scores in small groups."""
+    rng = np.random.default_rng(block + k)
+    documents = texts(0, rng.integers(0, 40, size=150).tolist())
+    for row in range(0, 150, 2):
+        documents[row] = documents[8]
+    for row in (0, 1, 149):
+        documents[row] = documents[row][:0]
+    ids = [f"d{number}" for number in rng.permutation(150)]
+    queries = [documents[8][:5], *texts(1, rng.integers(1, 20, size=9).tolist())]
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * 16)
+    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 50)
+    monkeypatch.setattr(walk, "_SCORES", 300)
+    monkeypatch.setattr(walk, "_TOGETHER", 3)
+    lengths = np.array([len(tokens) for tokens in documents])
+    index = ExactColBERTIndex.from_rows(ids, MatrixRows(np.concatenate(documents)), lengths)
+    for query, found, scores in zip(queries, *((hits := index.search(queries, k)).ids, hits.scores), strict=True):
+        best = expected(ids, documents, query)[:k]
+        assert list(found) == [key for _, key in best]
+        np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
+    documents = texts(0, LENGTHS)
+    documents[5][6, 1] = bad
+    with pytest.raises(InputError, match="document 'd5' is not finite"):
+        ExactColBERTIndex.from_vectors(IDS, documents)
+    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+    with pytest.raises(ValueError, match="query 9 is not finite"):
+        index.search([*texts(1, [2] * 9), np.full((1, 16), bad, np.float32)], 1)
+
+
+def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one document"):
+        ExactColBERTIndex.from_vectors([], [])
+    with pytest.raises(InputError, match="none of the documents has a vector"):
+        ExactColBERTIndex.from_vectors(["a", "b"], texts(0, [0, 0]))
+    with pytest.raises(InputError, match="'a' is there twice"):
+        ExactColBERTIndex.from_vectors(["a", "a"], texts(0, [1, 2]))
+    with pytest.raises(ValueError, match="1 ids for the vectors of 2"):
+        ExactColBERTIndex.from_vectors(["a"], texts(0, [1, 2]))
+    with pytest.raises(ValueError, match=r"document 'b' must have the shape \(n, 16\)"):
+        ExactColBERTIndex.from_vectors(["a", "b"], [*texts(0, [2]), *texts(0, [2], width=15)])
+    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        index.search(texts(1, [2]), 0)
+    for query in (*texts(1, [0]), *texts(1, [2], width=8)):
+        with pytest.raises(ValueError, match="query 0 must have the shape"):
+            index.search([query], 1)
+    assert len(index.search([], 3)) == 0
+
+
+def test_what_a_report_says_of_it() -> None:
+    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+    assert (index.kind, len(index), index.dim, index.nbytes, dict(index.parameters)) == (
+        "exact-colbert",
+        10,
+        16,
+        4 * 16 * sum(LENGTHS) + 8 * 11,
+        {"precision": "float32"},
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("block", [5, 1000])
+def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(int(share * 100))
+    documents = [texts(0, [1, 3, 0, 8, 20])[kind] for kind in rng.integers(0, 5, 120)]  # many copies, and some empty
+    queries = texts(1, [1, 5, 12])
+    ids = np.array([f"d{number}" for number in rng.permutation(120)], object)
+    allowed = rng.random(120) < share
+    offsets = np.cumsum([0, *map(len, documents)])
+    monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * 16)
+    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 50)
+    for k in (1, 10, 500):
+        rows = MatrixRows(np.concatenate(documents))
+        found = exact_colbert.search_tokens(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed)
+        for query, (places, scores) in zip(queries, found, strict=True):
+            kept = np.flatnonzero(allowed)
+            best = expected(ids[kept].tolist(), [documents[row] for row in kept], query)[:k]
+            assert ids[places].tolist() == [key for _, key in best]
+            np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
+
+
+def test_one_matrix_is_the_same_index_and_is_not_copied() -> None:
+    documents, queries = texts(0, LENGTHS), texts(1, [4, 9])
+    matrix = np.concatenate(documents)
+    index = ExactColBERTIndex.from_packed(IDS, matrix, LENGTHS)
+    assert np.shares_memory(index._rows.span(0, 5), matrix)
+    packed, apart = index.search(queries, 5), ExactColBERTIndex.from_vectors(IDS, documents).search(queries, 5)
+    assert packed.ids == apart.ids
+    np.testing.assert_array_equal(packed.scores, apart.scores)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [2, 2], [4, -1], [3]])
+def test_lengths_that_do_not_fit(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"lengths of the documents|ids for the vectors"):
+        ExactColBERTIndex.from_packed(["a", "b"], np.ones((3 if lengths != [1, 2] else 4, 8), np.float32), lengths)

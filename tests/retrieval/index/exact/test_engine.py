@@ -1,0 +1,167 @@
+"""The exact engines behind the protocol: what every engine has to keep, on the ones that can be computed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.rows import MatrixRows
+from quiver.retrieval.index.disk import REAL
+from quiver.retrieval.index.engine_table import open_codec, train_codec
+from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
+from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.exact.arrays import largest_norm
+from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.records import ModelCard
+
+DIM = 12
+NAMES = {"dense": "exact-dense", "colbert": "exact-tokens"}
+
+
+def codec_of(kind: Any) -> AnyCodec:
+    card = ModelCard("m", kind, "f" * 64, DIM, "dot" if kind == "dense" else "maxsim", 9, 9)
+    sample = Sample(np.zeros((0, DIM), np.float32))
+    return train_codec(NAMES[kind], sample, card, documents=1, vectors=1, settings={}, seed=0)
+
+
+def documents(kind: str, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    rng = np.random.default_rng(3)
+    lengths = np.ones(count, np.int64) if kind == "dense" else rng.integers(0, 6, count)
+    return rng.standard_normal((int(lengths.sum()), DIM)).astype(np.float32), lengths
+
+
+def write(codec: AnyCodec, folder: Path, vectors: NDArray[np.float32], lengths: NDArray[np.int64], chunk: int) -> AnySegment:
+    folder.mkdir()
+    writer = codec.writer(folder, REAL)
+    ends = np.append(0, np.cumsum(lengths))
+    for start in range(0, len(lengths), chunk):
+        stop = min(start + chunk, len(lengths))
+        writer.add(vectors[ends[start] : ends[stop]], None if codec.name == "exact-dense" else lengths[start:stop])
+    assert set(writer.close()) == {path.name for path in folder.iterdir()}
+    return codec.open(Files(folder), len(lengths))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_saved_codec_opens_as_it_was(tmp_path: Path, kind: str) -> None:
+    codec = codec_of(kind)
+    assert set(codec.save(tmp_path, REAL)) == {path.name for path in tmp_path.iterdir()}
+    opened = open_codec(codec.name, tmp_path)
+    assert (opened.name, dict(opened.parameters)) == (codec.name, {"precision": "float32"})
+    vectors, lengths = documents(kind, 20)
+    segment = write(codec, tmp_path / "s", vectors, lengths, 20)
+    np.testing.assert_array_equal(segment.vectors(np.arange(20))[0], opened.open(Files(tmp_path / "s"), 20).vectors(np.arange(20))[0])
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_chunks_and_merges_give_the_same_bytes(tmp_path: Path, kind: str) -> None:
+    codec = codec_of(kind)
+    vectors, lengths = documents(kind, 60)
+    ends = np.append(0, np.cumsum(lengths))
+    write(codec, tmp_path / "whole", vectors, lengths, 60)
+    write(codec, tmp_path / "chunked", vectors, lengths, 7)
+    assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "chunked")
+    keep = np.random.default_rng(0).random(60) < 0.6
+    parts = []
+    for number, (first, last) in enumerate([(0, 25), (25, 26), (26, 60)]):
+        part = write(codec, tmp_path / f"part{number}", vectors[ends[first] : ends[last]], lengths[first:last], 10)
+        parts.append((part, keep[first:last]))
+    (tmp_path / "merged").mkdir()
+    holds = codec.merge(parts, tmp_path / "merged", REAL)
+    write(codec, tmp_path / "kept", vectors[np.repeat(keep, lengths)], lengths[keep], 60)
+    assert bytes_of(tmp_path / "merged") == bytes_of(tmp_path / "kept")
+    assert set(holds) == set(bytes_of(tmp_path / "merged"))
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_scores_vectors_and_sizes_of_rows(tmp_path: Path, kind: str) -> None:
+    codec = codec_of(kind)
+    vectors, lengths = documents(kind, 30)
+    segment = write(codec, tmp_path / "s", vectors, lengths, 30)
+    assert len(segment) == 30
+    np.testing.assert_array_equal(segment.lengths, lengths)
+    assert segment.size.resident == 0
+    assert segment.size.mapped >= vectors.nbytes
+    rows = np.array([29, 3, 3, 0, 17])
+    ends = np.append(0, np.cumsum(lengths))
+    wanted = [vectors[ends[row] : ends[row + 1]] for row in rows]
+    found, counts = segment.vectors(rows)
+    np.testing.assert_array_equal(found, np.concatenate(wanted))
+    np.testing.assert_array_equal(counts, lengths[rows])
+    query = np.random.default_rng(9).standard_normal((4, DIM)).astype(np.float32)
+    if kind == "dense":
+        np.testing.assert_allclose(segment.exact_scores(query[0], rows), [float(each[0] @ query[0]) for each in wanted], rtol=1e-5)
+    else:
+        best = [(query @ each.T).max(axis=1).sum() if len(each) else -np.inf for each in wanted]
+        np.testing.assert_allclose(segment.exact_scores(query, rows), best, rtol=1e-5)
+    assert len(segment.exact_scores(query[0] if kind == "dense" else query, rows[:0])) == 0
+    assert segment.vectors(rows[:0])[0].shape == (0, DIM)
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_search_gives_only_rows_that_may_be_found(tmp_path: Path, kind: str) -> None:
+    codec = codec_of(kind)
+    vectors, lengths = documents(kind, 50)
+    segment = write(codec, tmp_path / "s", vectors, lengths, 50)
+    queries: Any = np.random.default_rng(1).standard_normal((3, DIM)).astype(np.float32)
+    queries = queries if kind == "dense" else [queries[:1], queries]
+    ranks = np.random.default_rng(2).permutation(50).astype(np.uint32)
+    for share in (0.0, 0.1, 0.6, 1.0):
+        allowed = np.random.default_rng(5).random(50) < share
+        for preset in ("exact", "balanced", "fast"):
+            found = segment.search(queries, 100, effort=codec.effort(preset, k=100), ranks=ranks, allowed=allowed)
+            for each in found:
+                assert sorted(each.rows.tolist()) == np.flatnonzero(allowed & (lengths > 0)).tolist()
+                assert (np.diff(each.scores) <= 0).all()
+
+
+def test_equal_scores_go_to_the_greater_rank(tmp_path: Path) -> None:
+    codec = codec_of("dense")
+    segment = write(codec, tmp_path / "s", np.ones((6, DIM), np.float32), np.ones(6, np.int64), 6)
+    ranks = np.array([3, 0, 5, 1, 4, 2], np.uint32)
+    effort = codec.effort("exact", k=3)
+    assert segment.search(np.ones((1, DIM), np.float32), 3, effort=effort, ranks=ranks)[0].rows.tolist() == [2, 4, 0]
+    allowed = np.array([True, True, False, True, False, True])
+    assert segment.search(np.ones((1, DIM), np.float32), 3, effort=effort, ranks=ranks, allowed=allowed)[0].rows.tolist() == [0, 5, 3]
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"vectors": null}', '{"vectors": 20, "largest_norm": -1}', '{"vectors": 20, "largest_norm": "x"}']
+)
+def test_facts_that_are_missing_or_cannot_be_are_damage(tmp_path: Path, content: str) -> None:
+    codec = codec_of("dense")
+    write(codec, tmp_path / "s", *documents("dense", 20), 20)
+    (tmp_path / "s" / "vectors.json").write_text(content)
+    with pytest.raises(DamagedIndexError, match=r"vectors\.json"):
+        codec.open(Files(tmp_path / "s"), 20)
+    (tmp_path / "codec.json").write_text(content)
+    for name in NAMES.values():
+        with pytest.raises(DamagedIndexError, match=r"codec\.json"):
+            open_codec(name, tmp_path)
+
+
+def test_what_an_exact_engine_does_not_take() -> None:
+    with pytest.raises(InputError, match="no knobs, got nprobe"):
+        codec_of("dense").effort_from({"nprobe": 3})
+    card = ModelCard("m", "dense", "f" * 64, DIM, "dot", 9, 9)
+    sample = Sample(np.zeros((0, DIM), np.float32))
+    with pytest.raises(InputError, match="no settings, got bits"):
+        train_codec("exact-dense", sample, card, documents=1, vectors=1, settings={"bits": 4}, seed=0)
+    with pytest.raises(InputError, match=r"none for a dense model; there are .*exact-dense"):
+        train_codec("exact-tokens", sample, card, documents=1, vectors=1, settings={}, seed=0)
+    with pytest.raises(InputError, match="made by the index engine 'other'"):
+        open_codec("other", Path())
+
+
+def test_the_longest_vector_does_not_depend_on_how_it_came() -> None:
+    """Merging looks at other blocks than writing; the number is in the files, whose bytes must be the same."""
+    vectors = np.random.default_rng(0).standard_normal((1000, 129)).astype(np.float32)
+    norms = [max(largest_norm(MatrixRows(vectors[start : start + size])) for start in range(0, 1000, size)) for size in (1, 3, 100, 1000)]
+    assert len(set(norms)) == 1

@@ -1,0 +1,568 @@
+"""Building and adding: from a file or an iterable, checked first, streamed, resumed where it was killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import (
+    BuildOptions,
+    Filter,
+    Index,
+    add_documents,
+    build_index,
+    compact_index,
+    delete_documents,
+    open_index,
+    pieces,
+)
+from quiver.retrieval.index.engine_table import ENGINES, Engine
+from quiver.retrieval.index.engines import AnyCodec, Sample, Setting
+from quiver.retrieval.index.exact.engine import open_tokens, train_tokens
+from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts
+
+DOCUMENTS = [
+    Document("a", "granite is hard", "Stone", {"year": 1999, "tags": ["rock", "hard"]}),
+    Document("b", "a bird flies \u2028 high", "", {"year": 2005}),
+    Document("c", "", ""),
+    Document("é", "the sea\nis deep", "Sea", {"tags": ["water"]}),
+]
+MANY = [Document(f"d{number:02d}", f"word{number} text{number % 7}", "", {"part": number % 3}) for number in range(40)]
+
+
+def write(path: Path) -> Path:
+    rows = [
+        json.dumps({"_id": each.id, "title": each.title, "text": each.text} | dict(each.metadata or {}), ensure_ascii=False)
+        for each in DOCUMENTS
+    ]
+    content = "\n".join(rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def segment_bytes(index: Index) -> list[dict[str, str]]:
+    return [{name: entry.sha256 for name, entry in segment.files.items()} for segment in index.manifest.segments]
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_built_and_opened_it_finds_and_shows(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str) -> None:
+    model = word_sum if kind == "dense" else word_by_word
+    index = build_index(DOCUMENTS, model, tmp_path / "i")
+    assert index.kind == ("exact-dense" if kind == "dense" else "exact-tokens")
+    query = model.encode(["a bird flies"], "query").vectors
+    for each in (index, open_index(tmp_path / "i"), open_index(str(tmp_path / "i"), verify=False)):
+        assert each.search(query, 2).ids[0][0] == "b"
+        assert list(each.ids) == ["a", "b", "c", "é"]
+        assert (len(each), each.ids[-1], each.ids[1:3]) == (4, "é", ["b", "c"])
+        assert list(each.documents) == DOCUMENTS
+        assert each.text_of("a") == "Stone granite is hard"
+        assert dict(each.fields) == {"tags": ("string",), "year": ("integer",)}
+        assert each.parameters == {"precision": "float32"}
+        assert each.nbytes >= 4 * 256 * 4
+    with pytest.raises(InputError, match="no document 'zz'"):
+        index.text_of("zz")
+
+
+def test_the_manifest_tells_all_there_is_to_know(tmp_path: Path, word_sum: DenseModel) -> None:
+    before = datetime.now(timezone.utc).replace(microsecond=0)
+    build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(use_title=False))
+    manifest = open_index(tmp_path / "i").manifest
+    assert (manifest.generation, manifest.operation, manifest.kind, manifest.documents, manifest.deleted, manifest.vectors) == (
+        1,
+        "build",
+        "exact-dense",
+        4,
+        0,
+        4,
+    )
+    assert (manifest.policy.use_title, manifest.policy.separator, manifest.policy.store_text) == (False, " ", True)
+    assert manifest.model == word_sum.card
+    assert manifest.tokens == TokenCounts(4, 11, 0, 1)
+    assert set(manifest.versions) == {"quiver", "torch", "faiss", "numpy"}
+    assert all(manifest.versions.values())
+    assert before <= datetime.fromisoformat(manifest.created) <= datetime.now(timezone.utc)
+    folder = tmp_path / "i" / "segments" / manifest.segments[0].name
+    assert {name: entry.bytes for name, entry in manifest.segments[0].files.items()} == {
+        path.name: path.stat().st_size for path in folder.iterdir() if path.name != "checksums"
+    }
+    assert all(entry.holds for entry in manifest.segments[0].files.values())
+    assert manifest.bytes == sum(path.stat().st_size for path in folder.iterdir()) + sum(
+        path.stat().st_size for path in (tmp_path / "i" / "codec").rglob("*") if path.is_file()
+    )
+
+
+def test_file_gzip_folder_and_iterables_give_the_same_bytes(tmp_path: Path, word_sum: DenseModel) -> None:
+    (tmp_path / "beir").mkdir()
+    sources = [write(tmp_path / "c.jsonl"), write(tmp_path / "c.jsonl.gz"), write(tmp_path / "beir" / "corpus.jsonl").parent]
+    built = [
+        build_index(source, word_sum, tmp_path / f"i{number}")
+        for number, source in enumerate([*sources, str(sources[0]), DOCUMENTS, iter(DOCUMENTS)])
+    ]
+    assert len({json.dumps(segment_bytes(index)) for index in built}) == 1
+    assert all(not any((index.path / "tmp").iterdir()) for index in built)
+    assert dict(built[0].document("a").metadata or {}) == {"year": 1999, "tags": ["rock", "hard"]}
+
+
+@pytest.mark.parametrize("use_title", [True, False])
+def test_the_title_is_encoded_and_shown_by_one_policy(tmp_path: Path, word_sum: Any, use_title: bool) -> None:
+    index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(use_title=use_title))
+    shown = [index.text_of(key) for key in index.ids]
+    assert word_sum.calls == [("document", shown)]
+    assert shown[3] == ("Sea the sea\nis deep" if use_title else "the sea\nis deep")
+
+
+def test_texts_and_fields_can_be_left_out(tmp_path: Path, word_sum: DenseModel) -> None:
+    index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(store_text=False, fields=["year"]))
+    assert not any(name.startswith("documents.jsonl") for name in index.manifest.segments[0].files)
+    assert dict(index.fields) == {"year": ("integer",)}
+    for show in (lambda: index.text_of("a"), lambda: index.documents):
+        with pytest.raises(InputError, match="built without texts"):
+            show()
+    added = add_documents(tmp_path / "i", [Document("n", "new", "", {"year": 3, "other": 4})], word_sum)
+    assert dict(added.fields) == {"year": ("integer",)}
+    assert added.search(word_sum.encode(["new"], "query").vectors, 9, where=Filter.parse(["year<=3"])).ids == [["n"]]
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_the_bytes_do_not_depend_on_chunks_and_pieces(
+    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = word_sum if kind == "dense" else word_by_word
+    whole = build_index(MANY, model, tmp_path / "whole")
+    for number, (chunk, documents, size, characters) in enumerate(
+        [(3, 7, 1 << 20, 1 << 20), (5, 1000, 9 << 10, 1 << 20), (2, 1000, 1 << 20, 1)]
+    ):
+        monkeypatch.setattr(pieces, "_CHUNK", chunk)
+        monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", documents)
+        monkeypatch.setattr(pieces, "_PIECE_BYTES", size)
+        monkeypatch.setattr(pieces, "_PIECE_CHARACTERS", characters)
+        other = build_index(MANY, model, tmp_path / f"i{number}")
+        assert segment_bytes(other) == segment_bytes(whole)
+        assert other.manifest.tokens == whole.manifest.tokens
+        assert other.manifest.segments[0].vectors == whole.manifest.segments[0].vectors
+        assert other.manifest.codec == whole.manifest.codec
+
+
+def test_a_small_budget_makes_several_segments_that_are_searched_as_one(
+    tmp_path: Path, word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = word_sum.encode(["word3 text3", "text1", "x"], "query").vectors
+    whole = build_index(MANY, word_sum, tmp_path / "whole").search(queries, 50)
+    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    index = build_index(MANY, word_sum, tmp_path / "i", options=BuildOptions(memory=1))
+    assert len(index.manifest.segments) == 10
+    found = index.search(queries, 50)
+    assert found.ids == whole.ids
+    np.testing.assert_array_equal(np.array(found.scores), np.array(whole.scores))
+    assert list(index.ids) == [document.id for document in MANY]
+    assert [index.ids[number] for number in (0, 4, 39, -1)] == ["d00", "d04", "d39", "d39"]
+    assert list(index.documents) == MANY
+
+
+@pytest.mark.parametrize("compacting", [False, True])
+def test_ids_and_metadata_count_in_the_budget(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, compacting: bool) -> None:
+    """Merging holds copies of them: a corpus whose documents are described at length goes into more segments, not beyond the memory."""
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 1000)
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: nothing(len(texts), word_sum.card.dim))
+    documents = [
+        Document(
+            f"https://example.org/{number:09d}/index.html", "x", "", {"url": f"https://example.org/{number:09d}/" * 8, "tags": tags(number)}
+        )
+        for number in range(6000)
+    ]
+    memory = 16 << 20
+    options = BuildOptions(memory=memory, store_text=False)
+    if compacting:
+        build_index(documents[:3000], word_sum, tmp_path / "i", options=options)
+        add_documents(tmp_path / "i", documents[3000:], word_sum, memory=memory)
+    tracemalloc.start()
+    try:
+        index = (
+            compact_index(tmp_path / "i", memory=memory)
+            if compacting
+            else build_index(documents, word_sum, tmp_path / "i", options=options)
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 1 < len(index.segments) <= 6
+    assert peak < memory
+    assert len(index) == 6000
+
+
+def tags(number: int) -> list[str]:
+    return [f"tag {(7 * number + each) % 900}" for each in range(12)]
+
+
+def nothing(count: int, dim: int) -> DenseEncoding:
+    return DenseEncoding(
+        np.zeros((count, dim), np.float32), TextTokens(np.ones(count, np.int32), np.zeros(count, bool), np.zeros(count, bool))
+    )
+
+
+def test_a_memory_that_is_too_small_for_the_sample_is_said(tmp_path: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
+    documents = [Document(f"d{number}", f"word{number}") for number in range(100)]
+    build_index(documents, word_sum, tmp_path / "i", options=BuildOptions("pq-dense", memory=8 * 256 * 30, calibrate=False))
+    assert "the memory holds 30 of the 100 vectors that the index is best trained on" in caplog.text
+
+
+def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, word_sum: Any) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n')
+    with pytest.raises(InputError, match=r"c\.jsonl:2: id 'a' was used on line 1"):
+        build_index(path, word_sum, tmp_path / "i")
+    for documents in ([DOCUMENTS[0], DOCUMENTS[1], DOCUMENTS[0]], iter([DOCUMENTS[0], DOCUMENTS[0]])):
+        with pytest.raises(InputError, match="'a' is there twice"):
+            build_index(documents, word_sum, tmp_path / "i")
+    for documents in ([], iter([])):
+        with pytest.raises(InputError, match="no documents to index"):
+            build_index(documents, word_sum, tmp_path / "i")
+    with pytest.raises(InputError, match="index engine 'exactly': none for a dense model; there are"):
+        build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(engine="exactly"))
+    assert word_sum.calls == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_documents_without_a_vector_are_kept_and_never_found(tmp_path: Path, word_by_word: TokenModel) -> None:
+    with pytest.raises(InputError, match="none of the documents has a vector"):
+        build_index([Document("x", ""), Document("y", "")], word_by_word, tmp_path / "i")
+    index = build_index(DOCUMENTS, word_by_word, tmp_path / "j")
+    query = word_by_word.encode(["sea"], "query").vectors
+    assert sorted(index.search(query, 10).ids[0]) == ["a", "b", "é"]
+    assert index.search(query, 10, where=Filter(ids=frozenset(["c"]))).ids == [[]]
+    assert build_index([DOCUMENTS[0]], word_by_word, tmp_path / "one").search(query, 10).ids == [["a"]]
+
+
+def test_a_model_whose_vectors_are_not_what_its_card_says(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = TextTokens(np.ones(4, np.int32), np.zeros(4, bool), np.zeros(4, bool))
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
+    with pytest.raises(ValueError, match="width 5, its card says 256"):
+        build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((3, 256), np.float32), tokens))
+    with pytest.raises(ValueError, match="the vectors of 3 texts for 4"):
+        build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    broken = np.ones((4, 256), np.float32)
+    broken[1] = np.nan
+    monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(broken, tokens))
+    with pytest.raises(InputError, match="document 'b' is not finite"):
+        build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_model_is_refused_by_its_fingerprint(tmp_path: Path, word_sum: Any, other_word_sum: Any) -> None:
+    index = build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    index.check_model(word_sum.card)
+    for attempt in (lambda: index.check_model(other_word_sum.card), lambda: add_documents(tmp_path / "i", MANY, other_word_sum)):
+        with pytest.raises(InputError, match=r"built with word-sum-a \(aaaaaaaaaaaa\), but the model given is word-sum-b \(bbbbbbbbbbbb\)"):
+            attempt()
+    assert other_word_sum.calls == []
+
+
+class StopError(Exception):
+    """Ends a build in the middle."""
+
+
+def stopping(model: Any, calls: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The model fails after some calls; gives the texts that it has encoded."""
+    encode, encoded = type(model).encode, []
+    left = calls
+
+    def watched(texts: Any, role: str, *, progress: bool = False) -> Any:
+        nonlocal left
+        if left == 0:
+            raise StopError
+        left -= 1
+        encoded.extend(texts)
+        return encode(model, texts, role)
+
+    monkeypatch.setattr(model, "encode", watched)
+    return encoded
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_a_build_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, word_sum: Any, word_by_word: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = word_sum if kind == "dense" else word_by_word
+    whole = build_index(MANY, model, tmp_path / "whole")
+    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    first = stopping(model, 5, monkeypatch)
+    with pytest.raises(StopError):
+        build_index(iter(MANY), model, tmp_path / "i")
+    assert len(first) == 20
+    with pytest.raises(InputError, match="the build was never finished; run the same one again"):
+        open_index(tmp_path / "i")
+    with pytest.raises(InputError, match="the build was never finished"):
+        add_documents(tmp_path / "i", MANY, model)
+    again = stopping(model, 100, monkeypatch)
+    index = build_index(MANY, model, tmp_path / "i")
+    assert again == [document.text for document in MANY[16:]]  # two pieces were finished
+    assert segment_bytes(index) == segment_bytes(whole)
+    assert not any((tmp_path / "i" / "tmp").iterdir())
+
+
+def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interrupted_one(
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build_index(MANY, word_sum, tmp_path / "whole")
+    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    stopping(word_sum, 5, monkeypatch)
+    with pytest.raises(StopError):
+        build_index(MANY, word_sum, tmp_path / "i")
+    damaged = next((tmp_path / "i" / "tmp").glob("b-*/piece-000001/vectors.f32"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    again = stopping(word_sum, 100, monkeypatch)
+    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "i")) == segment_bytes(whole)
+    assert again == [document.text for document in MANY[8:]]
+    stopping(word_sum, 5, monkeypatch)
+    with pytest.raises(StopError):
+        build_index(MANY[::-1], word_sum, tmp_path / "j")
+    stopping(word_sum, 100, monkeypatch)
+    assert segment_bytes(build_index(MANY, word_sum, tmp_path / "j")) == segment_bytes(whole)
+    again = stopping(word_sum, 100, monkeypatch)
+    turned = build_index(MANY[::-1], word_sum, tmp_path / "j", overwrite=True)
+    assert again == [document.text for document in MANY[:24][::-1]]  # two pieces had been finished
+    assert list(turned.documents) == MANY[::-1]
+    assert not any((tmp_path / "j" / "tmp").iterdir())
+
+
+def interrupted_addition(folder: Path, model: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An addition that has finished two pieces of eight documents."""
+    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    stopping(model, 5, monkeypatch)
+    with pytest.raises(StopError):
+        add_documents(folder, documents, model)
+
+
+def test_other_changes_go_ahead_of_an_interrupted_addition_which_then_resumes(
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    interrupted_addition(tmp_path / "i", word_sum, MANY, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    add_documents(tmp_path / "i", [Document("new", "unrelated")], word_sum)
+    add_documents(tmp_path / "i", [Document("a", "replaced")], word_sum, replace_existing=True)
+    delete_documents(tmp_path / "i", ["b", "new"])
+    compact_index(tmp_path / "i")
+    again.clear()
+    index = add_documents(tmp_path / "i", MANY, word_sum)
+    assert again == [document.text for document in MANY[16:]]
+    assert list(index.ids) == ["c", "é", "a", *(document.id for document in MANY)]
+    assert list(index.documents)[3:] == MANY
+    assert not any((tmp_path / "i" / "tmp").iterdir())
+
+
+def test_an_interrupted_addition_is_checked_against_the_index_as_it_is_when_it_resumes(
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titled = [Document(document.id, document.text, "Title") for document in MANY]
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    interrupted_addition(tmp_path / "i", word_sum, titled, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    add_documents(tmp_path / "i", titled[7:8], word_sum)
+    with pytest.raises(InputError, match="document 'd07' is in this index already"):
+        add_documents(tmp_path / "i", titled, word_sum)
+    assert len(add_documents(tmp_path / "i", titled, word_sum, replace_existing=True)) == 44
+    assert len(again) == 1 + 24  # documents, of which 16 had been encoded
+    # The same documents want other vectors where titles are not encoded: nothing of the interrupted addition may be taken.
+    build_index(DOCUMENTS, word_sum, tmp_path / "j")
+    interrupted_addition(tmp_path / "j", word_sum, titled, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    build_index(DOCUMENTS, word_sum, tmp_path / "j", options=BuildOptions(use_title=False), overwrite=True)
+    again.clear()
+    index = add_documents(tmp_path / "j", titled, word_sum)
+    assert again == [document.text for document in MANY]
+    query = word_sum.encode(["Title"], "query").vectors
+    assert index.search(query, 1).scores[0][0] < 0.8  # a text with the word itself scores about 1
+
+
+def test_unfinished_work_expires_after_a_week(
+    tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    interrupted_addition(tmp_path / "i", word_sum, MANY, monkeypatch)
+    again = stopping(word_sum, 100, monkeypatch)
+    (work,) = (tmp_path / "i" / "tmp").iterdir()
+    for days, stays in ((6, True), (8, False)):
+        changed = time.time() - days * 86_400
+        os.utime(work, (changed, changed))
+        delete_documents(tmp_path / "i", ["b" if stays else "c"])
+        assert work.is_dir() is stays
+        assert ("unfinished work of more than 7 days ago; removed" in caplog.text) is not stays
+    again.clear()
+    assert len(add_documents(tmp_path / "i", MANY, word_sum)) == 42
+    assert len(again) == 40
+
+
+def test_an_existing_index_is_kept_unless_overwriting_is_asked_for(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build_index(MANY, word_sum, tmp_path / "i")
+    calls = len(word_sum.calls)
+    with pytest.raises(InputError, match="there is an index already"):
+        build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    assert len(word_sum.calls) == calls
+    with monkeypatch.context() as patched:
+        stopping(word_sum, 0, patched)
+        with pytest.raises(StopError):
+            build_index(DOCUMENTS, word_sum, tmp_path / "i", overwrite=True)
+    assert list(open_index(tmp_path / "i").ids) == list(before.ids)
+    after = build_index(DOCUMENTS, word_sum, tmp_path / "i", overwrite=True)
+    assert (list(after.ids), after.manifest.generation) == (["a", "b", "c", "é"], 2)
+    assert before.text_of("d07") == "word7 text0"  # what was open stays what it was
+    assert before.search(word_sum.encode(["word7"], "query").vectors, 1).ids == [["d07"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+
+
+class Trained:
+    """An exact engine that wants a sample, and remembers what it got."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.samples: list[tuple[Sample, int, int, int, Mapping[str, Setting]]] = []
+
+    def train(
+        self, sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+    ) -> AnyCodec:
+        self.samples.append((sample, documents, vectors, seed, dict(settings)))
+        return train_tokens(sample, card, documents=documents, vectors=vectors, settings={}, seed=seed)
+
+    def open(self, folder: Path) -> AnyCodec:
+        return open_tokens(folder)
+
+
+@pytest.mark.parametrize("wanted", [20, 10_000])
+def test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once(
+    tmp_path: Path, word_by_word: Any, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Trained(wanted)
+    monkeypatch.setitem(ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, wanted)))
+    for name, value in (("_CHUNK", 4), ("_PIECE_DOCUMENTS", 8), ("_PROBE", 5), ("_SAMPLE_PIECE", 6)):
+        monkeypatch.setattr(pieces, name, value)
+    encoded = stopping(word_by_word, 1000, monkeypatch)
+    documents = [Document(f"d{number:02d}", " ".join(["word"] * (number % 4)) + f" w{number}") for number in range(40)]
+    index = build_index(documents, word_by_word, tmp_path / "i", options=BuildOptions(seed=3, settings={"bits": 4}))
+    ((sample, count, vectors, seed, settings),) = trained.samples
+    assert (count, seed, settings) == (40, 3, {"bits": 4})
+    total = sum(len(document.text.split()) for document in documents)
+    assert sample.lengths is not None
+    assert sample.lengths.sum() == len(sample.vectors)
+    if wanted == 20:
+        assert 15 <= len(sample.vectors) <= 25
+        assert abs(vectors - total) < 0.5 * total
+        # The probe of five documents is encoded twice at most.
+        assert len(encoded) <= 45
+    else:
+        assert (len(sample.vectors), vectors) == (total, total)
+        assert len(encoded) == 45
+    monkeypatch.undo()
+    plain = build_index(documents, word_by_word, tmp_path / "plain")
+    assert segment_bytes(index) == segment_bytes(plain)
+
+
+def test_a_build_that_was_stopped_keeps_its_sample(tmp_path: Path, word_by_word: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Trained(0)
+    monkeypatch.setitem(ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, 30)))
+    for name, value in (("_CHUNK", 4), ("_PIECE_DOCUMENTS", 8), ("_PROBE", 4), ("_SAMPLE_PIECE", 4)):
+        monkeypatch.setattr(pieces, name, value)
+    attempts = 0
+    for attempts in range(1, 60):  # noqa: B007
+        stopping(word_by_word, 2, monkeypatch)
+        try:
+            index = build_index(MANY, word_by_word, tmp_path / "i")
+            break
+        except StopError:
+            continue
+    assert attempts > 5
+    assert len(trained.samples) == 1
+    monkeypatch.undo()
+    assert segment_bytes(index) == segment_bytes(build_index(MANY, word_by_word, tmp_path / "plain"))
+
+
+def test_documents_are_added_and_replaced(tmp_path: Path, word_sum: DenseModel) -> None:
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    with pytest.raises(InputError, match="document 'b' is in this index already"):
+        add_documents(tmp_path / "i", [Document("n", "new"), Document("b", "again")], word_sum)
+    assert open_index(tmp_path / "i").manifest.generation == 1
+    index = add_documents(tmp_path / "i", [Document("n", "new"), Document("b", "again")], word_sum, replace_existing=True)
+    assert list(index.ids) == ["a", "c", "é", "n", "b"]
+    assert (index.manifest.documents, index.manifest.deleted, index.manifest.operation) == (5, 1, "add")
+    assert index.text_of("b") == "again"
+    assert index.search(word_sum.encode(["a bird flies"], "query").vectors, 10).ids[0].count("b") == 1
+    assert index.search(word_sum.encode(["again"], "query").vectors, 1).ids == [["b"]]
+    once_more = add_documents(tmp_path / "i", [Document("b", "third")], word_sum, replace_existing=True)
+    assert once_more.text_of("b") == "third"
+    assert (len(once_more), once_more.manifest.deleted) == (5, 2)
+
+
+def test_an_addition_that_was_stopped_goes_on(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_index(DOCUMENTS, word_sum, tmp_path / "i")
+    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    stopping(word_sum, 5, monkeypatch)
+    with pytest.raises(StopError):
+        add_documents(tmp_path / "i", MANY, word_sum)
+    assert len(open_index(tmp_path / "i")) == 4
+    again = stopping(word_sum, 100, monkeypatch)
+    assert list(add_documents(tmp_path / "i", MANY, word_sum).ids) == [document.id for document in DOCUMENTS + MANY]
+    assert len(again) == 24
+
+
+def test_one_bar_over_all_documents(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_CHUNK", 3)
+    bars: list[tuple[str, int, list[int]]] = []
+
+    @contextmanager
+    def recorded(description: str, total: int, *, enabled: bool) -> Iterator[Callable[[int], None]]:
+        steps: list[int] = []
+        if enabled and total:
+            bars.append((description, total, steps))
+        yield steps.append
+
+    monkeypatch.setattr(pieces, "progress_bar", recorded)
+    build_index(write(tmp_path / "corpus.jsonl"), word_sum, tmp_path / "file", progress=True)
+    build_index(iter(DOCUMENTS), word_sum, tmp_path / "stream", progress=True)
+    assert bars == [("documents", 4, [3, 1])] * 2
+    build_index(DOCUMENTS, word_sum, tmp_path / "quiet")
+    assert len(bars) == 2
+
+
+def test_a_corpus_that_changes_between_two_readings_is_noticed(tmp_path: Path, word_sum: DenseModel) -> None:
+    class Shrinking:
+        def __init__(self) -> None:
+            self.left = 5
+
+        def __iter__(self) -> Iterator[Document]:
+            self.left -= 1
+            return iter(MANY[: self.left])
+
+    with pytest.raises(InputError, match="4 documents at the first reading, 3 at a later one"):
+        build_index(Shrinking(), word_sum, tmp_path / "i")
+
+
+def test_long_texts_go_in_smaller_calls(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_CHUNK", 5)
+    monkeypatch.setattr(pieces, "_CHUNK_CHARACTERS", 100)
+    documents = [Document(f"d{number}", "word " * (30 if number < 3 else 1)) for number in range(12)]
+    build_index(documents, word_sum, tmp_path / "i")
+    assert [len(texts) for _, texts in word_sum.calls] == [1, 1, 1, 5, 4]
+
+
+def test_documents_without_vectors_can_be_added(tmp_path: Path, word_by_word: TokenModel) -> None:
+    build_index(DOCUMENTS, word_by_word, tmp_path / "i")
+    index = add_documents(tmp_path / "i", [Document("empty", "")], word_by_word)
+    assert (len(index), index.manifest.vectors) == (5, 13)
+    assert "empty" not in index.search(word_by_word.encode(["sea"], "query").vectors, 10).ids[0]

@@ -1,0 +1,578 @@
+"""Calibration: what the table says is what brute force finds, a target gets the fastest effort that reaches it, and no commit is lost."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import (
+    BuildOptions,
+    Calibration,
+    Filter,
+    Index,
+    add_documents,
+    build,
+    build_index,
+    calibrate,
+    calibrate_index,
+    calibration,
+    check_index,
+    compact_index,
+    delete_documents,
+    open_index,
+)
+from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds
+from quiver.retrieval.index.engine_table import train_codec
+from quiver.retrieval.index.engines import Sample
+from quiver.retrieval.index.pseudo_queries import pseudo_queries
+from quiver.retrieval.index.recall_table import RecallTable, Rung, interval
+from quiver.retrieval.index.store.layout import Layout
+from quiver.retrieval.index.store.manifest import read_manifest
+from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
+from typer.testing import CliRunner
+
+from quiver.cli.main import app
+
+WIDTH = 16
+DOCUMENTS = 500
+
+
+class Heaps:
+    """A model of either kind, whose documents lie in heaps: a text is its document's number, ``q`` before it makes a query of it."""
+
+    def __init__(self, kind: Any, fingerprint: str = "a") -> None:
+        self.card = ModelCard("heaps", kind, 64 * fingerprint, WIDTH, "dot" if kind == "dense" else "maxsim", 99, 99)
+        self.documents: list[str] = []
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+        if role == "document":
+            self.documents += texts
+        counts = TextTokens(np.ones(len(texts), np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
+        if self.card.kind == "dense":
+            return DenseEncoding(np.array([heap_vectors(text, 1)[0] for text in texts]).reshape(-1, WIDTH), counts)
+        return TokenEncoding([heap_vectors(text, 5) if text != "empty" else np.zeros((0, WIDTH), np.float32) for text in texts], counts)
+
+
+CENTRES = np.random.default_rng(0).standard_normal((40, WIDTH))
+
+
+def heap_vectors(text: str, count: int) -> NDArray[np.float32]:
+    rng = np.random.default_rng([ord(letter) for letter in text])
+    vectors = CENTRES[rng.integers(0, len(CENTRES), count)] + 0.5 * rng.standard_normal((count, WIDTH))
+    scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
+
+
+def corpus(first: int = 0, last: int = DOCUMENTS) -> list[Document]:
+    return [Document(f"d{number}", str(number), "", {"third": number % 3}) for number in range(first, last)]
+
+
+ENGINES: dict[str, BuildOptions] = {
+    "pq": BuildOptions("pq-dense", {"dsub": 4}),
+    "lists": BuildOptions("ivf-dense", {"nlist": 32}),
+    "factory": BuildOptions("faiss-dense", {"factory": "IVF32,Flat"}),
+    "tokens": BuildOptions("ivf-tokens", {"centroids": 128}),
+}
+
+
+def model_for(engine: str) -> Heaps:
+    return Heaps("colbert" if engine == "tokens" else "dense")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """The tests measure little where they do not say how much."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(calibration, "_SECONDS", 0.1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def built(_quick: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
+    """An index of every approximate engine, measured at its commit."""
+    folder = tmp_path_factory.mktemp("built")
+    return {engine: build_index(corpus(), model_for(engine), folder / engine, options=options) for engine, options in ENGINES.items()}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """An index of lists, of 90 documents, measured at its commit."""
+    build_index(corpus(last=90), Heaps("dense"), tmp_path / "i", options=BuildOptions("ivf-dense", {"nlist": 8}))
+    return tmp_path / "i"
+
+
+def brute_force(index: Index, query: NDArray[np.float32], k: int) -> list[str]:
+    """The k best by the vectors that the index keeps, in double precision; ties as a search has them."""
+    scored = []
+    for segment in index.segments:
+        rows = np.flatnonzero(segment.kept)
+        vectors, lengths = segment.vectors.vectors(rows)
+        products = vectors.astype(float) @ np.atleast_2d(query).astype(float).T
+        for row, part in zip(rows.tolist(), np.split(products, np.cumsum(lengths)[:-1]), strict=True):
+            if len(part):
+                scored.append((float(part.max(axis=0).sum()), segment.documents.ids.strings[row]))
+    return [key for _, key in sorted(scored, reverse=True)[:k]]
+
+
+def real_queries(engine: str, count: int) -> Any:
+    encoding = model_for(engine).encode([f"q{number}" for number in range(count)], "query")
+    return encoding.vectors
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, Index], engine: str) -> None:
+    index, queries, k = built[engine], real_queries(engine, 40), 8
+    (table,) = calibrate(index, queries=queries, ks=[k]).tables
+    wanted = [set(brute_force(index, query, k)) for query in queries]
+    recalls = []
+    for rung in table.rungs:
+        found = [index.search([query] if engine == "tokens" else query[None], k, effort=rung.knobs).ids[0] for query in queries]
+        recalls.append(np.mean([len(those & set(ids)) / k for those, ids in zip(wanted, found, strict=True)]))
+        assert rung.recall == pytest.approx(recalls[-1], abs=1.01 / (k * len(queries)))  # a tie in float32 may be none in float64
+        assert rung.low <= rung.recall <= rung.high
+        assert 0 < rung.p50_ms <= rung.p95_ms
+    assert (table.k, table.queries) == (k, 40)
+    assert recalls[0] < 0.98  # otherwise nothing would have been tested
+    assert table.rungs[-1].recall == 1
+    formula = [asdict(index.codec.effort(name, k=k)) for name in ("exact", "balanced", "fast")]
+    assert all(knobs in [dict(rung.knobs) for rung in table.rungs] for knobs in formula)
+    assert len({json.dumps(rung.knobs) for rung in table.rungs}) == len(table.rungs)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pseudo_queries_do_not_count_what_they_are_made_of(built: dict[str, Index], engine: str) -> None:
+    index, k = built[engine], 12
+    (table,) = calibrate(index, ks=[k], count=30, seed=5).tables
+    made = pseudo_queries(index.segments, index.manifest.model.kind, count=30, seed=5)
+    cheapest = table.rungs[0]
+    recalls, sources = [], []
+    for query in made:
+        vectors = query.vectors[0] if engine == "tokens" else query.vectors
+        wanted = set(brute_force(index, vectors, k)) - query.sources
+        found = index.search(query.vectors, k, effort=cheapest.knobs).ids[0]
+        recalls.append(len(wanted & set(found)) / len(wanted))
+        sources.append(len(set(brute_force(index, vectors, k)) & query.sources))
+    assert cheapest.recall == pytest.approx(np.mean(recalls), abs=1.01 / (8 * 30))
+    assert np.mean(sources) > 1  # that is why they do not count
+    assert len({query.sources for query in made}) > 25
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_held_out_queries_reach_the_target(built: dict[str, Index], engine: str) -> None:
+    """Queries that calibration never saw, from where the documents come from."""
+    queries, k = real_queries(engine, 120), 10
+    measured = calibrate(built[engine], count=100, ks=[k])
+    # As fast as their places in the ladder say: what is measured of so few documents in a test says little.
+    rungs = [replace(rung, p50_ms=place, p95_ms=place) for place, rung in enumerate(measured.tables[0].rungs)]
+    measured = replace(measured, tables=(replace(measured.tables[0], rungs=tuple(rungs)),))
+    manifest = replace(built[engine].manifest, calibration=measured.to_json())
+    index = Index(built[engine].path, manifest, built[engine].codec, built[engine].segments)
+    assert not index.effort_for(0.8, k)["exhaustive"]
+    wanted = index.search(queries, k, effort="exact").ids
+    for target in (0.8, 0.9, 0.97):
+        found = index.search(queries, k, target_recall=target).ids
+        recalls = [len(set(one) & set(other)) / k for one, other in zip(found, wanted, strict=True)]
+        assert np.mean(recalls) >= target - 2.5 * np.std(recalls) / len(recalls) ** 0.5 - 0.01
+
+
+def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
+    def rung(name: int, low: float, p50: float) -> Rung:
+        return Rung({"nprobe": name}, min(1.0, low + 0.01), low, 1.0, p50, p50 + 1)
+
+    ten = RecallTable(10, 200, (rung(1, 0.7, 1.0), rung(2, 0.96, 3.0), rung(3, 0.95, 2.0), rung(4, 0.99, 4.0), rung(9, 1.0, 9.0)))
+    hundred = RecallTable(100, 50, (rung(5, 0.9, 5.0), rung(9, 1.0, 9.0)))
+    measured_before = Calibration(1000, 1000, "given", 0, "2026-01-01T00:00:00+00:00", "x", {}, (ten, hundred))
+    for target, k, name, measured in [
+        (0.5, 10, 1, 10),
+        (0.7, 10, 1, 10),
+        (0.701, 10, 3, 10),
+        (0.951, 10, 2, 10),
+        (0.98, 10, 4, 10),
+        (0.995, 10, 9, 10),
+        (1.0, 1, 9, 10),
+        (0.9, 11, 5, 100),
+        (0.91, 100, 9, 100),
+    ]:
+        found, chosen = measured_before.choose(target, k)
+        assert (found, chosen.knobs["nprobe"]) == (measured, name), (target, k)
+    with pytest.raises(InputError, match=r"up to 100 hits, not for 101; .* -k 101"):
+        measured_before.choose(0.5, 101)
+    for target in (0.0, -1.0, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="target_recall must be above 0"):
+            measured_before.choose(target, 10)
+
+
+def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tmp_path: Path) -> None:
+    """Of such an index the preset that its size alone suggests finds about a half."""
+    model = Noise()
+    options = BuildOptions("ivf-tokens", {"centroids": 512})
+    index = build_index(corpus(last=3000), model, tmp_path / "i", options=options)
+    queries = model.encode([f"q{number}" for number in range(40)], "query").vectors
+    wanted = index.search(queries, 10, effort="exact").ids
+
+    def recall(effort: Any) -> float:
+        found = index.search(queries, 10, effort=effort).ids
+        return float(np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, wanted, strict=True)]))
+
+    assert recall(asdict(index.codec.effort("balanced", k=10))) < 0.7  # as it was
+    assert recall("balanced") > 0.9
+    assert recall("fast") > 0.8
+    assert index.calibration is not None
+    between = [rung for rung in index.calibration.tables[0].rungs[:-1] if rung.recall > 0.6]
+    assert len(between) >= 2
+    described = CliRunner().invoke(app, ["index", "info", str(tmp_path / "i"), "--json"])
+    assert json.loads(described.stdout)["preset_recall"]["10"]["balanced"]["recall"] >= 0.95
+
+
+def test_a_balanced_preset_that_finds_too_little_is_said() -> None:
+    def rung(name: int, recall: float, p50: float) -> Rung:
+        return Rung({"nprobe": name}, recall, recall - 0.02 * (recall < 1), recall, p50, p50 + 1)
+
+    poor = RecallTable(10, 200, (rung(1, 0.3, 1.0), rung(2, 0.6, 3.0), rung(9, 1.0, 90.0)))
+    content = Calibration(1000, 1000, "index", 0, "2026-01-01T00:00:00+00:00", "x", {}, (poor,))
+    assert poor.preset("balanced").recall == 0.6
+    assert poor.preset("exact").recall == 1
+    assert "balanced finds 0.60 of the 10 best documents; search with --effort exact (90 ms" in (content.advice() or "")
+    good = RecallTable(10, 200, (rung(1, 0.3, 1.0), rung(2, 0.92, 3.0), rung(4, 0.96, 4.0), rung(9, 1.0, 90.0)))
+    assert [good.preset(name).knobs["nprobe"] for name in ("fast", "balanced", "exact")] == [2, 4, 9]
+    assert replace(content, tables=(good,)).advice() is None
+
+
+def test_a_search_for_a_target_is_that_with_the_chosen_knobs(built: dict[str, Index]) -> None:
+    for engine, index in built.items():
+        assert index.calibration is not None
+        queries = real_queries(engine, 6)
+        measured, rung = index.calibration.choose(0.9, 10)
+        assert measured == 10
+        assert index.effort_for(0.9, 10) == rung.knobs
+        assert index.search(queries, 10, target_recall=0.9).ids == index.search(queries, 10, effort=rung.knobs).ids
+        only = index.search(queries, 10, target_recall=0.9, where=Filter.parse(["third=1"])).ids
+        assert all(int(key[1:]) % 3 == 1 for ids in only for key in ids)
+        assert all(len(ids) == 10 for ids in only)
+        # As many candidates for fewer hits.
+        if engine != "tokens":
+            assert float(str(index.effort_for(0.9, 5)["k_factor"])) * 5 == pytest.approx(float(str(rung.knobs["k_factor"])) * 10)
+        with pytest.raises(ValueError, match="either an effort or a target_recall"):
+            index.search(queries, 10, effort="fast", target_recall=0.9)
+        with pytest.raises(ValueError, match="target_recall must be above 0"):
+            index.search(queries, 10, target_recall=95)
+        with pytest.raises(InputError, match="up to 100 hits"):
+            index.search(queries, 500, target_recall=0.9)
+        # A target of 1 is exact search, and no interval of another effort reaches it.
+        assert index.effort_for(1.0, 10)["exhaustive"] is True
+
+
+def test_an_exact_engine_just_searches(tmp_path: Path) -> None:
+    model = Heaps("dense")
+    index = build_index(corpus(last=20), model, tmp_path / "i")
+    assert index.kind == "exact-dense"
+    assert index.calibration is None
+    queries = model.encode(["q"], "query").vectors
+    assert index.search(queries, 3, target_recall=0.5).ids == index.search(queries, 3).ids
+    assert index.effort_for(0.5, 1000) == {}
+    with pytest.raises(ValueError, match="target_recall must be above 0"):
+        index.search(queries, 3, target_recall=0)
+    (table,) = calibrate(index, ks=[6]).tables
+    assert [rung.recall for rung in table.rungs] == [1.0]
+
+
+def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
+    options = replace(ENGINES["pq"], calibrate=False)
+    index = build_index(corpus(last=50), Heaps("dense"), tmp_path / "i", options=options)
+    assert index.manifest.calibration is None
+    with pytest.raises(InputError, match="recall was not measured; measure it with quiver index calibrate"):
+        index.search(np.ones((1, WIDTH), np.float32), 5, target_recall=0.9)
+    # A manifest of before there were calibrations has no such field.
+    content = json.loads(Layout(tmp_path / "i").manifest(1).read_text())
+    assert content["calibration"] is None
+
+
+def test_what_does_not_fit_into_the_memory_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_MAKING", 1 << 30)
+    index = build_index(corpus(last=50), Heaps("dense"), tmp_path / "i", options=ENGINES["pq"])
+    assert index.calibration is None
+
+
+def test_the_manifest_keeps_the_table(small: Path) -> None:
+    index = open_index(small)
+    assert index.calibration is not None
+    assert (index.manifest.generation, index.manifest.operation) == (1, "build")
+    assert Calibration.from_json(json.loads(json.dumps(index.calibration.to_json()))) == index.calibration
+    assert read_manifest(Layout(small).manifest(1)).calibration == json.loads(json.dumps(index.calibration.to_json()))
+    assert [table.k for table in index.calibration.tables] == [10, 100]
+    assert (index.calibration.documents, index.calibration.largest, index.calibration.origin) == (90, 90, "index")
+    assert index.calibration.tables[0].queries >= 10
+
+
+def spoilt(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    rung = Rung({"nprobe": 1}, 0.5, 0.4, 0.6, 1.0, 2.0)
+    table = RecallTable(10, 20, (rung, Rung({"nprobe": 2}, 1.0, 1.0, 1.0, 3.0, 4.0)))
+    content: dict[str, Any] = json.loads(json.dumps(asdict(Calibration(9, 9, "index", 0, "now", "x", {"numpy": "2"}, (table,)))))
+    assert Calibration.from_json(copy.deepcopy(content)).to_json()["tables"]
+    change(content)
+    return content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("tables"),
+        lambda content: content.update(more=1),
+        lambda content: content.update(tables=[]),
+        lambda content: content.update(tables={}),
+        lambda content: content.update(tables=[[]]),
+        lambda content: content.update(origin="elsewhere"),
+        lambda content: content.update(documents="many"),
+        lambda content: content["tables"].append(content["tables"][0]),
+        lambda content: content["tables"][0].update(k=0),
+        lambda content: content["tables"][0].update(queries=0),
+        lambda content: content["tables"][0].update(rungs=[]),
+        lambda content: content["tables"][0]["rungs"].pop(),
+        lambda content: content["tables"][0]["rungs"][0].update(recall=1.5),
+        lambda content: content["tables"][0]["rungs"][0].update(recall=float("nan")),
+        lambda content: content["tables"][0]["rungs"][0].update(low="0.4"),
+        lambda content: content["tables"][0]["rungs"][0].update(knobs=[1]),
+        lambda content: content["tables"][0]["rungs"][0].update(p95_ms=0.5),
+    ],
+)
+def test_a_malformed_table_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+    with pytest.raises(InputError, match=r"not a calibration that this Quiver reads .*quiver index calibrate"):
+        Calibration.from_json(spoilt(change))
+    for other in (None, 3, [], "x"):
+        with pytest.raises(InputError, match="not a calibration"):
+            Calibration.from_json(other)
+
+
+def test_the_interval_holds_the_true_recall_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    for share, together in ((0.97, 0.0), (0.9, 0.5), (0.6, 0.9)):
+        inside = 0
+        for _ in range(400):
+            # ``together`` of the queries find all or nothing: their hits hang together.
+            whole = rng.random(100) < together
+            recalls = np.where(whole, rng.random(100) < share, rng.binomial(10, share, 100) / 10)
+            low, high = interval(recalls, np.full(100, 10))
+            inside += low <= share <= high
+        assert inside / 400 > 0.91, (share, together)
+    assert interval(np.ones(1), np.array([10]))[0] < 0.3
+
+
+@pytest.mark.parametrize(("engine", "documents"), [("pq", 1), ("lists", 1), ("tokens", 1), ("pq", 3), ("tokens", 7)])
+def test_tiny_indexes_are_measured(tmp_path: Path, engine: str, documents: int) -> None:
+    model = model_for(engine)
+    texts = [*corpus(last=documents), *([Document("nothing", "empty")] if engine == "tokens" else [])]
+    index = build_index(texts, model, tmp_path / "i", options=replace(ENGINES[engine], settings={}))
+    assert index.calibration is not None
+    assert {rung.recall for table in index.calibration.tables for rung in table.rungs} == {1.0}  # fewer than k: all are found
+    found = index.search(real_queries(engine, 2), 50, target_recall=0.9).ids
+    assert [len(ids) for ids in found] == [documents, documents]
+
+
+def test_an_index_without_documents(small: Path) -> None:
+    everything = list(open_index(small).ids)
+    emptied = delete_documents(small, everything)
+    assert emptied.search(real_queries("lists", 1), 5, target_recall=0.9).ids == [[]]
+    with pytest.raises(InputError, match="there is nothing to measure"):
+        calibrate_index(small)
+    assert open_index(small).manifest.generation == 2
+    assert compact_index(small).search(real_queries("lists", 1), 5, target_recall=0.9).ids == [[]]
+
+
+def test_deleted_documents_are_neither_asked_nor_found(small: Path) -> None:
+    gone = [f"d{number}" for number in range(60)]
+    index = delete_documents(small, gone)
+    assert index.calibration == open_index(small).calibration  # it still holds
+    made = pseudo_queries(index.segments, "dense", count=100, seed=1)
+    assert len(made) == 30
+    assert not set().union(*(query.sources for query in made)) & set(gone)
+    found = calibrate(index, ks=[10])
+    assert (found.documents, found.largest, found.tables[0].queries) == (30, 90, 30)
+
+
+def test_what_still_holds_is_kept_and_what_does_not_is_measured_again(small: Path) -> None:
+    first = open_index(small).calibration
+    added = add_documents(small, corpus(90, 150), Heaps("dense"))
+    assert added.calibration == first  # a smaller segment is searched with the whole effort
+    compacted = compact_index(small)
+    assert compacted.calibration is not None
+    assert (compacted.calibration.largest, compacted.calibration.documents) == (150, 150)
+    larger = add_documents(small, corpus(150, 400), Heaps("dense"))
+    assert larger.calibration is not None
+    assert (larger.calibration.largest, larger.calibration.documents) == (250, 400)
+    assert compact_index(small).manifest.calibration is not None
+    assert check_index(small).problems == ()
+
+
+def test_without_a_table_none_is_made_by_changes(tmp_path: Path) -> None:
+    build_index(corpus(last=20), Heaps("dense"), tmp_path / "i", options=replace(ENGINES["pq"], calibrate=False))
+    assert add_documents(tmp_path / "i", corpus(20, 90), Heaps("dense")).manifest.calibration is None
+    assert compact_index(tmp_path / "i").manifest.calibration is None
+
+
+def test_calibrating_commits_the_same_documents_with_a_new_table(small: Path) -> None:
+    before = open_index(small)
+    model = Heaps("dense")
+    index = calibrate_index(small, model, queries=[f"q{number}" for number in range(30)], ks=[1, 20], count=25, seed=4)
+    assert index.calibration is not None
+    assert (index.manifest.generation, index.manifest.operation) == (2, "calibrate")
+    assert (index.calibration.origin, index.calibration.seed) == ("given", 4)
+    assert [(table.k, table.queries) for table in index.calibration.tables] == [(1, 25), (20, 7)]
+    assert index.manifest.segments == before.manifest.segments
+    assert index.manifest.codec == before.manifest.codec
+    assert list(index.documents) == list(before.documents)
+    assert open_index(small).calibration == index.calibration
+    assert model.documents == []
+    with pytest.raises(ValueError, match="want the model"):
+        calibrate_index(small, queries=["q"])
+    with pytest.raises(InputError, match="built with"):
+        calibrate_index(small, Heaps("dense", "b"), queries=["q"])
+    for wrong in ({"count": 0}, {"ks": []}, {"ks": [LEAST_HITS - 1]}):
+        with pytest.raises(ValueError, match="count must be >= 1 and every k"):
+            calibrate_index(small, **wrong)
+    assert open_index(small).manifest.generation == 2
+
+
+def test_recall_and_segments_do_not_depend_on_the_run(tmp_path: Path) -> None:
+    indexes = [build_index(corpus(last=120), Heaps("dense"), tmp_path / name, options=ENGINES["lists"]) for name in "ab"]
+    first, second = ([entry.files for entry in index.manifest.segments] for index in indexes)
+    assert first == second
+    assert indexes[0].manifest.codec == indexes[1].manifest.codec
+    recalls = [[[rung.recall for rung in table.rungs] for table in calibrate(index, count=20, seed=2).tables] for index in indexes]
+    assert recalls[0] == recalls[1]
+    plain = build_index(corpus(last=120), Heaps("dense"), tmp_path / "c", options=replace(ENGINES["lists"], calibrate=False))
+    assert [entry.files for entry in plain.manifest.segments] == first
+
+
+def test_time_is_limited(built: dict[str, Index]) -> None:
+    assert calibrate(built["pq"], ks=[10], seconds=0).tables[0].queries == 10
+    assert (allowed_seconds(1), allowed_seconds(1000)) == (0.1, 50)
+
+
+class Noise:
+    """A model of token vectors that lie almost anywhere."""
+
+    card = ModelCard("noise", "colbert", 64 * "a", 32, "maxsim", 99, 99)
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        counts = TextTokens(np.ones(len(texts), np.int32), np.zeros(len(texts), bool), np.zeros(len(texts), bool))
+        count = 40 if role == "document" else 24
+        rngs = [np.random.default_rng([ord(letter) for letter in text]) for text in texts]
+        return TokenEncoding([unit(rng.standard_normal((count, 32))) for rng in rngs], counts)
+
+
+def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
+    scaled: NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
+
+
+class StoppedError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_build_killed_while_it_measures_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool) -> None:
+    path, model = tmp_path / "i", Heaps("dense")
+    if overwrite:
+        build_index(corpus(last=7), model, path, options=BuildOptions("exact"))
+    before = len(model.documents)
+
+    def stop(*arguments: object, **named: object) -> None:
+        raise StoppedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "calibrate", stop)
+        with pytest.raises(StoppedError):
+            build_index(corpus(last=80), model, path, options=ENGINES["lists"], overwrite=overwrite)
+    if overwrite:
+        assert (len(open_index(path)), check_index(path).problems) == (7, ())
+    else:
+        with pytest.raises(InputError, match="nothing has been committed"):
+            open_index(path)
+    encoded = len(model.documents)
+    assert encoded - before == 80
+    index = build_index(corpus(last=80), model, path, options=ENGINES["lists"], overwrite=overwrite)
+    assert len(model.documents) == encoded  # nothing is encoded again
+    assert index.calibration is not None
+    assert check_index(path).problems == ()
+
+
+@pytest.mark.parametrize("operation", ["add", "compact"])
+def test_a_change_killed_while_it_measures_leaves_the_old_state(small: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    model = Heaps("dense")
+    if operation == "compact":
+        add_documents(small, corpus(90, 150), model)
+    before, encoded = open_index(small).manifest, len(model.documents)
+
+    def change() -> Index:
+        return compact_index(small) if operation == "compact" else add_documents(small, corpus(90, 300), model)
+
+    def stop(*arguments: object, **named: object) -> None:
+        raise StoppedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "calibrate", stop)
+        with pytest.raises(StoppedError):
+            change()
+    assert open_index(small).manifest == before
+    index = change()
+    assert index.manifest.calibration != before.calibration
+    assert len(model.documents) - encoded == (0 if operation == "compact" else 210)
+    assert check_index(small).problems == ()
+    assert check_index(small).leftovers == ()
+
+
+def test_a_ladder_climbs_and_has_the_presets() -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((600, WIDTH)).astype(np.float32)
+    card = ModelCard("m", "dense", "0" * 64, WIDTH, "dot", 9, 9)
+    for engine, settings in (("pq-dense", {}), ("ivf-dense", {"nlist": 64}), ("faiss-dense", {"factory": "IVF16_HNSW8,Flat"})):
+        codec = train_codec(engine, Sample(vectors), card, documents=600, vectors=600, settings=settings, seed=0)
+        for k in (1, 10, 100):
+            ladder = [asdict(effort) for effort in codec.ladder(k, documents=600)]
+            assert [step["exhaustive"] for step in ladder] == [False] * (len(ladder) - 1) + [True]
+            assert all(codec.effort(name, k=k) in codec.ladder(k, documents=600) for name in ("exact", "balanced", "fast"))
+            for name in ladder[0]:
+                knobs = [step[name] for step in ladder[:-1]]
+                assert knobs == sorted(knobs), (engine, k, name)
+            assert all(asdict(codec.effort_from(step)) == step for step in ladder)
+
+
+def test_an_error_of_the_disk_at_any_commit_leaves_the_old_table_or_the_new(tmp_path: Path, faults: ModuleType) -> None:
+    """Calibrating again changes nothing but the manifest, so few calls of the disk are made: all of them fail once."""
+    base, work = tmp_path / "base", tmp_path / "work"
+    build_index(corpus(last=60), Heaps("dense"), base, options=ENGINES["pq"], disk=faults.FAST)
+    old, failing, states = open_index(base).calibration, 1, list[str]()
+    raised = True
+    while raised:
+        faults.fresh_copy(base, work)
+        raised, calls = False, 0
+
+        def hook(call: str, path: Path, at: int = failing) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise OSError(5, "input/output error", str(path))
+
+        try:
+            calibrate_index(work, ks=[10], count=10, seed=7, disk=faults.HookedDisk(hook))
+        except OSError:
+            raised = True
+        index = open_index(work)
+        assert check_index(work).problems == ()
+        assert index.calibration is not None
+        states.append("old" if index.calibration == old else "new")
+        assert index.calibration.seed == (0 if states[-1] == "old" else 7)
+        assert len(index) == 60
+        failing += 1
+    assert states == sorted(states, reverse=True)
+    assert set(states) == {"old", "new"}
+    assert failing > 5

@@ -1,0 +1,388 @@
+"""Damage is confined to what is damaged: what still answers, what a repair keeps, and which generations stay on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.index import (
+    BuildOptions,
+    DamagedIndexError,
+    Filter,
+    Index,
+    add_documents,
+    build_index,
+    check_index,
+    compact_index,
+    delete_documents,
+    open_index,
+    repair_index,
+)
+from quiver.retrieval.index.errors import LostTextError
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.records import Document
+
+COUNT = 800
+DOCUMENTS = [
+    Document(f"d{number:04d}", f"word{number % 97} word{number % 13} " + "padding " * 20, "", {"year": 1900 + number % 100})
+    for number in range(COUNT)
+]
+ENGINES = ["exact-dense", "pq-dense", "exact-tokens", "ivf-tokens"]
+
+
+@pytest.fixture(params=ENGINES)
+def built(request: pytest.FixtureRequest, tmp_path: Path, word_sum: Any, word_by_word: Any) -> Path:
+    model = word_sum if request.param.endswith("dense") else word_by_word
+    build_index(DOCUMENTS, model, tmp_path / "index", options=BuildOptions(engine=request.param, calibrate=False))
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def exact(tmp_path: Path, word_sum: Any) -> Path:
+    return build_index(DOCUMENTS, word_sum, tmp_path / "index").path
+
+
+def scores_of(index: Index) -> dict[str, float]:
+    """The score of every document for one query, looking at everything."""
+    rng = np.random.default_rng(0)
+    dim = index.manifest.model.dim
+    query = rng.standard_normal((1, dim)) if index.manifest.model.kind == "dense" else [rng.standard_normal((2, dim))]
+    hits = index.search(
+        [each.astype(np.float32) for each in query] if isinstance(query, list) else query.astype(np.float32), len(index), effort="exact"
+    )
+    return dict(zip(hits.ids[0], hits.scores[0].tolist(), strict=True))
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (path,) = folder.rglob(pattern)
+    return path
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def wipe(path: Path, place: int, size: int = 4096) -> None:
+    content = bytearray(path.read_bytes())
+    content[place : place + size] = bytes(len(content[place : place + size]))
+    path.write_bytes(content)
+
+
+def digest_of(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "LOCK"
+    }
+
+
+def test_search_answers_and_filters_where_only_a_text_is_damaged(built: Path) -> None:
+    right = scores_of(open_index(built))
+    path = only(built, "documents.jsonl")
+    flip(path, path.read_bytes().index(b"d0003"))
+    index = open_index(built)
+    assert scores_of(index) == right
+    assert index.search(np.ones((1, 256), np.float32) if "dense" in index.kind else [np.ones((1, 256), np.float32)], 3).ids
+    assert index.locate(["d0003"])[0] is not None
+    with pytest.raises(DamagedIndexError, match=r"documents\.jsonl: bytes 0 to 16383 have changed"):
+        index.document("d0003")
+    assert index.document("d0799") == DOCUMENTS[799]
+
+
+def test_search_answers_where_only_the_metadata_is_damaged(built: Path) -> None:
+    right = scores_of(open_index(built))
+    flip(only(built, "metadata-0000.rows"), 100)
+    index = open_index(built)
+    assert scores_of(index) == right
+    with pytest.raises(DamagedIndexError, match=r"metadata-0000\.rows"):
+        index.matching(Filter.parse(["year>=1900"]))
+
+
+@pytest.mark.parametrize("name", ["documents.jsonl", "metadata-0000.rows", "ids.utf8"])
+def test_repair_turns_back_a_flipped_bit_and_loses_nothing(built: Path, name: str) -> None:
+    before, right = digest_of(built), scores_of(open_index(built))
+    flip(only(built, name), 100)
+    planned = repair_index(built, dry_run=True)
+    assert digest_of(built) != before
+    assert (planned.documents, planned.lost, len(planned.corrected)) == (COUNT, (), 1)
+    report = repair_index(built)
+    assert (report.documents, report.lost, report.without_text, report.without_fields) == (COUNT, (), (), ())
+    index = open_index(built)
+    assert scores_of(index) == right
+    assert list(index.documents) == DOCUMENTS
+    assert check_index(built).problems == ()
+
+
+def test_repair_of_wiped_texts_keeps_every_vector_and_names_the_documents(built: Path) -> None:
+    right = scores_of(open_index(built))
+    wipe(only(built, "documents.jsonl"), 40_000)
+    planned = repair_index(built, dry_run=True)
+    report = repair_index(built)
+    assert (report.documents, report.lost, report.lost_unnamed) == (COUNT, (), 0)
+    assert planned.without_text == report.without_text
+    assert 0 < len(report.without_text) < 150
+    index = open_index(built)
+    assert scores_of(index) == right
+    for document in DOCUMENTS:
+        if document.id not in report.without_text:
+            assert index.document(document.id) == document
+    with pytest.raises(Exception, match=f"the text of document '{report.without_text[0]}' was lost to damage"):
+        index.document(report.without_text[0])
+    compacted = compact_index(built)
+    assert scores_of(compacted) == right
+
+
+def test_repair_salvages_the_rows_around_a_wiped_sector_of_vectors(built: Path) -> None:
+    right = scores_of(open_index(built))
+    path = next(path for name in ("vectors.f32", "fine.i8", "fine.u8") for path in built.rglob(name))
+    size = path.stat().st_size
+    wipe(path, size // 2)
+    report = repair_index(built)
+    assert 0 < len(report.lost) <= 2 * 16384 // (size // COUNT) + 2  # the rows of two blocks at most
+    assert report.lost_unnamed == 0
+    assert report.documents == COUNT - len(report.lost)
+    index = open_index(built)
+    assert scores_of(index) == {key: score for key, score in right.items() if key not in report.lost}
+    assert [document for document in DOCUMENTS if document.id not in report.lost] == list(index.documents)
+
+
+def test_repair_makes_filters_again_from_the_texts(built: Path) -> None:
+    right = [bitmap.tolist() for bitmap in open_index(built).matching(Filter.parse(["year<1950"])) if bitmap is not None]
+    for path in list(built.rglob("metadata*")):
+        path.unlink()
+    report = repair_index(built)
+    assert (report.documents, report.lost, report.without_fields) == (COUNT, (), ())
+    assert [bitmap.tolist() for bitmap in open_index(built).matching(Filter.parse(["year<1950"])) if bitmap is not None] == right
+
+
+def test_a_dry_run_changes_no_byte_and_repair_deletes_none(exact: Path, word_sum: Any) -> None:
+    add_documents(exact, [Document("more", "word1")], word_sum)
+    wipe(only(exact / "segments" / "s-000000000001-0000", "vectors.f32"), 100_000)
+    damaged = digest_of(exact)
+    planned = repair_index(exact, dry_run=True)
+    assert planned.dry_run
+    assert digest_of(exact) == damaged
+    report = repair_index(exact)
+    assert (planned.lost, planned.documents, planned.problems) == (report.lost, report.documents, report.problems)
+    kept = set(digest_of(exact).values())
+    assert {name for name, digest in damaged.items() if digest not in kept} == set()
+    assert all(path.is_relative_to(exact / "quarantine") and path.exists() for path in report.quarantined)
+
+
+@pytest.mark.parametrize("name", ["FORMAT", "HEAD"])
+def test_repair_keeps_the_damaged_content_of_a_file_that_it_overwrites(exact: Path, name: str) -> None:
+    flip(exact / name, 20)
+    damaged = (exact / name).read_bytes()
+    report = repair_index(exact)
+    assert [path.read_bytes() for path in report.quarantined if path.name == name] == [damaged]
+    assert check_index(exact).problems == ()
+    assert len(open_index(exact)) == COUNT
+
+
+def test_a_missing_newest_manifest_is_an_error_and_deleted_documents_do_not_return(exact: Path) -> None:
+    delete_documents(exact, ["d0000"])
+    delete_documents(exact, ["d0001"])
+    newest = exact / "manifests" / "m-000000000003.json"
+    newest.unlink()
+    for attempt in (lambda: open_index(exact), lambda: delete_documents(exact, ["d0002"]), lambda: compact_index(exact)):
+        with pytest.raises(DamagedIndexError, match=r"m-000000000003\.json: missing, and it is the newest .*--generation 2 opens"):
+            attempt()
+    older = open_index(exact, generation=2)
+    assert (older.manifest.generation, len(older)) == (2, COUNT - 1)
+    report = repair_index(exact)  # from the copy in the head
+    assert (report.restored, report.documents) == (3, COUNT - 2)
+    assert open_index(exact).locate(["d0000", "d0001"]) == [None, None]
+
+
+def test_an_unreadable_newest_manifest_names_its_generation(exact: Path) -> None:
+    delete_documents(exact, ["d0000"])
+    flip(exact / "manifests" / "m-000000000002.json", 400)
+    with pytest.raises(DamagedIndexError, match=r"generation 2 is the newest, but .*--generation 1 opens that older state"):
+        open_index(exact)
+    assert len(open_index(exact, generation=1)) == COUNT
+    repair_index(exact)
+    assert len(open_index(exact)) == COUNT - 1
+
+
+def test_the_last_whole_generation_stays_until_a_newer_one_is_whole(exact: Path, word_sum: Any) -> None:
+    add_documents(exact, [Document(f"more{number}", f"word{number}") for number in range(50)], word_sum)
+    right = scores_of(compact_index(exact))
+    (merged,) = [path for path in (exact / "segments").iterdir() if path.name.startswith("s-000000000003")]
+    wipe(merged / "vectors.f32", 300_000)
+    for number in range(5):
+        delete_documents(exact, [f"more{number}"])
+    report = repair_index(exact)
+    assert (report.lost, report.lost_unnamed) == ((), 0)
+    assert len(report.recovered) > 0
+    expected = {key: score for key, score in right.items() if key not in {f"more{number}" for number in range(5)}}
+    assert scores_of(open_index(exact)) == expected
+
+
+def test_generations_go_once_the_newest_is_whole(exact: Path, word_sum: Any) -> None:
+    add_documents(exact, [Document("more", "word1")], word_sum)
+    compact_index(exact)
+    for key in ("d0001", "d0002"):
+        delete_documents(exact, [key])
+    assert [each.generation for each in check_index(exact).generations] == [4, 5]
+    assert len(list((exact / "segments").iterdir())) == 1
+
+
+def test_an_index_opened_unverified_says_so(exact: Path) -> None:
+    assert open_index(exact).verified
+    flip(only(exact, "vectors.f32"), 1000)
+    index = open_index(exact, verify=False)
+    assert not index.verified
+    assert len(index.search(np.ones((1, 256), np.float32), 3).ids[0]) == 3  # whatever it finds, it is not known to be right
+    with pytest.raises(DamagedIndexError, match=r"vectors\.f32: bytes 0 to 16383 have changed"):
+        open_index(exact).search(np.ones((1, 256), np.float32), 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_flipped_bit_changes_an_answer_silently(engine: str, tmp_path: Path, word_sum: Any, word_by_word: Any) -> None:
+    model = word_sum if engine.endswith("dense") else word_by_word
+    build_index(DOCUMENTS[:300], model, tmp_path / "i", options=BuildOptions(engine=engine, calibrate=False))
+    delete_documents(tmp_path / "i", ["d0007", "d0150"])
+    right = scores_of(open_index(tmp_path / "i"))
+    files = [path for path in sorted((tmp_path / "i" / "segments").rglob("*")) if path.is_file()]
+    rng, noticed = np.random.default_rng(0), 0
+    for _ in range(100):
+        path = files[int(rng.integers(len(files)))]
+        whole = path.read_bytes()
+        flip(path, int(rng.integers(len(whole))))
+        try:
+            assert scores_of(open_index(tmp_path / "i")) == right
+        except DamagedIndexError:
+            noticed += 1
+        path.write_bytes(whole)
+    assert noticed > 20
+
+
+@pytest.fixture
+def indexed(quiver: Callable[..., Any], tmp_path: Path) -> Path:
+    """An index of 800 documents with a model that the command line can load."""
+    tokenizer = Tokenizer.train([document.text for document in DOCUMENTS[:97]], vocab_size=300)
+    config = EncoderConfig.modernbert(
+        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=64
+    )
+    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, ModelFolder("dense", tmp_path, max_length=60)).save(tmp_path / "model")
+    lines = [{"_id": each.id, "text": each.text, **(each.metadata or {})} for each in DOCUMENTS]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = quiver("index", "build", tmp_path / "corpus.jsonl", "--model", tmp_path / "model", "--out", tmp_path / "index")
+    assert done.code == 0, done.err
+    return tmp_path / "index"
+
+
+def test_the_command_line_searches_repairs_and_says_what_is_lost(quiver: Callable[..., Any], indexed: Path) -> None:
+    right = json.loads(quiver("search", indexed, "word1", "-k", 5, "--json").out)
+    wipe(only(indexed, "documents.jsonl"), 0, only(indexed, "documents.jsonl").stat().st_size)
+    done = quiver("search", indexed, "word1", "-k", 5, "--json")
+    assert done.code == 0, done.err
+    hits = json.loads(done.out)
+    assert [(hit["id"], hit["score"]) for hit in hits] == [(hit["id"], hit["score"]) for hit in right]
+    assert "documents.jsonl" in hits[0]["text_error"]
+    planned = quiver("index", "repair", indexed, "--dry-run")
+    assert planned.code == 0
+    assert "800 documents kept without text" in planned.out
+    assert "would keep 800 of 800 documents" in planned.out
+    assert quiver("index", "check", indexed).code == 1
+    assert "keeps 800 of 800 documents" in quiver("index", "repair", indexed).out
+    assert quiver("index", "check", indexed).code == 0
+    hits = json.loads(quiver("search", indexed, "word1", "-k", 5, "--json").out)
+    assert [(hit["id"], hit["score"]) for hit in hits] == [(hit["id"], hit["score"]) for hit in right]
+    assert "was lost to damage" in hits[0]["text_error"]
+
+
+def test_the_command_line_opens_an_older_generation_knowingly(quiver: Callable[..., Any], indexed: Path) -> None:
+    assert quiver("index", "delete", indexed, "d0000").code == 0
+    (indexed / "manifests" / "m-000000000002.json").unlink()
+    for command in (("search", indexed, "word1"), ("index", "info", indexed)):
+        done = quiver(*command)
+        assert done.code == 2
+        assert "m-000000000002.json: missing, and it is the newest generation" in done.err
+        assert quiver(*command, "--generation", 1).code == 0
+    done = quiver("index", "info", indexed, "--generation", 9)
+    assert done.code == 2
+    assert "has no generation 9; there are 1" in done.err
+
+
+def test_info_says_that_an_index_was_opened_unverified(quiver: Callable[..., Any], indexed: Path) -> None:
+    assert json.loads(quiver("index", "info", indexed, "--json").out)["verified"] is True
+    assert json.loads(quiver("index", "info", indexed, "--no-verify", "--json").out)["verified"] is False
+    assert "opened unverified" in quiver("index", "info", indexed, "--no-verify").out
+
+
+def test_documents_without_a_text_are_no_damage_once_they_are_repaired(exact: Path) -> None:
+    wipe(only(exact, "documents.jsonl"), 40_000)
+    report = repair_index(exact)
+    with pytest.raises(LostTextError, match=f"the text of document '{report.without_text[0]}' was lost"):
+        list(open_index(exact).documents)
+
+
+def test_repair_finds_the_lines_of_the_texts_again(exact: Path) -> None:
+    only(exact, "documents.ends").unlink()
+    report = repair_index(exact)
+    assert (report.documents, report.without_text) == (COUNT, ())
+    assert list(open_index(exact).documents) == DOCUMENTS
+
+
+def test_repair_needs_no_codec_of_an_exact_index(exact: Path) -> None:
+    right = scores_of(open_index(exact))
+    only(exact, "codec.json").write_text("{}")
+    report = repair_index(exact)
+    assert (report.documents, report.lost) == (COUNT, ())
+    assert scores_of(open_index(exact)) == right
+
+
+def test_a_replaced_document_does_not_return_with_lost_tombstones(exact: Path, word_sum: Any) -> None:
+    new = Document("d0003", "another text", "", {"year": 2000})
+    add_documents(exact, [new], word_sum, replace_existing=True, memory=1)
+    delete_documents(exact, ["d0009"])
+    for path in (exact / "tombstones").iterdir():
+        path.unlink()
+    report = repair_index(exact)
+    index = open_index(exact)
+    assert list(index.ids).count("d0003") == 1
+    assert index.document("d0003") == new
+    assert (report.undone_deletions, index.locate(["d0009"])[0] is not None) == (1, True)
+
+
+READ_ONLY = """
+import sys
+from pathlib import Path
+import numpy as np
+from quiver.retrieval.index import check_index, delete_documents, open_index
+index = open_index(sys.argv[1])
+hits = index.search(np.ones((1, index.manifest.model.dim), np.float32), 5)
+print(len(hits.ids[0]), index.document("d0000").id, len(check_index(sys.argv[1]).problems))
+try:
+    delete_documents(sys.argv[1], ["d0000"])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a mount that only one process sees")
+def test_an_index_on_a_read_only_disk_is_searched(exact: Path) -> None:
+    mount = f"mount --bind {exact} {exact} && mount -o remount,ro,bind {exact} && exec {sys.executable} -c '{READ_ONLY}' {exact}"
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("mounts are not allowed here")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    done = subprocess.run([*unshare, "sh", "-c", mount], check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found, refused = done.stdout.splitlines()
+    assert found == "5 d0000 0"
+    assert "cannot be written, its lock cannot be taken" in refused

@@ -1,0 +1,436 @@
+"""Nothing is ever lost: an operation that ends at any call of the disk leaves the state before it or the state after it, exactly.
+
+Every test prints what it counted; ``pytest -m exhaustive -s`` runs the sweeps over every call, the default run over some of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import faiss
+import pytest
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import DamagedIndexError, check_index, open_index
+from quiver.retrieval.index.disk import RealDisk
+from quiver.retrieval.index.store import writing
+
+SCRIPT = Path(__file__).with_name("faults.py")
+OPERATIONS = ["build", "resume", "overwrite", "add", "add and merge", "delete", "compact", "collect garbage", "repair"]
+# Calls that each operation makes at least: a test over few of them would prove little.
+LEAST = {
+    "build": 250,
+    "resume": 110,
+    "overwrite": 70,
+    "add": 70,
+    "add and merge": 100,
+    "delete": 10,
+    "compact": 60,
+    "collect garbage": 30,
+    "repair": 10,
+    "calibrate": 10,
+}
+
+EXACT = "exact-dense"
+COMPRESSED = ["pq-dense", "ivf-dense", "ivf-tokens"]
+OTHERS = ["faiss-dense", "exact-tokens"]
+
+EVERY_CALL = [pytest.param(EXACT, name, 1, marks=pytest.mark.exhaustive) for name in OPERATIONS]
+"""Sweeps over all calls."""
+MEASURED = ("pq-dense", "calibrate", 11)
+"""What only an engine that may miss something has done to it."""
+SOME_CALLS = [(EXACT, name, max(7, LEAST[name] // 4)) for name in OPERATIONS]
+"""Sweeps over a few calls of every operation."""
+# What the operations make with an engine that trains a codec, about.
+CALLS = {
+    "build": 840,
+    "resume": 420,
+    "overwrite": 340,
+    "add": 170,
+    "add and merge": 230,
+    "delete": 36,
+    "compact": 175,
+    "collect garbage": 61,
+    "repair": 41,
+}
+# Each engine is met at other calls.
+MANY_CALLS = [
+    pytest.param(engine, name, max(3, CALLS[name] // 10) + place, marks=pytest.mark.exhaustive)
+    for place, engine in enumerate(COMPRESSED)
+    for name in OPERATIONS
+]
+"""Sweeps over many calls of every operation with the engines that train a codec."""
+A_FEW_CALLS = [
+    ("pq-dense", "build", 307),
+    ("ivf-dense", "resume", 211),
+    ("ivf-tokens", "build", 293),
+    ("ivf-tokens", "compact", 89),
+    ("ivf-tokens", "add and merge", 89),
+    MEASURED,
+]
+"""Sweeps over a few calls of those operations in which these engines do most."""
+
+
+def script(*words: object, threads: int = 1, **environment: str) -> str:
+    """What ``faults.py`` prints."""
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    variables = {**os.environ, "OMP_NUM_THREADS": str(threads), **environment}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=variables)
+    assert done.returncode == 0, (done.returncode, done.stdout[-200:], done.stderr)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def kill(folder: Path, sweeps: Sequence[tuple[str, str, int]]) -> None:
+    """Kill a child at many calls of some operations."""
+    lines = script("kill", folder, *(f"{engine}:{name}:{stride}" for engine, name, stride in sweeps)).splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("states")]
+    assert len(starts) == len(sweeps)
+    for (engine, name, _), start, end in zip(sweeps, starts, [*starts[1:], len(lines)], strict=True):
+        check_kills(engine, name, [line.split(" ", 3) for line in lines[start:end]])
+
+
+def check_kills(engine: str, name: str, lines: Sequence[list[str]]) -> None:
+    assert lines[0] == ["states", "differ"]
+    rows = lines[1:]
+    calls, codes, found, again = zip(*rows, strict=True)
+    assert codes == ("137",) * (len(rows) - 1) + ("0",)
+    assert set(again) == {"new"}
+    old, new = found.count("old"), found.count("new")
+    assert found == ("old",) * old + ("new",) * new
+    assert old >= 1
+    assert new >= 1
+    assert int(calls[-1]) >= LEAST[name]
+    sys.stdout.write(f"{engine}, {name}: killed at {len(rows) - 1} of {calls[-1]} calls, {old} times old, {new} times new\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    "sweeps",
+    [
+        pytest.param([(EXACT, "build", 61), (EXACT, "add", 19), (EXACT, "add and merge", 19), (EXACT, "delete", 7)], id="exact"),
+        pytest.param(A_FEW_CALLS, id="compressed"),
+        pytest.param([(EXACT, name, 1) for name in OPERATIONS], id="exact-every-call", marks=pytest.mark.exhaustive),
+        *(
+            pytest.param([(engine, name, max(3, CALLS[name] // 14)) for name in OPERATIONS], id=engine, marks=pytest.mark.exhaustive)
+            for engine in COMPRESSED
+        ),
+        pytest.param([(engine, name, 47) for engine in OTHERS for name in ("build", "add")], id="others", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_child_killed_at_a_call_leaves_the_old_or_the_new_state(sweeps: list[tuple[str, str, int]], tmp_path: Path) -> None:
+    kill(tmp_path, sweeps)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("engine", "stride"),
+    [(EXACT, 29), ("ivf-tokens", 83), *(pytest.param(each, 5, marks=pytest.mark.exhaustive) for each in (EXACT, *COMPRESSED))],
+)
+def test_other_changes_go_ahead_of_a_killed_addition_and_it_adds_everything_once(engine: str, stride: int, tmp_path: Path) -> None:
+    rows = [line.split(" ", 3) for line in script("ahead", tmp_path, engine, stride).splitlines()]
+    assert [code for _, code, _, _ in rows] == ["137"] * (len(rows) - 1) + ["0"]
+    assert {verdict for _, _, verdict, _ in rows} == {"right"}
+    assert len(rows) > 5
+    encoded = [int(texts) for _, _, _, texts in rows]
+    assert encoded[0] == 10
+    assert {2, 6} & set(encoded)  # what a killed addition had finished was not encoded again
+    assert encoded[-1] == 0  # the last one was not killed
+
+
+FAILURES = [errno.EIO, errno.ENOSPC]
+
+
+@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *A_FEW_CALLS, *EVERY_CALL, *MANY_CALLS])
+def test_an_error_of_the_disk_loses_nothing(engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType) -> None:
+    """At every call an input/output error or a full disk, once or from then on; the operation says so and can be done again."""
+    operation, base, work = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "work"
+    operation.prepare(base, engine)
+    old = faults.state(base)
+    faults.fresh_copy(base, work)
+    operation.run(work, engine, faults.FAST)
+    new = faults.state(work)
+    failing, outcomes, errors, raised = 1, list[str](), 0, True
+    while raised:
+        for code in FAILURES:
+            faults.fresh_copy(base, work)
+            raised = fail(faults, lambda disk: operation.run(work, engine, disk), failing, code, forever=len(outcomes) % 3 == 1)
+            found = faults.state(work)
+            assert found in (old, new), (failing, found)
+            outcomes.append("new" if found == new else "old")
+            assert faults.again(name, engine, work).content == new.content
+            errors += raised
+        failing += stride
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert outcomes[-1] == "new"
+    assert failing >= LEAST[name]
+    sys.stdout.write(f"{engine}, {name}: {errors} errors at {failing - stride} calls, {outcomes.count('old')} times the old state\n")
+
+
+def fail(faults: ModuleType, run: Callable[[Any], object], failing: int, code: int, *, forever: bool) -> bool:
+    """Do an operation on a disk that fails at a call; whether its error came out."""
+    calls = 0
+
+    def hook(call: str, path: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing or (forever and calls > failing and call not in ("unlink", "rmdir")):
+            raise OSError(code, os.strerror(code), str(path))
+
+    try:
+        run(faults.HookedDisk(hook, shorten=lambda size: max(1, size // 2)))
+    except (OSError, InputError) as error:
+        if os.strerror(code) not in str(error):
+            raise
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("engine", "name", "stride"), [*SOME_CALLS, *A_FEW_CALLS, *EVERY_CALL, *MANY_CALLS])
+def test_a_power_cut_loses_what_was_not_synced_and_nothing_else(
+    engine: str, name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType
+) -> None:
+    operation, base, folder, after = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "disk", tmp_path / "after"
+    operation.prepare(base, engine)
+    old = faults.state(base)
+    faults.fresh_copy(base, tmp_path / "done")
+    operation.run(tmp_path / "done", engine, faults.FAST)
+    new = faults.state(tmp_path / "done")
+    cuts = lost = 0
+    seen: set[str] = set()
+    fatal = 1
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        work = folder / "index"
+        faults.fresh_copy(base, work)
+        disk = power.PowerDisk(folder, fatal)
+        cut = True
+        try:
+            operation.run(work, engine, disk)
+            cut = False
+        except power.PowerCutError:
+            pass
+        for kept in (0.0, 1.0, 0.5):
+            shutil.rmtree(after, ignore_errors=True)
+            lost += disk.copy().after(after, random.Random(fatal), kept=kept)
+            found = faults.state(after / "index")
+            # What the operation has acknowledged by returning is there.
+            assert found in ((old, new) if cut else (new,)), (fatal, kept, found)
+            seen.add("new" if found == new else "old")
+            assert faults.again(name, engine, after / "index").content == new.content
+            cuts += 1
+        if not cut:
+            break
+        fatal += stride
+    assert seen == {"old", "new"}
+    assert lost > 0
+    sys.stdout.write(f"{engine}, {name}: {cuts} power cuts, {lost} changes lost or spoilt\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"), [("build", 97), ("delete", 11), *(pytest.param(name, 7, marks=pytest.mark.exhaustive) for name in OPERATIONS)]
+)
+def test_what_a_killed_process_left_unsynced_does_not_fail_the_next_one(
+    name: str, stride: int, tmp_path: Path, faults: ModuleType, power: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process is killed, another one does the same and returns, and then the power goes: what that one has acknowledged is there."""
+    monkeypatch.setattr(writing, "_remove_unused", lambda layout, *, remove_root: None)  # who is killed tidies nothing
+    operation, base, folder, after = faults.OPERATIONS[name], tmp_path / "base", tmp_path / "disk", tmp_path / "after"
+    operation.prepare(base, EXACT)
+    fatal, cuts, killed = 1, 0, True
+    while killed:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        faults.fresh_copy(base, folder / "index")
+        disk = power.PowerDisk(folder, fatal)
+        acknowledged = killed = False
+        try:
+            operation.run(folder / "index", EXACT, disk)
+        except power.PowerCutError:
+            killed = True
+        disk.dead, disk.fatal = False, 0
+        try:
+            operation.run(folder / "index", EXACT, disk)
+            acknowledged = True
+        except InputError:  # the one that was killed had come far enough
+            acknowledged = not killed
+        shutil.rmtree(after, ignore_errors=True)
+        disk.after(after, random.Random(fatal), kept=0.0)
+        if acknowledged:
+            assert faults.state(after / "index") == faults.state(folder / "index"), fatal
+            cuts += 1
+        # Each of the first calls of a build: they make the folders, which no later one makes durable.
+        fatal += 1 if name == "build" and fatal < 21 else stride
+    assert cuts > 1
+    sys.stdout.write(f"{name}: {cuts} kills before a power cut, and nothing lost that was acknowledged\n")
+
+
+FLIPPED = [
+    *(pytest.param(engine, 100) for engine in [EXACT, *COMPRESSED, *OTHERS]),
+    *(pytest.param(engine, 1000, marks=pytest.mark.exhaustive) for engine in [EXACT, *COMPRESSED, *OTHERS]),
+]
+"""Engines and numbers of flipped bits."""
+
+
+@pytest.mark.parametrize(("engine", "flips"), FLIPPED)
+def test_a_flipped_bit_is_named_or_changes_nothing(engine: str, flips: int, tmp_path: Path, faults: ModuleType) -> None:
+    faults.prepared(tmp_path / "i", engine)
+    right = faults.answers(tmp_path / "i")
+    files = sorted(path for path in (tmp_path / "i").rglob("*") if path.is_file())
+    rng = random.Random(0)
+    named = unnamed = unharmed = reported = 0
+    touched: set[str] = set()
+    for _ in range(flips):
+        path = rng.choice(files)
+        whole = path.read_bytes()
+        if not whole:
+            continue
+        place = rng.randrange(len(whole))
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.randrange(8))]) + whole[place + 1 :])
+        try:
+            assert faults.answers(tmp_path / "i") == right
+            unharmed += 1
+        except DamagedIndexError as error:
+            named += path.name in str(error)
+            unnamed += path.name not in str(error)
+        reported += any(path.name in problem for problem in all_problems(tmp_path / "i"))
+        path.write_bytes(whole)
+        touched.add(path.name)
+    assert faults.answers(tmp_path / "i") == right
+    assert unnamed == 0
+    assert named > 0.4 * flips  # what these answers do not read, the check does
+    assert reported > 0.7 * flips
+    assert len(touched) > 0.8 * len({path.name for path in files})
+    sys.stdout.write(f"{engine}: {flips} bits flipped in {len(touched)} kinds of files: {named} named, {unharmed} without effect\n")
+
+
+def all_problems(folder: Path) -> list[str]:
+    """What a check says is damaged, in any generation."""
+    try:
+        report = check_index(folder)
+    except DamagedIndexError as error:
+        return [str(error)]
+    return [*report.head_problems, *(problem for each in report.generations for problem in each.problems)]
+
+
+@pytest.mark.skipif(not hasattr(signal, "alarm"), reason="needs alarms")
+@pytest.mark.parametrize(
+    ("engine", "flips"),
+    [
+        ("ivf-tokens", 60),
+        *(pytest.param(engine, 1000, marks=pytest.mark.exhaustive) for engine in [*COMPRESSED, *OTHERS]),
+    ],
+)
+def test_a_flipped_bit_that_nobody_looks_for_ends_no_process(engine: str, flips: int, tmp_path: Path, faults: ModuleType) -> None:
+    faults.prepared(tmp_path / "i", engine)
+    *tried, outcomes = script("flip", tmp_path / "i", flips).splitlines()
+    assert len(tried) == flips
+    assert len({line.split()[2] for line in tried}) > 12
+    counts = dict(word.split("=") for word in outcomes.split()[1:])
+    assert sum(map(int, counts.values())) == flips
+    # A scale of a vector that has become huge is taken for a query that float32 cannot hold the scores of.
+    assert set(counts) <= {"answers", "DamagedIndexError", "ValueError"}
+    assert int(counts["DamagedIndexError"]) > 0
+    assert int(counts["answers"]) > 0
+    sys.stdout.write(f"{engine}: {flips} bits flipped in files that nobody compared with their checksums: {outcomes}\n")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    ("engine", "seconds"),
+    [
+        (EXACT, 3),
+        ("ivf-tokens", 3),
+        *(
+            pytest.param(engine, seconds, marks=pytest.mark.exhaustive)
+            for engine, seconds in ((EXACT, 140), ("ivf-tokens", 100), ("pq-dense", 60))
+        ),
+    ],
+)
+def test_a_writer_that_is_killed_again_and_again_with_four_readers(engine: str, seconds: int, tmp_path: Path, faults: ModuleType) -> None:
+    """No reader fails, and no acknowledged document is missing."""
+    folder = tmp_path / "i"
+    faults.prepared(folder, engine)
+    alive = set(open_index(folder).ids)
+    printed = script("soak", folder, seconds).splitlines()
+    *lines, codes = [line for line in printed if not line.startswith("rounds")]
+    assert codes == "readers 0 0 0 0"
+    rounds = [int(line.split()[1]) for line in printed if line.startswith("rounds")]
+    assert len(rounds) == 4
+    assert min(rounds) > 0
+    kills, acknowledged = replayed(lines, alive)
+    assert acknowledged > 0
+    assert check_index(folder).problems == ()
+    sys.stdout.write(f"{engine}: {kills} kills, {acknowledged} acknowledged changes, readers opened and searched {rounds} times\n")
+
+
+def replayed(lines: list[str], alive: set[str]) -> tuple[int, int]:
+    """How many kills and acknowledged changes there were; after every kill all that was acknowledged has to be there, and no more."""
+    uncertain: set[str] = set()
+    kills = acknowledged = 0
+    for line in lines:
+        word, *keys = line.split()
+        if word in ("adding", "deleting"):
+            uncertain = set(keys)
+        elif word == "found":
+            assert alive - uncertain <= set(keys) <= alive | uncertain
+            alive, uncertain, kills = set(keys), set(), kills + 1
+        else:
+            alive = alive | set(keys) if word == "added" else alive - set(keys)
+            uncertain, acknowledged = set(), acknowledged + 1
+    return kills, acknowledged
+
+
+def test_short_writes_are_completed(tmp_path: Path, faults: ModuleType) -> None:
+    base, work = tmp_path / "base", tmp_path / "work"
+    operation = faults.OPERATIONS["add"]
+    operation.prepare(base, EXACT)
+    states = []
+    shorteners: list[Callable[[int], int]] = [lambda size: size, lambda size: 1, lambda size: max(1, size - 3)]
+    for shorten in shorteners:
+        faults.fresh_copy(base, work)
+        operation.run(work, EXACT, faults.HookedDisk(lambda call, path: None, shorten=shorten, real=RealDisk()))
+        states.append((faults.state(work), files_of(work)))
+    assert states[0] == states[1] == states[2]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if "manifests" not in name and not name.endswith(("LOCK", "HEAD"))}
+
+
+@pytest.mark.parametrize("engine", [EXACT, *COMPRESSED, *OTHERS])
+def test_a_build_that_was_interrupted_gives_the_bytes_of_one_that_was_not(engine: str, tmp_path: Path, faults: ModuleType) -> None:
+    faults.interrupted(tmp_path / "resumed", engine)
+    faults.build(tmp_path / "resumed", engine)
+    faults.build(tmp_path / "whole", engine)
+    faults.several_pieces(tmp_path / "merged", engine, faults.FAST)
+    whole = files_of(tmp_path / "whole")
+    assert len(whole) > 15
+    assert files_of(tmp_path / "resumed") == whole
+    assert files_of(tmp_path / "merged") == whole
+
+
+def test_another_process_with_other_hashes_and_threads_writes_the_same_bytes(tmp_path: Path, faults: ModuleType) -> None:
+    former = faiss.omp_get_max_threads()
+    try:
+        faiss.omp_set_num_threads(1)
+        faults.make(tmp_path / "here")
+    finally:
+        faiss.omp_set_num_threads(former)
+    script("make", tmp_path / "there", threads=2, PYTHONHASHSEED="7")
+    here, there = files_of(tmp_path / "here"), files_of(tmp_path / "there")
+    compared = {name: there.get(name) == content for name, content in here.items()}
+    assert len(compared) > 90
+    assert [name for name, same in compared.items() if not same] == []
+    assert set(here) == set(there)

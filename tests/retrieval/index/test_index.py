@@ -1,0 +1,373 @@
+"""An index over several segments, with deleted documents and filters: always what one search over the living documents finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import (
+    BuildOptions,
+    Filter,
+    Index,
+    add_documents,
+    build_in_memory,
+    build_index,
+    check_index,
+    compact_index,
+    delete_documents,
+    open_index,
+)
+from quiver.retrieval.records import Document, Hits, Query
+from quiver.retrieval.search.search import search
+
+DOCUMENTS = [
+    Document(
+        f"d{number:03d}",
+        f"word{number % 9} text{number % 4} " + "tail " * (number % 3),
+        metadata={"year": 2000 + number % 10, "part": number},
+    )
+    for number in range(60)
+]
+QUERIES = ["word3 text1", "tail", "text2 word8 tail", "nothing"]
+
+
+@pytest.fixture(params=["dense", "colbert"])
+def model(request: pytest.FixtureRequest, word_sum: Any, word_by_word: Any) -> Any:
+    return word_sum if request.param == "dense" else word_by_word
+
+
+@pytest.fixture
+def changed(tmp_path: Path, model: Any) -> tuple[Index, list[Document]]:
+    """An index of three segments, some documents of which are deleted or replaced, and what is alive of it."""
+    build_index(DOCUMENTS[:30], model, tmp_path / "i")
+    add_documents(tmp_path / "i", DOCUMENTS[30:50], model)
+    gone = {document.id for document in DOCUMENTS[10:50:3]}
+    delete_documents(tmp_path / "i", sorted(gone))
+    index = add_documents(tmp_path / "i", DOCUMENTS[40:], model, replace_existing=True)
+    return index, [document for document in DOCUMENTS[:40] if document.id not in gone] + DOCUMENTS[40:]
+
+
+def same(found: Hits, wanted: Hits) -> None:
+    assert [list(ids) for ids in found.ids] == [list(ids) for ids in wanted.ids]
+    for mine, theirs in zip(found.scores, wanted.scores, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
+    queries = model.encode(QUERIES, "query").vectors
+    if not documents:
+        return Hits([[]] * len(QUERIES), [np.zeros(0, np.float32)] * len(QUERIES))
+    return build_in_memory(model, documents).index.search(queries, k)
+
+
+def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    for where, years in (
+        ("year>2004", range(2005, 2010)),
+        (["year > 2004", "year!=2007"], (2005, 2006, 2008, 2009)),
+        (("year==2005",), [2005]),
+    ):
+        wanted = [document for document in alive if (document.metadata or {})["year"] in years]
+        same(index.search(queries, 9, where=where), brute_force(model, wanted, 9))
+        conditions = [where] if isinstance(where, str) else where
+        same(index.search(queries, 9, where=Filter.parse(conditions)), brute_force(model, wanted, 9))
+    assert Filter.parse("year>2004") == Filter.parse(["year>2004"])
+    found = search(index, model, [Query("q", "word3 text1")], 60, where="year=2003").run["q"]
+    assert set(found) == {document.id for document in alive if (document.metadata or {})["year"] == 2003}
+    with pytest.raises(InputError, match="filter 'year=2003 or year=2004': expected field=value"):
+        index.search(queries, 9, where="year=2003 or year=2004")
+    with pytest.raises(InputError, match="no document has the field 'yaer'"):
+        search(index, model, [Query("q", "tail")], 9, where="yaer=2003")
+    for wrong in (5, {"year": 2003}, ["year=2003", 5]):
+        with pytest.raises(InputError, match="where must be a Filter, a condition such as"):
+            index.search(queries, 9, where=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("k", [np.int64(5), np.uint8(5), np.int32(5)])
+def test_the_number_of_hits_may_be_any_integer(changed: tuple[Index, list[Document]], model: Any, k: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    same(index.search(queries, k), index.search(queries, 5))
+    same(build_in_memory(model, alive).index.search(queries, k), brute_force(model, alive, 5))
+    assert len(search(index, model, [Query("q", "tail")], k).run["q"]) == 5
+    with pytest.raises(TypeError):
+        index.search(queries, 5.0)  # type: ignore[arg-type]
+
+
+def test_python_documents_follow_the_rules_of_files(tmp_path: Path, word_sum: Any) -> None:
+    rows: list[dict[str, Any]] = [
+        {"_id": 1, "text": "a", "year": 2001, "venue": {"name": "ACL", "rank": 1}, "authors": [{"name": "A"}, {"name": "B"}], "doi": None},
+        {"_id": 2, "text": "b", "tags": ["x", None, ["y"]], "score": float("nan"), "empty": [], "nothing": {"at": {"all": None}}},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [Document(row["_id"], row["text"], metadata={k: v for k, v in row.items() if k not in ("_id", "text")}) for row in rows]
+    from_file = build_index(tmp_path / "corpus.jsonl", word_sum, tmp_path / "file")
+    for name, documents in (("list", given), ("stream", iter(given))):
+        from_python = build_index(documents, word_sum, tmp_path / name)
+        assert list(from_python.documents) == list(from_file.documents)
+        assert from_python.fields == from_file.fields
+    assert from_file.documents[0].metadata == {"year": 2001, "venue.name": "ACL", "venue.rank": 1, "authors.name": ["A", "B"]}
+    assert from_file.documents[1].metadata == {"tags": ["x", "y"], "empty": []}
+    numbers = Document("3", "c", metadata={"n": np.int64(3), "x": np.float32(0.5), "ok": np.bool_(True)})  # type: ignore[dict-item]
+    assert add_documents(tmp_path / "file", [numbers], word_sum).document("3").metadata == {"n": 3, "x": 0.5, "ok": True}
+
+
+def test_an_integer_id_is_its_digits(tmp_path: Path, word_sum: Any) -> None:
+    documents = [Document(number, f"word{number}") for number in (7, np.int64(8), "9")]  # type: ignore[arg-type]
+    index = build_index(documents, word_sum, tmp_path / "i")
+    assert list(index.ids) == ["7", "8", "9"]
+    assert index.document(8).text == "word8"  # type: ignore[arg-type]
+    assert list(delete_documents(tmp_path / "i", [7, "8"]).ids) == ["9"]  # type: ignore[list-item]
+    assert list(build_in_memory(word_sum, documents).index.ids) == ["7", "8", "9"]
+    with pytest.raises(InputError, match="document id '9' is there twice"):
+        build_index([Document("9", "a"), Document(9, "b")], word_sum, tmp_path / "j")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (Document(1.5, "x"), "the id of a document must be a string or an integer, got 1.5"),  # type: ignore[arg-type]
+        (Document(None, "x"), "the id of a document must be a string or an integer, got None"),  # type: ignore[arg-type]
+        (Document(True, "x"), "the id of a document must be a string or an integer, got True"),
+        (Document(" ", "x"), "the id of a document is blank"),
+        (Document("d", "x", metadata={"a": float("inf")}), "document 'd': metadata field 'a' must hold strings, finite numbers"),
+        (Document("d", "x", metadata={"a": {"b": {1}}}), "document 'd': metadata field 'a.b' must hold strings"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata={"a": {"b": 1}, "a.b": 2}), "document 'd': two metadata fields are called 'a.b'"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata=["a"]), "document 'd': the metadata must be a mapping from field to value"),  # type: ignore[arg-type]
+        (Document("d", "x", metadata={1: "a"}), "document 'd': the name of a metadata field must be a string, got 1"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_document_that_no_index_can_hold_is_named(tmp_path: Path, word_sum: Any, document: Document, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_index([Document("c", "y"), document], word_sum, tmp_path / "i")
+
+
+def test_a_field_to_filter_by_must_be_in_a_document(tmp_path: Path, word_sum: Any) -> None:
+    documents = [Document("c", "y", metadata={"a": 1}), Document("d", "x")]
+    with pytest.raises(InputError, match="no document has the field 'b' to filter by; there are a"):
+        build_index(iter(documents), word_sum, tmp_path / "i", options=BuildOptions(fields=["a", "b"]))
+    assert word_sum.calls == []  # before anything was encoded
+    with pytest.raises(InputError, match="no document has the field 'b' to filter by; they have none"):
+        build_index(documents[1:], word_sum, tmp_path / "i", options=BuildOptions(fields=["b"]))
+    assert list(build_index(documents, word_sum, tmp_path / "i", options=BuildOptions(fields=["a"])).fields) == ["a"]
+
+
+@pytest.mark.parametrize("k", [1, 5, 17, 1000])
+def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], model: Any, k: int) -> None:
+    index, alive = changed
+    assert len(index.segments) == 3
+    assert (len(index), list(index.ids)) == (len(alive), [document.id for document in alive])
+    same(index.search(model.encode(QUERIES, "query").vectors, k), brute_force(model, alive, k))
+    assert list(index.documents) == alive
+    assert [index.documents[number] for number in (0, 29, -1)] == [alive[0], alive[29], alive[-1]]
+    with pytest.raises(IndexError):
+        index.ids[len(alive)]
+    with pytest.raises(InputError, match="no document 'd010'"):
+        index.text_of("d010")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ids"),
+    [
+        (["year>=2005"], None),
+        (["year=2003", "part<30"], None),
+        (["part in 1,2,3,40,41"], None),
+        (["year!=2003"], None),
+        ([], ["d002", "d010", "d045", "unknown"]),
+        (["year>2004"], ["d002", "d045", "d046"]),
+        (["year>3000"], None),
+        ([], []),
+        (["part>=0"], None),
+    ],
+)
+def test_a_filter_finds_what_brute_force_over_the_allowed_finds(
+    changed: tuple[Index, list[Document]], model: Any, conditions: list[str], ids: list[str] | None
+) -> None:
+    index, alive = changed
+    where = Filter.parse(conditions, ids=ids)
+    predicates = {
+        "year>=2005": lambda year, part: year >= 2005,
+        "year=2003": lambda year, part: year == 2003,
+        "part<30": lambda year, part: part < 30,
+        "part in 1,2,3,40,41": lambda year, part: part in (1, 2, 3, 40, 41),
+        "year!=2003": lambda year, part: year != 2003,
+        "year>2004": lambda year, part: year > 2004,
+        "year>3000": lambda year, part: year > 3000,
+        "part>=0": lambda year, part: part >= 0,
+    }
+    allowed = [
+        document
+        for document in alive
+        if all(predicates[text](**(document.metadata or {})) for text in conditions) and (ids is None or document.id in ids)
+    ]
+    for k in (1, 7, 1000):
+        for effort in ("exact", "balanced", "fast"):
+            same(index.search(model.encode(QUERIES, "query").vectors, k, where=where, effort=effort), brute_force(model, allowed, k))
+
+
+def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, _ = changed
+    queries = model.encode(QUERIES, "query").vectors
+    with pytest.raises(InputError, match="no document has the field 'yaer' to filter by; there are part, year"):
+        index.search(queries, 3, where=Filter.parse(["yaer=3"]))
+    with pytest.raises(InputError, match="no knobs, got nprobe"):
+        index.search(queries, 3, effort={"nprobe": 3})
+
+
+def test_queries_that_cannot_be_searched(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, _ = changed
+    dense = index.manifest.model.kind == "dense"
+    with pytest.raises(ValueError, match="k must be >= 1"):
+        index.search(model.encode(QUERIES, "query").vectors, 0)
+    wrong: Any = np.ones((2, 5), np.float32)
+    with pytest.raises(ValueError, match="must have the shape"):
+        index.search(wrong if dense else [wrong], 3)
+    broken: Any = np.full((1, 256), np.nan, np.float32)
+    with pytest.raises(ValueError, match="of query 0 is not finite"):
+        index.search(broken if dense else [broken], 3)
+    assert len(index.search(broken[:0] if dense else [], 3)) == 0
+
+
+def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    hits = index.search(queries, len(alive))
+    for query, ids, scores in zip(queries, hits.ids, hits.scores, strict=True):
+        np.testing.assert_allclose(index.scores(query, ids[::-1]), scores[::-1], rtol=1e-5, atol=1e-5)
+    assert index.locate(["d010", alive[0].id, alive[-1].id]) == [None, (0, 0), (2, 19)]
+    with pytest.raises(InputError, match="no document 'd010'"):
+        index.scores(queries[0], ["d010"])
+
+
+def test_compacting_leaves_what_a_new_build_would_have_made(changed: tuple[Index, list[Document]], model: Any, tmp_path: Path) -> None:
+    index, alive = changed
+    before = index.search(model.encode(QUERIES, "query").vectors, 20)
+    size = index.manifest.bytes
+    compacted = compact_index(tmp_path / "i")
+    built = build_index(alive, model, tmp_path / "new")
+    assert [segment.files for segment in compacted.manifest.segments] == [segment.files for segment in built.manifest.segments]
+    assert compacted.manifest.tokens == built.manifest.tokens
+    assert (compacted.manifest.vectors, compacted.manifest.deleted) == (built.manifest.vectors, 0)
+    assert compacted.manifest.bytes < size
+    same(compacted.search(model.encode(QUERIES, "query").vectors, 20), before)
+    assert compact_index(tmp_path / "i").manifest.generation == compacted.manifest.generation  # nothing to do, nothing committed
+    # What a reader has open it keeps, although its files are gone.
+    delete_documents(tmp_path / "i", [alive[0].id])
+    delete_documents(tmp_path / "i", [alive[1].id])
+    assert len(list((tmp_path / "i" / "manifests").iterdir())) == 2
+    same(index.search(model.encode(QUERIES, "query").vectors, 20), before)
+    assert list(index.documents) == alive
+
+
+def test_compacting_within_a_small_memory_leaves_segments_apart(changed: tuple[Index, list[Document]], tmp_path: Path) -> None:
+    _, alive = changed
+    compacted = compact_index(tmp_path / "i", memory=1)
+    assert len(compacted.manifest.segments) == 3
+    assert [segment.deleted for segment in compacted.manifest.segments] == [None] * 3
+    assert list(compacted.documents) == alive
+
+
+def test_single_additions_are_merged_and_the_large_segment_is_not_written_again(tmp_path: Path, model: Any) -> None:
+    first = [Document(f"f{number:04d}", f"word{number} text") for number in range(1200)]
+    more = [Document(f"n{number:02d}", f"word{number} new") for number in range(27)]
+    before = build_index(first, model, tmp_path / "i", options=BuildOptions(engine="exact"))
+    query = model.encode(["word3 text", "word26 new"], "query").vectors
+    found = before.search(query, 20)
+    (base,) = before.manifest.segments
+    counts, written, names = [], 0, {base.name}
+    for number, document in enumerate(more):
+        index = add_documents(tmp_path / "i", [document], model)
+        segments = index.manifest.segments
+        assert (segments[0], index.manifest.generation, index.manifest.operation) == (base, number + 2, "add")
+        assert segments[0].documents == 1200
+        assert (len(index), sum(segment.documents for segment in segments)) == (1201 + number, 1201 + number)
+        counts.append(len(segments))
+        written += sum(segment.documents for segment in segments if segment.name not in names)
+        names |= {segment.name for segment in segments}
+    assert max(counts) <= 4
+    assert written <= 27 * 8  # documents: far from 27 times the index
+    index = open_index(tmp_path / "i")
+    assert list(index.documents) == [*first, *more]
+    whole = build_index([*first, *more], model, tmp_path / "new", options=BuildOptions(engine="exact"))
+    same(index.search(query, 20), whole.search(query, 20))
+    same(before.search(query, 20), found)  # what was open has its files, although the folder has lost them
+    assert check_index(tmp_path / "i").problems == ()
+
+
+def test_an_addition_that_merges_drops_deleted_documents(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:20], model, tmp_path / "i")
+    for place in (20, 30):
+        add_documents(tmp_path / "i", DOCUMENTS[place : place + 10], model)
+    index = delete_documents(tmp_path / "i", ["d003", "d025"])
+    assert (len(index.manifest.segments), index.manifest.deleted) == (3, 2)
+    index = add_documents(tmp_path / "i", DOCUMENTS[38:50], model, replace_existing=True)
+    assert (len(index.manifest.segments), index.manifest.deleted) == (1, 0)
+    assert list(index.documents) == [each for each in DOCUMENTS[:38] if each.id not in ("d003", "d025")] + DOCUMENTS[38:50]
+
+
+def test_an_addition_is_not_merged_with_a_damaged_segment(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:20], model, tmp_path / "i")
+    for place in (20, 30):
+        add_documents(tmp_path / "i", DOCUMENTS[place : place + 10], model)
+    damaged = next((tmp_path / "i" / "segments").glob("s-000000000002-0000/documents.jsonl"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    index = add_documents(tmp_path / "i", DOCUMENTS[40:50], model)
+    assert [segment.documents for segment in index.manifest.segments] == [20, 10, 20]
+    assert damaged.read_bytes() != whole
+    damaged.write_bytes(whole)
+    assert list(open_index(tmp_path / "i").documents) == DOCUMENTS[:50]
+
+
+def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:3], model, tmp_path / "i")
+    empty = delete_documents(tmp_path / "i", [document.id for document in DOCUMENTS[:3]])
+    for index in (empty, compact_index(tmp_path / "i"), open_index(tmp_path / "i")):
+        assert (len(index), list(index.ids)) == (0, [])
+        assert index.search(model.encode(QUERIES, "query").vectors, 5).ids == [[]] * 4
+        assert index.search(model.encode(QUERIES, "query").vectors, 5, where=Filter(ids=frozenset(["d000"]))).ids == [[]] * 4
+    assert open_index(tmp_path / "i").manifest.segments == ()
+    with pytest.raises(InputError, match="document 'd000' is not in this index"):
+        delete_documents(tmp_path / "i", ["d000"])
+    assert list(add_documents(tmp_path / "i", DOCUMENTS[:2], model).documents) == DOCUMENTS[:2]
+
+
+def test_deleting_what_is_not_there_deletes_nothing(tmp_path: Path, model: Any) -> None:
+    build_index(DOCUMENTS[:5], model, tmp_path / "i")
+    with pytest.raises(InputError, match=r"document 'x' is not in this index \(nor are 1 others\); nothing was deleted"):
+        delete_documents(tmp_path / "i", ["d001", "x", "y"])
+    assert len(open_index(tmp_path / "i")) == 5
+    assert delete_documents(tmp_path / "i", []).manifest.generation == 1
+    assert len(delete_documents(tmp_path / "i", ["d001", "d001"])) == 4
+    assert len(delete_documents(tmp_path / "i", ["d002"])) == 3  # tombstones on tombstones
+    assert check_index(tmp_path / "i").problems == ()
+
+
+def test_ties_across_segments_go_to_the_greater_id(tmp_path: Path, word_sum: Any) -> None:
+    ids = [f"t{number:02d}" for number in np.random.default_rng(0).permutation(40)]
+    build_index([Document(key, "same") for key in ids[:13]], word_sum, tmp_path / "i")
+    add_documents(tmp_path / "i", [Document(key, "same") for key in ids[13:14]], word_sum)
+    index = add_documents(tmp_path / "i", [Document(key, "same") for key in ids[14:]], word_sum)
+    query = word_sum.encode(["same"], "query").vectors
+    for k in (1, 3, 39, 40, 41):
+        assert index.search(query, k).ids == [sorted(ids, reverse=True)[:k]]
+
+
+def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[Index, list[Document]], model: Any) -> None:
+    index, alive = changed
+    queries = model.encode(QUERIES, "query").vectors
+    for _ in range(2):
+        for year in range(2000, 2010):
+            found = index.search(queries, 100, where=Filter.parse([f"year={year}"]))
+            assert set(found.ids[0]) == {document.id for document in alive if (document.metadata or {})["year"] == year}
+
+
+def test_sizes_are_of_what_is_searched(tmp_path: Path, word_sum: Any) -> None:
+    index = build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(store_text=False))
+    assert index.nbytes == 60 * 256 * 4

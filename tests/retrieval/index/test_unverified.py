@@ -1,0 +1,90 @@
+"""Files that nobody has compared with their checksums and that are not what was written: said where they are used, and never a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from quiver.retrieval.index import DamagedIndexError, Filter, Index, delete_documents, open_index
+from quiver.retrieval.index.kernels import compiled, reference
+from quiver.retrieval.index.kernels.packing import lanes
+
+
+def searched(index: Index, faults: ModuleType, effort: Any, where: Filter | None = None) -> object:
+    model = faults.ENGINES[index.kind].model
+    return index.search(model.encode(["word3 new"], "query").vectors, 3, effort=effort, where=where)
+
+
+USES: dict[str, Callable[[Index, ModuleType], object]] = {
+    "open": lambda index, faults: None,
+    "look at everything": lambda index, faults: searched(index, faults, "exact"),
+    "look at little": lambda index, faults: searched(index, faults, faults.ENGINES[index.kind].narrow),
+    "decode": lambda index, faults: index.segments[0].vectors.vectors(np.arange(9)),
+    "score": lambda index, faults: index.scores(faults.TOKENS.encode(["word3"], "query").vectors[0], ["a0", "a3", "a8"]),
+    "filter": lambda index, faults: searched(index, faults, "exact", Filter.parse(["n<100"])),
+    "locate": lambda index, faults: index.locate([f"a{number}" for number in range(9)]),
+    "name": lambda index, faults: list(index.ids),
+    "show": lambda index, faults: list(index.documents),
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "file", "place", "value", "uses"),
+    [
+        # The number of a token's centroid is in the last two bytes of its record.
+        ("ivf-tokens", "coarse.u8", -1, 0xFF, ["look at everything", "look at little", "decode", "score"]),
+        ("ivf-dense", "coarse.u8", -1, 0xFF, ["look at little"]),
+        ("exact-tokens", "lengths.u32", 3, 0xFF, ["open"]),
+        ("ivf-tokens", "lengths.u32", 3, 0xFF, ["open"]),
+        ("exact-dense", "ids.rows", 3, 0xFF, ["locate"]),
+        ("exact-dense", "ids.utf8", 1, 0xFF, ["name"]),
+        ("exact-dense", "ids.ends", -1, 0xFF, ["open"]),
+        ("exact-dense", "documents.ends", -1, 0xFF, ["show"]),
+        ("exact-dense", "documents.jsonl", 0, 0xFF, ["show"]),
+        ("exact-dense", "metadata-0000.rows", 3, 0xFF, ["filter"]),
+    ],
+)
+def test_what_is_wrong_is_said_where_it_is_used(
+    engine: str, file: str, place: int, value: int, uses: list[str], tmp_path: Path, faults: ModuleType
+) -> None:
+    faults.build(tmp_path / "i", engine)
+    (path,) = (tmp_path / "i").rglob(file)
+    content = bytearray(path.read_bytes())
+    assert content[place] != value
+    content[place] = value
+    path.write_bytes(content)
+    for use in uses:
+        with pytest.raises(DamagedIndexError) as caught:
+            USES[use](open_index(tmp_path / "i", verify=False), faults)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_change_of_a_damaged_index_says_so_too(tmp_path: Path, faults: ModuleType) -> None:
+    """Deleting verifies what it looks ids up in."""
+    faults.build(tmp_path / "i", "exact-dense")
+    (path,) = (tmp_path / "i").rglob("ids.rows")
+    path.write_bytes(b"\xff" * 36)
+    with pytest.raises(DamagedIndexError, match=r"ids\.rows: bytes 0 to 35 have changed"):
+        delete_documents(tmp_path / "i", ["a1"])
+
+
+@pytest.mark.parametrize("module", [reference, compiled])
+def test_a_document_with_a_centroid_that_does_not_exist_has_no_score(module: Any) -> None:
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 5, (12, 8 // 8 + 2)).astype(np.uint8)
+    coarse[:, 2] = 0
+    coarse[5, 1:] = 0xFF  # 65,535 of 5
+    fine = rng.integers(0, 50, (12, 8 * 4 // 8 + 2)).astype(np.uint8)
+    products, query = rng.standard_normal((2, 16, 4)).astype(np.float32), lanes(rng.standard_normal((3, 8)).astype(np.float32))
+    similarities, table = rng.standard_normal((1, 5, 16)).astype(np.float32), rng.standard_normal((1, 2, 16, 16)).astype(np.float32)
+    begins, ends = np.array([0, 4, 8, 12]), np.array([4, 8, 12, 12])
+    for scores in (
+        module.score(coarse, fine, begins, ends, similarities, products, rng.standard_normal((256, 2)).astype(np.float32), query),
+        module.estimate(coarse, begins, ends, similarities, table),
+    ):
+        assert np.isnan(scores).tolist() == [False, True, False, False]
+        assert scores[3] == -np.inf

@@ -1,0 +1,326 @@
+"""An index built by workers is the one that a single process builds, whoever dies on the way, and nothing finished is encoded again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
+from quiver.retrieval.cluster import Executor, LocalProcesses, open_executor
+from quiver.retrieval.index import BuildOptions, Index, build_index, open_index, pieces
+from quiver.retrieval.index.disk import REAL
+from quiver.retrieval.index.plan import chunk_ends
+from quiver.retrieval.index.source import Reading, survey
+from quiver.retrieval.index.work import PieceFolders, WorkFolder
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.model_settings import ColBERTSettings
+from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.records import Document
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+WORDS = ["granite", "water", "bird", "stone", "river", "cloud", "leaf", "sand", "wind", "fire"]
+
+
+def documents(count: int, words: int = 30) -> list[Document]:
+    rng = np.random.default_rng(5)
+    return [Document(f"d{number:04d}", " ".join(rng.choice(WORDS, 1 + number % words)), "", {"n": number}) for number in range(count)]
+
+
+def make_model(folder: Path, kind: str) -> Path:
+    """A model that encodes in no time."""
+    tokenizer = Tokenizer.train(WORDS, vocab_size=300)
+    config = EncoderConfig.modernbert(
+        vocab_size=len(tokenizer), hidden_size=64, num_heads=2, intermediate_size=96, layer_types=["global"], max_positions=128
+    )
+    encoder = init_weights(Encoder(config), seed=3)
+    if kind == "dense":
+        BiEncoder(encoder, tokenizer, ModelFolder("dense", folder, max_length=64, normalize=True)).save(folder)
+    else:
+        colbert = ColBERTSettings(query_prefix="", document_prefix="", query_length=16, document_length=64)
+        settings = ModelFolder("colbert", folder, projections=(Projection(64, 32),), similarity="maxsim", colbert=colbert)
+        ColBERT(encoder, tokenizer, settings).save(folder)
+    return folder
+
+
+class Left(NamedTuple):
+    """What was in the folder of a build when it had ended."""
+
+    markers: dict[str, int]
+    folders: Counter[str]
+
+    @property
+    def made(self) -> int:
+        """Pieces of the index."""
+        return sum(name.startswith("piece-") for name in self.markers)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Left]:
+    """Looks into the folder of the build just before it is removed."""
+    seen: list[Left] = []
+    remove = WorkFolder.remove
+
+    def looked(work: WorkFolder) -> None:
+        seen.append(look(work.folder))
+        remove(work)
+
+    monkeypatch.setattr(WorkFolder, "remove", looked)
+    return lambda: seen[-1]
+
+
+def look(folder: Path) -> Left:
+    markers = {path.stem: path.stat().st_mtime_ns for path in folder.glob("*.done")}
+    return Left(markers, Counter(path.name.partition(".")[0] for path in folder.iterdir() if path.is_dir() and "piece-" in path.name))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+
+
+def sums(index: Index) -> list[dict[str, str]]:
+    folders = [*index.manifest.segments, index.manifest.codec]
+    return [{name: entry.sha256 for name, entry in each.files.items()} for each in folders]
+
+
+def test_the_chunks_are_those_of_one_reading() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        lengths = rng.integers(0, 9, 40).astype(np.uint32)
+        ends, first = list[int](), 0
+        while first < 40:  # one document after the other
+            held, stop = 0, first
+            while stop < 40 and stop - first < 6 and (held < 20):
+                held += int(lengths[stop])
+                stop += 1
+            ends.append(stop)
+            first = stop
+        assert chunk_ends(lengths, documents=6, characters=20) == ends
+
+
+def test_a_spool_gives_any_documents(tmp_path: Path) -> None:
+    given = [Document(f"d{number}", "x" * (number % 5), "é\u2028", {"n": number} if number % 2 else None) for number in range(700)]
+    source = survey(given, tmp_path / "spool", disk=REAL, spooled=True)
+    reading = Reading(source.spool, source.count)
+    for first, stop in ((0, 3), (3, 9), (600, 700), (255, 258), (512, 513), (1, 2)):
+        assert reading.span(first, stop) == given[first:stop]
+    assert list(reading.picked(np.array([0, 5, 300, 699]))) == [given[number] for number in (0, 5, 300, 699)]
+    assert source.lengths.tolist() == [len(each.text) for each in given]
+    source.spool.path.unlink()
+    with pytest.raises(InputError, match="all workers need the folder of the index"):
+        Reading(source.spool, source.count).span(0, 1)
+
+
+def test_two_workers_that_make_the_same_piece_leave_one(tmp_path: Path) -> None:
+    """Each writes to its own name; the first is taken, whatever the second does, and however far a third came."""
+    one, two, dead = (PieceFolders(tmp_path, REAL, name) for name in ("one", "two", "dead"))
+    folders = [each.begin("piece-000000") for each in (one, two, dead)]
+    assert len(set(folders)) == 3
+    for folder in folders[:2]:
+        (folder / "file").write_text(folder.name)
+    first = one.finish("piece-000000", folders[0], {"file": "text"}, {"documents": 1})
+    second = two.finish("piece-000000", folders[1], {"file": "text"}, {"documents": 2})
+    assert first == second
+    assert (first.folder, first.facts) == (folders[0], {"documents": 1})
+    assert not folders[1].exists()
+    here = PieceFolders(tmp_path, REAL)
+    assert here.finished("piece-000000") == first
+    (first.folder / "file").write_text("ONE")
+    assert here.finished("piece-000000") is None
+    here.discard("piece-000000")
+    again = two.begin("piece-000000")
+    (again / "file").write_text("again")
+    assert two.finish("piece-000000", again, {"file": "text"}, {}).folder == again
+
+
+@pytest.mark.parametrize(("kind", "engine", "workers"), [("dense", "exact", 2), ("colbert", "ivf-tokens", 3)])
+def test_processes_build_the_same_bytes(
+    tmp_path: Path, kind: str, engine: str, workers: int, small_pieces: None, left: Callable[[], Left]
+) -> None:
+    del small_pieces
+    model, given = load_model(make_model(tmp_path / "model", kind)), documents(100)
+    options = BuildOptions(engine, calibrate=False)
+    whole = build_index(given, model, tmp_path / "whole", options=options)
+    built = build_index(iter(given), model, tmp_path / "built", options=options, executor=LocalProcesses(workers))
+    assert sums(built) == sums(whole)
+    assert left().made == 13
+    assert left().folders.total() == 13
+    assert list(built.documents) == given
+    assert not any((tmp_path / "built" / "tmp").iterdir())
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from quiver.retrieval.cluster import LocalProcesses
+from quiver.retrieval.index import BuildOptions, build_index, pieces
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.models.projection import Projection
+
+if __name__ == "__main__":
+    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 8
+    model, corpus, out, workers = sys.argv[1:]
+    build_index(corpus, load_model(model), Path(out), options=BuildOptions(calibrate=False), executor=LocalProcesses(int(workers)))
+"""
+
+
+def write_corpus(path: Path, given: list[Document]) -> Path:
+    path.write_text("".join(json.dumps({"_id": each.id, "text": each.text, **(each.metadata or {})}) + "\n" for each in given))
+    return path
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.002)
+
+
+def test_a_killed_driver_goes_on_with_other_workers_and_encodes_nothing_twice(tmp_path: Path, left: Callable[[], Left]) -> None:
+    """SIGKILL in the middle; its workers end too. Then three workers instead of two, and other memory, chunks and pieces of their own."""
+    given = documents(1200, words=60)
+    corpus, model = write_corpus(tmp_path / "c.jsonl", given), make_model(tmp_path / "model", "dense")
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([sys.executable, str(script), str(model), str(corpus), str(tmp_path / "i"), "2"], env=environment)
+
+    def finished() -> list[Path]:
+        return sorted((tmp_path / "i" / "tmp").glob("b-*/piece-*.done"))
+
+    try:
+        wait_for(lambda: len(finished()) >= 3 or process.poll() is not None)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with pytest.raises(InputError, match="the build was never finished"):
+        open_index(tmp_path / "i")
+    time.sleep(1.0)  # for its workers to notice
+    (work,) = (tmp_path / "i" / "tmp").glob("b-*")
+    before = look(work)
+    assert 3 <= before.made < 150
+    options = BuildOptions(calibrate=False, memory=1 << 30)
+    built = build_index(corpus, load_model(model), tmp_path / "i", options=options, executor=LocalProcesses(3))
+    after = left()
+    assert after.made == 150
+    assert {name: after.markers[name] for name in before.markers} == before.markers  # as they were: not made again
+    made_again = after.folders.total() - after.made
+    assert made_again <= 2  # what the two workers had in their hands
+    sys.stdout.write(f"{before.made} of 150 pieces finished by the driver that was killed, {made_again} begun and made again\n")
+    assert sums(built) == sums(build_index(corpus, load_model(model), tmp_path / "whole", options=options))
+
+
+def test_what_workers_cannot_use_is_one_line(tmp_path: Path, word_sum: Any) -> None:
+    with pytest.raises(InputError, match="word-sum-a"):
+        build_index(documents(20), word_sum, tmp_path / "i", executor=LocalProcesses(2))
+    model = load_model(make_model(tmp_path / "model", "dense"))
+    _ = model.card
+    other = make_model(tmp_path / "other", "dense")
+    weights = other / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"another model for a worker on .* all need the same files"):
+        build_index(documents(20), model, tmp_path / "i", executor=LocalProcesses(2))
+    assert not (tmp_path / "i").exists()
+
+
+@pytest.fixture
+def ray_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster of three nodes with a core each, on this machine."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # of the nodes' workers
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 << 20})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        yield cluster
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        cluster.shutdown()
+
+
+def killing_a_node(cluster: Any, folder: Path, workers: int) -> threading.Thread:
+    """Kills a node that is not the head as soon as so many workers have begun a piece."""
+
+    def kill() -> None:
+        def begun() -> int:
+            return len({path.suffix for path in folder.glob("tmp/b-*/piece-*.*") if path.is_dir()})
+
+        wait_for(lambda: begun() >= workers, 300)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    return thread
+
+
+def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: bool, size: int) -> Index:
+    executor: Executor = open_executor("ray", address=cluster.address)
+    thread = killing_a_node(cluster, out, 3) if kill else None
+    pieces._PIECE_DOCUMENTS, former = size, pieces._PIECE_DOCUMENTS
+    try:
+        index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False), executor=executor)
+    finally:
+        pieces._PIECE_DOCUMENTS = former
+    if thread is not None:
+        thread.join(1)
+        assert not thread.is_alive(), "the build had ended before a node was killed"
+    return index
+
+
+@pytest.mark.slow
+def test_three_nodes_build_the_same_bytes_also_when_one_is_killed(
+    tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(pieces, "_CHUNK", 8)
+    corpus = write_corpus(tmp_path / "c.jsonl", documents(480))
+    whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False))
+    for kill in (False, True):
+        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, 8)
+        assert left().made == 60
+        lost = left().folders.total() - left().made
+        assert lost <= kill
+        assert ("done again by another worker" in caplog.text) == kill
+        assert sums(built) == sums(whole)
+        sys.stdout.write(f"60 pieces on three nodes, killed: {kill}, {lost} begun and made again\n")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.data
+def test_three_nodes_build_all_of_pycodesearch(
+    tmp_path: Path, minilm: Path, quiver_data: Path, ray_nodes: Any, left: Callable[[], Left]
+) -> None:
+    corpus, model, seconds = quiver_data / "pycodesearch", load_model(minilm), list[float]()
+    started = time.monotonic()
+    whole = build_index(corpus, model, tmp_path / "whole", options=BuildOptions(calibrate=False))
+    seconds.append(time.monotonic() - started)
+    for kill in (False, True):
+        started = time.monotonic()
+        built = build_on_cluster(ray_nodes, corpus, minilm, tmp_path / f"built-{kill}", kill, 8192)
+        seconds.append(time.monotonic() - started)
+        assert sums(built) == sums(whole)
+        assert len(built) == 11_406
+        lost = left().folders.total() - left().made
+        assert lost <= kill
+        sys.stdout.write(f"{left().made} pieces, killed: {kill}, {lost} begun and made again\n")
+    sys.stdout.write(f"seconds here, on three nodes, and with one of them killed: {', '.join(f'{each:.0f}' for each in seconds)}\n")

@@ -1,0 +1,74 @@
+"""Vectors to bytes and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from quiver.retrieval.index.clustering import Clustering, cluster
+from quiver.retrieval.index.fast_scan import product_quantizer, train_codebooks
+from quiver.retrieval.index.kernels import reference
+from quiver.retrieval.index.tokens.coding import Coding
+from quiver.retrieval.index.tokens.pair_codes import Bits, learn_pairs
+
+
+@pytest.fixture(scope="module")
+def tokens(make_collection: Any) -> Any:
+    return make_collection(600, width=64)
+
+
+@pytest.fixture(scope="module")
+def clustering(tokens: Any) -> Clustering:
+    return cluster(tokens.vectors, tokens.token_ids, count=200, grouping="tokens", seed=0)
+
+
+def coding_of(tokens: Any, clustering: Clustering, bits: Bits) -> Coding:
+    residuals = tokens.vectors - clustering.centroids[clustering.assign(tokens.vectors, tokens.token_ids)]
+    products = train_codebooks(residuals, 4)
+    residuals -= reference.product(product_quantizer(products).compute_codes(residuals), products)
+    return Coding(clustering, products, learn_pairs(residuals, bits, seed=0))
+
+
+@pytest.mark.parametrize(("bits", "width", "error"), [(2, 18, 0.055), (3, 26, 0.018), (3.5, 30, 0.01), (4, 34, 0.006)])
+def test_the_error_is_a_known_part_of_the_residual(tokens: Any, clustering: Clustering, bits: Bits, width: int, error: float) -> None:
+    coding = coding_of(tokens, clustering, bits)
+    assert coding.bits == bits
+    coarse, fine = coding.encode(tokens.vectors, tokens.token_ids)
+    assert coarse.shape == (len(tokens.vectors), coding.coarse_width) == (len(tokens.vectors), 64 // 8 + 2)
+    assert fine.shape == (len(tokens.vectors), coding.fine_width) == (len(tokens.vectors), width)
+    numbers = coding.numbers(coarse)
+    np.testing.assert_array_equal(numbers, clustering.assign(tokens.vectors, tokens.token_ids))
+    residual = ((tokens.vectors - clustering.centroids[numbers]) ** 2).sum()
+    left = ((tokens.vectors - coding.decode(coarse, fine)) ** 2).sum()
+    assert left / residual < error
+
+
+def test_bytes_do_not_depend_on_the_vectors_beside(tokens: Any, clustering: Clustering) -> None:
+    coding = coding_of(tokens, clustering, 4)
+    coarse, fine = coding.encode(tokens.vectors, tokens.token_ids)
+    rows = np.random.default_rng(0).permutation(len(tokens.vectors))[:301]
+    part = coding.encode(tokens.vectors[rows], tokens.token_ids[rows])
+    np.testing.assert_array_equal(part[0], coarse[rows])
+    np.testing.assert_array_equal(part[1], fine[rows])
+    for row in range(0, 500, 50):
+        single = coding.encode(tokens.vectors[row : row + 1], tokens.token_ids[row : row + 1])
+        assert single[0][0].tobytes() + single[1][0].tobytes() == coarse[row].tobytes() + fine[row].tobytes()
+
+
+def test_many_centroids_take_wider_numbers() -> None:
+    rng = np.random.default_rng(0)
+    centroids = rng.standard_normal((70_000, 8)).astype(np.float16).astype(np.float32)
+    coding = Coding(Clustering(centroids, np.array([0, 70_000])), np.zeros((2, 16, 4), np.float32), learn_pairs(centroids[:9], 4, seed=0))
+    assert coding.coarse_width == 1 + 4
+    coarse, fine = coding.encode(centroids[[0, 65_535, 65_536, 69_999]], None)
+    assert coding.numbers(coarse).tolist() == [0, 65_535, 65_536, 69_999]
+    np.testing.assert_array_equal(coding.decode(coarse, fine), centroids[[0, 65_535, 65_536, 69_999]])  # nothing was left to code
+
+
+def test_no_vectors_are_no_bytes(tokens: Any, clustering: Clustering) -> None:
+    coding = coding_of(tokens, clustering, 3)
+    coarse, fine = coding.encode(np.empty((0, 64), np.float32), np.empty(0, np.uint32))
+    assert coarse.shape == (0, coding.coarse_width)
+    assert fine.shape == (0, coding.fine_width)
+    assert coding.decode(coarse, fine).shape == (0, 64)

@@ -1,0 +1,203 @@
+"""Qdrant and LanceDB read back what an index holds, and find what it finds: the same scores, whatever was interrupted or written before."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import read_documents, read_queries
+from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.integrations import export_to, points, targets
+from quiver.retrieval.models.loading import load_model
+from quiver.retrieval.records import Document
+
+qdrant_client = pytest.importorskip("qdrant_client")
+lancedb = pytest.importorskip("lancedb")
+
+from quiver.retrieval.integrations import lance, qdrant  # noqa: E402
+
+Found = list[tuple[str, float]]
+
+
+def same(found: Found, index: Index, query: NDArray[np.float32], k: int, *, tolerance: float = 1e-4) -> None:
+    """The k best by exact search, ties aside: the same scores place by place, and every document at its own score."""
+    hits = index.search([query] if query.ndim == 2 else query[None], k, effort="exact")
+    np.testing.assert_allclose([score for _, score in found], hits.scores[0], atol=tolerance, rtol=1e-5)
+    np.testing.assert_allclose([score for _, score in found], index.scores(query, [key for key, _ in found]), atol=tolerance, rtol=1e-5)
+    assert len({key for key, _ in found}) == min(k, len(index))
+
+
+def queries(model: Any) -> list[NDArray[np.float32]]:
+    return list(model.encode(["word1 word2", "other3", "titled word6 word0"], "query").vectors)
+
+
+def test_qdrant_finds_what_the_index_finds(index: Index, model: Any) -> None:
+    client = qdrant.open_client(":memory:")
+    assert qdrant.write_collection(index, client, "birds") == len(index)
+    for query in queries(model):
+        same(qdrant.search_collection(client, "birds", query, 10, candidates=None), index, query, 10)
+        if query.ndim == 2:  # as many candidates as there are documents: nothing can be missed
+            same(qdrant.search_collection(client, "birds", query, 10, candidates=len(index)), index, query, 10)
+    (point,) = client.retrieve("birds", [points.point_id("d3")])
+    del point.payload[qdrant.STATE]
+    assert point.payload == {"id": "d3", "title": "titled", "text": "word3 word3 other3", "metadata": {"part": 3, "odd": True}}
+    condition = qdrant_client.models.FieldCondition(key="metadata.odd", match=qdrant_client.models.MatchValue(value=True))
+    assert client.count("birds", count_filter=qdrant_client.models.Filter(must=[condition])).count == 11
+
+
+def test_lancedb_finds_what_the_index_finds(index: Index, model: Any, tmp_path: Path) -> None:
+    assert lance.write_table(index, tmp_path / "lance", "birds") == len(index)
+    for query in queries(model):
+        if query.ndim == 1:
+            same(lance.search_table(tmp_path / "lance", "birds", query, 10), index, query, 10)
+        else:
+            same(lance.search_table(tmp_path / "lance", "birds", query, 10), index, query, 10, tolerance=1e-3)
+    table = lancedb.connect(tmp_path / "lance").open_table("birds")
+    (row,) = table.search().where("id = 'd3'").select(["title", "text", "metadata"]).to_list()
+    row.pop("_rowid", None)
+    assert (row["title"], row["text"], json.loads(row["metadata"])) == ("titled", "word3 word3 other3", {"part": 3, "odd": True})
+
+
+def exporter(store: str, index: Index, tmp_path: Path) -> Callable[[Index], int]:
+    return lambda now: export_to(now, f"{store}://{tmp_path / store}").written
+
+
+def ids_in(store: str, tmp_path: Path, name: str) -> list[str]:
+    if store == "lancedb":
+        return sorted(row["id"] for row in lancedb.connect(tmp_path / store).open_table(name).search().limit(1000).to_list())
+    client = qdrant.open_client(str(tmp_path / store))
+    try:
+        found, _ = client.scroll(name, limit=1000)
+        return sorted(point.payload["id"] for point in found)
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("store", ["qdrant", "lancedb"])
+def test_an_export_that_was_interrupted_goes_on_and_a_newer_state_replaces(
+    store: str, index: Index, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(points, "MOST", 5)
+    whole, module = points.batches, qdrant if store == "qdrant" else lance
+
+    def broken(given: Index) -> Any:
+        yield from itertools.islice(whole(given), 2)
+        raise KeyboardInterrupt
+
+    write = exporter(store, index, tmp_path)
+    monkeypatch.setattr(module, "batches", broken)
+    with pytest.raises(KeyboardInterrupt):
+        write(index)
+    monkeypatch.setattr(module, "batches", whole)
+    assert len(ids_in(store, tmp_path, "birds")) == 10
+    assert write(index) == 13
+    assert ids_in(store, tmp_path, "birds") == sorted(index.ids)
+    assert write(index) == 0
+    delete_documents(index.path, ["d2", "d11"])
+    newer = add_documents(index.path, [Document("d40", "word1 new")], model)
+    assert write(newer) == 22
+    assert ids_in(store, tmp_path, "birds") == sorted(newer.ids)
+
+
+@pytest.mark.parametrize("store", ["qdrant", "lancedb"])
+def test_documents_without_words_texts_or_vectors(store: str, word_by_word: Any, tmp_path: Path) -> None:
+    corpus = [Document("full", "word1 word2"), Document("empty", "")]
+    index = build_index(corpus, word_by_word, tmp_path / "i", options=BuildOptions(engine="exact", store_text=False))
+    assert export_to(index, f"{store}://{tmp_path / store}", collection="c").written == 2
+    assert ids_in(store, tmp_path, "c") == ["empty", "full"]
+    query = word_by_word.encode(["word1"], "query").vectors[0]
+    if store == "lancedb":
+        found = lance.search_table(tmp_path / store, "c", query, 10)
+    else:
+        client = qdrant.open_client(str(tmp_path / store))
+        found = qdrant.search_collection(client, "c", query, 10)
+        client.close()
+    assert [key for key, _ in found] == ["full"]
+    assert found[0][1] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("store", ["qdrant", "lancedb"])
+def test_a_collection_for_other_vectors_stays(store: str, word_sum: Any, word_by_word: Any, tmp_path: Path) -> None:
+    options, target = BuildOptions(engine="exact"), f"{store}://{tmp_path / store}"
+    corpus = [Document("d1", "word1 word2"), Document("d2", "word3")]
+    export_to(build_index(corpus, word_sum, tmp_path / "dense", options=options), target, collection="c")
+    other = build_index(corpus[:1], word_by_word, tmp_path / "tokens", options=options)
+    with pytest.raises(InputError, match="made for other vectors; choose another --collection, or --overwrite"):
+        export_to(other, target, collection="c")
+    assert ids_in(store, tmp_path, "c") == ["d1", "d2"]
+    export_to(other, target, collection="c", overwrite=True)
+    assert ids_in(store, tmp_path, "c") == ["d1"]
+
+
+def test_vectors_that_cosine_would_compare_otherwise_are_refused(
+    word_by_word: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build_index([Document("d1", "word1")], word_by_word, tmp_path / "i", options=BuildOptions(engine="exact"))
+    monkeypatch.setattr(lance, "_UNIT", -1.0)
+    with pytest.raises(InputError, match="document 'd1' has vectors that are not of unit length"):
+        export_to(index, f"lancedb://{tmp_path / 'lance'}")
+
+
+def test_the_command(quiver: Callable[..., Any], index: Index, tmp_path: Path) -> None:
+    done = quiver("index", "export", index.path, "--to", f"lancedb://{tmp_path / 'lance'}", "--json")
+    stored = {"store": "lancedb", "where": str(tmp_path / "lance"), "collection": "birds", "documents": 23, "written": 23}
+    assert (done.code, json.loads(done.out)) == (0, stored)
+    for arguments, message in (
+        (("--to", "weaviate://x"), "must be qdrant://FOLDER_OR_ADDRESS, lancedb://FOLDER"),
+        (("--to", "qdrant://"), "must be qdrant://"),
+        (("--to", "qdrant://x", "--out", "y"), "give either --out FOLDER"),
+        ((), "give either --out FOLDER"),
+        (("--out", tmp_path / "files", "--collection", "c"), "--collection and --overwrite are for --to"),
+        (("--to", f"qdrant://{tmp_path / 'q'}", "--collection", "a/b"), "--collection 'a/b': must be"),
+        (("--to", "qdrant://http://127.0.0.1:9"), "Qdrant, collection 'birds': "),
+    ):
+        done = quiver("index", "export", index.path, *arguments)
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+        assert message in done.err
+
+
+def test_a_missing_library_is_one_line(index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "quiver.retrieval.integrations.qdrant", None)
+    monkeypatch.delattr("quiver.retrieval.integrations.qdrant")
+    with pytest.raises(InputError, match=r"pip install 'quiver-retrieval\[interop\]'"):
+        targets.export_to(index, f"qdrant://{tmp_path}")
+
+
+def first_texts(quiver_data: Path, documents: int, asked: int) -> tuple[list[Document], list[str]]:
+    corpus = list(itertools.islice(read_documents(quiver_data / "scifact"), documents))
+    return corpus, [query.text for query in itertools.islice(read_queries(quiver_data / "scifact" / "queries.jsonl"), asked)]
+
+
+def compared(index: Index, vectors: Sequence[NDArray[np.float32]], tmp_path: Path) -> None:
+    client = qdrant.open_client(":memory:")
+    qdrant.write_collection(index, client, "c")
+    lance.write_table(index, tmp_path / "lance", "c")
+    for query in vectors:
+        same(qdrant.search_collection(client, "c", query, 10, candidates=None), index, query, 10)
+        same(lance.search_table(tmp_path / "lance", "c", query, 10), index, query, 10, tolerance=1e-3)
+
+
+@pytest.mark.data
+def test_real_texts_of_a_bi_encoder(quiver_data: Path, minilm: Path, tmp_path: Path) -> None:
+    corpus, texts = first_texts(quiver_data, 60, 8)
+    model = load_model(minilm)
+    index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))
+    compared(index, list(model.encode(texts, "query").vectors), tmp_path)
+    assert open_index(tmp_path / "i").ids[0] == corpus[0].id
+
+
+@pytest.mark.data
+def test_real_texts_of_a_colbert(quiver_data: Path, colbert_minilm: Path, tmp_path: Path) -> None:
+    corpus, texts = first_texts(quiver_data, 40, 5)
+    model = load_model(colbert_minilm)
+    index = build_index(corpus, model, tmp_path / "i", options=BuildOptions(engine="exact"))
+    compared(index, list(model.encode(texts, "query").vectors), tmp_path)
