@@ -11,7 +11,7 @@ from .checkpoints.head_checkpoint import save_span_qa as save_span_qa
 from .checkpoints.head_transform import TransformConfig as TransformConfig
 from .config import EncoderConfig as EncoderConfig
 from .config import RopeScaling as RopeScaling
-from .cpu.frozen import freeze as freeze
+from .cpu.frozen import optimize_for_inference as optimize_for_inference
 from .errors import InputError as InputError
 from .gpu.compiling import compile_encoder as compile_encoder
 from .gpu.cuda_graphs import GraphedEncoder as GraphedEncoder

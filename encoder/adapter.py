@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
-from torch import Tensor, nn
 
 # Keys of a transformers config that say nothing of the architecture.
 ABOUT = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})

@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from quiver.encoder.cpu.linear import compute_dtype
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from quiver.encoder.cpu.linear import compute_dtype
 
 # A chunk has as many rows as the matrix has columns, so its logits are as large as the matrix, which is there anyway with
 # its gradient. Below this number of rows the products stop being limited by arithmetic.

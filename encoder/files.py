@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quiver.encoder.errors import InputError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from quiver.encoder.errors import InputError
 
 
 def read_json(path: Path) -> dict[str, Any]:

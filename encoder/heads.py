@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from quiver.encoder.checkpoints.head_transform import (
     SHARED_TRANSFORM,
     Transform,
@@ -30,14 +33,12 @@ from quiver.encoder.model import Encoder
 from quiver.encoder.ops.dropout import Dropout
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.spans import position_loss
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ClassifierPooling = Literal["cls", "mean"]
 
 # The label of a token whose word is not asked for; the field's convention.
-NOT_ASKED = -100
+IGNORE_INDEX = -100
 
 
 class Decoder(nn.Module):
@@ -114,11 +115,11 @@ class MaskedLM(nn.Module):
         """
         if labels.shape != batch.ids.shape:
             raise ValueError(f"labels must be (N,) like the batch's ids, {tuple(batch.ids.shape)}, got {tuple(labels.shape)}")
-        positions = (labels != NOT_ASKED).nonzero().squeeze(1)
+        positions = (labels != IGNORE_INDEX).nonzero().squeeze(1)
         words = labels[positions]
         vocabulary = self.encoder.config.vocab_size
         if words.device.type == "cpu" and len(words) and not 0 <= words.min() <= words.max() < vocabulary:
-            raise ValueError(f"a label must be {NOT_ASKED} or 0..{vocabulary - 1}, got {words.min()}..{words.max()}")
+            raise ValueError(f"a label must be {IGNORE_INDEX} or 0..{vocabulary - 1}, got {words.min()}..{words.max()}")
         states = self._states(batch, positions)
         loss = linear_cross_entropy(states, self.decoder_weight, self.decoder.bias, words.to(states.device, non_blocking=True))
         return MaskedLMLoss(loss, len(words))

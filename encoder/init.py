@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 import torch
-from quiver.encoder.model import Encoder
 from torch import nn
+
+from quiver.encoder.model import Encoder
 
 # In standard deviations; ModernBERT's init_cutoff_factor.
 CUTOFF = 2.0

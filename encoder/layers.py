@@ -7,6 +7,9 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1; BERT, arXiv:1810.04805, secti
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
 from quiver.encoder.attention import attend
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.chunked_mlp import mlp_in_chunks, runs_in_chunks
@@ -17,8 +20,6 @@ from quiver.encoder.ops.norms import Norm
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.padding import PaddedBatch
 from quiver.encoder.positions import alibi_slopes
-from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 RotaryRows = tuple[Tensor, Tensor]
 """Cosines and sines of a batch's tokens, (N, R/2) each."""

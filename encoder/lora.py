@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
 from quiver.encoder.cpu.linear import Linear, Product, Rows, in_parts, multiply, ready_products
@@ -24,8 +27,6 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
 from quiver.encoder.ops.dropout import drop
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The files of `save_adapter`, named as PEFT names them."""

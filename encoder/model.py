@@ -12,6 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
 from quiver.encoder.config import EncoderConfig, Precision
 from quiver.encoder.cpu import fused, fused_training
 from quiver.encoder.cpu.lean import advance_, heads_buffer
@@ -23,8 +26,6 @@ from quiver.encoder.ops.norms import Norm
 from quiver.encoder.packing import PackedBatch, neighbours_of_equal_length
 from quiver.encoder.padding import PaddedBatch
 from quiver.encoder.positions import RotaryTable
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,7 +60,7 @@ class Encoder(nn.Module):
             for theta, scaling in tables
         )
         self.frozen: Precision | None = None
-        """How its matrices are packed for inference (`quiver.encoder.cpu.frozen.freeze`); it has no gradients any more then."""
+        """How its matrices are packed for inference (`encoder.cpu.frozen.optimize_for_inference`); then it has no gradients."""
         self.gradient_checkpointing = False
         """In training, keep one hidden state a block and compute the rest again in the backward pass."""
 
@@ -111,9 +112,9 @@ class Encoder(nn.Module):
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 return self.forward(batch)
         batch = batch.to(self.device)
-        if self.frozen == "int8" and not batch.steady:
+        if self.frozen == "int8" and not batch.batch_invariant:
             # The loops answer a lone query sooner than torch's operators do, of which quantised products need some forty.
-            batch = replace(batch, steady=True, memo={})
+            batch = replace(batch, batch_invariant=True, memo={})
         batch, places = self._arranged(batch)
         ropes = self._ropes(batch.positions)
         hidden: Tensor = self.embeddings(batch, self._hidden_dtype(batch, ropes[0]))
@@ -121,7 +122,7 @@ class Encoder(nn.Module):
         if lean(hidden) and not self.training:
             self._advance_(hidden, batch, ropes)
         else:
-            step: Step = _fused_step if fused_training.serves(self._blocks, batch, hidden, ropes[0]) else _step
+            step: Step = _fused_step if fused_training.is_supported(self._blocks, batch, hidden, ropes[0]) else _step
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 step = partial(checkpoint, step, use_reentrant=False)
             for layer, rope in zip(self._blocks, ropes, strict=True):
@@ -144,7 +145,7 @@ class Encoder(nn.Module):
     def _advance_(self, hidden: Tensor, batch: PackedBatch, ropes: Sequence[RotaryRows | None]) -> None:
         """All blocks over the residual stream, in place."""
         advance: Callable[[Block, RotaryRows | None], None]
-        if fused.serves(self._blocks, batch, hidden, ropes[0]):
+        if fused.is_supported(self._blocks, batch, hidden, ropes[0]):
             advance = fused.FusedBlocks(self._blocks, batch, hidden).advance_
         else:
             buffer = heads_buffer(self._blocks[0], hidden, batch)

@@ -30,8 +30,8 @@ class PackedBatch:
         rows: For each sequence its place in the list it came from, B integers.
         key_lengths: For each sequence how many leading tokens may be attended to; the others only read (ColBERT's
             unattended query expansion). None: all of them.
-        steady: On a CPU a sequence's states are the same to the bit whatever stands beside it, also where few tokens alone would be faster
-            another way.
+        batch_invariant: On a CPU, compute the hidden states of a sequence bit-identically whatever else the batch holds, even where another
+            method would be faster for few tokens.
         memo: What attention derives from the layout (masks, groups); made once a batch and shared by its layers.
     """
 
@@ -42,7 +42,7 @@ class PackedBatch:
     positions: Tensor
     rows: tuple[int, ...]
     key_lengths: tuple[int, ...] | None = None
-    steady: bool = False
+    batch_invariant: bool = False
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class PackedBatch:
             positions=self.positions.to(device, non_blocking=True),
             rows=self.rows,
             key_lengths=self.key_lengths,
-            steady=self.steady,
+            batch_invariant=self.batch_invariant,
         )
 
     def unpack(self, hidden: Tensor) -> list[Tensor]:
@@ -237,7 +237,7 @@ def neighbours_of_equal_length(batch: PackedBatch) -> tuple[PackedBatch, Tensor 
         positions=batch.positions[order],
         rows=tuple(batch.rows[place] for place in flat),
         key_lengths=None if keys is None else tuple(keys[place] for place in flat),
-        steady=batch.steady,
+        batch_invariant=batch.batch_invariant,
     )
     return arranged, inverse
 

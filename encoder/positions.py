@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable
 
 import torch
-from quiver.encoder.config import RopeScaling
 from torch import Tensor, nn
+
+from quiver.encoder.config import RopeScaling
 
 
 def rope_frequencies(theta: float, rotary_width: int, scaling: RopeScaling | None = None) -> tuple[Tensor, float]:

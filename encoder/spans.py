@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from quiver.encoder.packing import PackedBatch
 from torch import Tensor
+
+from quiver.encoder.packing import PackedBatch
 
 # Scores looked at in one step of the search: 8 MiB of float64.
 STEP_SCORES = 1 << 20

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json, write_text
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 # ModernBERT's names, in ModernBERT's order of ids.
 SPECIAL_TOKENS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}

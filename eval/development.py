@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torch import nn
+
 from quiver.encoder.errors import InputError
 from quiver.eval.averages import Part, grouped
 from quiver.eval.benchmark import Benchmark, resolve
@@ -23,7 +25,6 @@ from quiver.retrieval.data.vectors import vector_store
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.training.sections import DevelopmentSection
-from torch import nn
 
 DEPTH = 10
 """Documents kept for a query: nDCG@10 looks no further, and an exact search gives the same ten however many it is asked for."""

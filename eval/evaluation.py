@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path, PurePath
 
 import numpy as np
+
 from quiver.encoder.config import Precision
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import torch
+
 from quiver.retrieval.records import Document, Query
 from quiver.retrieval.versions import installed_version
 

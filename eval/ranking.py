@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.eval.benchmark import Policy, cut, depth
 from quiver.eval.bm25 import bm25_run

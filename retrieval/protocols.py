@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Hits, ModelCard, Role, TokenEncoding
 
 Vectors = TypeVar("Vectors", contravariant=True)

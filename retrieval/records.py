@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.config import Precision
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]

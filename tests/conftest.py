@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import pytest
 import tokenizers
 import torch
+
 from quiver.encoder import Encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state

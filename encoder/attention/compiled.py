@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
 from quiver.encoder.cpu.availability import has_numbers, loops_run, worthwhile
 from quiver.encoder.ops.heads import room_for_thirds
 from quiver.encoder.packing import PackedBatch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 UNIT = 4
 """Bytes that the loops read as one number: a float32 one, or a pair of bfloat16."""
 
 
-def serves(batch: PackedBatch, q: Tensor) -> bool:
+def is_supported(batch: PackedBatch, q: Tensor) -> bool:
     """Whether the loops can run on these numbers, and are worth it for a batch.
 
     Args:
@@ -28,7 +29,7 @@ def serves(batch: PackedBatch, q: Tensor) -> bool:
     """
     if not has_numbers(q):  # asked first: a graph of any number of tokens must not ask for it
         return False
-    return (batch.steady or worthwhile(batch.num_tokens)) and loops_run()
+    return (batch.batch_invariant or worthwhile(batch.num_tokens)) and loops_run()
 
 
 def attend_compiled(

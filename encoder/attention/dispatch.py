@@ -13,6 +13,8 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.attention import compiled, flash
 from quiver.encoder.attention.packed import attend_packed
 from quiver.encoder.attention.padded import attend_padded
@@ -21,7 +23,6 @@ from quiver.encoder.cpu.availability import MULTIPLE, pairs_run
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.padding import PaddedBatch
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class AttentionCall(NamedTuple):
     """There is a window, and a sequence that it does not span."""
     equal_lengths: bool = False
     installed: frozenset[str] = frozenset()
-    """Which of `LIMITS` are there and worth it: what `encoder.attention.flash.installed` says on CUDA, `compiled.serves` on a CPU."""
+    """Which of `LIMITS` are there and worth it: what `encoder.attention.flash.installed` says on CUDA, `compiled.is_supported` on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ LIMITS = {
 }
 
 
-def obstacle(name: str, call: AttentionCall) -> str | None:
+def unsupported_reason(name: str, call: AttentionCall) -> str | None:
     """Why a backend cannot serve a call, in a few words; None where it can."""
     limits = LIMITS.get(name)
     if limits is None:  # packed and reference run everywhere
@@ -169,11 +170,11 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
         raise InputError(f"{VARIABLE} must be one of {', '.join(BACKENDS)}, got {override!r}")
     order = TRAINING if call.gradients else INFERENCE
     names: list[str] = [*([override] if override else []), *order, "packed"]
-    name = next(candidate for candidate in names if obstacle(candidate, call) is None)
+    name = next(candidate for candidate in names if unsupported_reason(candidate, call) is None)
     if override and name != override:
-        logger.warning("%s=%s cannot serve this attention (%s): %s does", VARIABLE, override, obstacle(override, call), name)
+        logger.warning("%s=%s cannot serve this attention (%s): %s does", VARIABLE, override, unsupported_reason(override, call), name)
     elif call.device_type == "cuda" and name == "packed" and override is None:
-        logger.info("%s: packed (no flash attention: %s)", _words(call), obstacle("aten_flash", call))
+        logger.info("%s: packed (no flash attention: %s)", _words(call), unsupported_reason("aten_flash", call))
     else:
         logger.info("%s: %s", _words(call), name)
     return name
@@ -213,7 +214,7 @@ def describe(
 def _installed(q: Tensor, batch: PackedBatch, *, gradients: bool) -> frozenset[str]:
     """What can be used on a CPU, and is worth it."""
     paired = q.dtype == torch.bfloat16 and not gradients  # with them it is brought to float32
-    return frozenset({"compiled"} if compiled.serves(batch, q) and (not paired or pairs_run()) else ())
+    return frozenset({"compiled"} if compiled.is_supported(batch, q) and (not paired or pairs_run()) else ())
 
 
 def best_dtype(q: Tensor, batch: PackedBatch, slopes: Tensor | None) -> torch.dtype:
@@ -228,7 +229,7 @@ def best_dtype(q: Tensor, batch: PackedBatch, slopes: Tensor | None) -> torch.dt
     """
     override = os.environ.get(VARIABLE)
     narrow = override in (None, "compiled")
-    reason = obstacle("compiled", describe(q, batch, slopes=slopes)) if narrow else f"{VARIABLE}={override}"
+    reason = unsupported_reason("compiled", describe(q, batch, slopes=slopes)) if narrow else f"{VARIABLE}={override}"
     dtype = q.dtype if reason is None else torch.promote_types(q.dtype, torch.float32)
     if dtype != q.dtype:
         _note_dtype(dtype, q.dtype, reason)
@@ -283,6 +284,6 @@ def attend(
         backend = choose_backend(call, os.environ.get(VARIABLE))
     elif backend not in BACKENDS:
         raise ValueError(f"attention backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    elif reason := obstacle(backend, call):
+    elif reason := unsupported_reason(backend, call):
         raise ValueError(f"attention backend {backend} cannot serve this call: {reason}")
     return BACKENDS[backend](q, k, v, batch, window, slopes, dropout)

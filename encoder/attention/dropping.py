@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
 from quiver.encoder.attention.groups import LengthGroup, LengthGroups, fill_heads
 from quiver.encoder.ops.dropout import CHUNK, Kept, new_seed
 from quiver.encoder.ops.heads import room_for_thirds
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 # Random bits a weight, as many as flash attention draws: a probability is taken to the nearest multiple of 1/256.
 BITS = torch.int8

@@ -18,9 +18,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from quiver.encoder.packing import PackedBatch
 from torch import Tensor
 from torch.nn import functional as F
+
+from quiver.encoder.packing import PackedBatch
 
 logger = logging.getLogger(__name__)
 

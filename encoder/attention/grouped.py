@@ -12,12 +12,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from quiver.encoder.attention.dropping import attend_dropping
-from quiver.encoder.attention.groups import LengthGroups, fill_heads
-from quiver.encoder.ops.heads import room_for_thirds
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from quiver.encoder.attention.dropping import attend_dropping
+from quiver.encoder.attention.groups import LengthGroups, fill_heads
+from quiver.encoder.ops.heads import room_for_thirds
 
 # Queries of one call with ALiBi, whose penalty is as wide as the sequence and differs from head to head.
 SLOPING_BLOCK = 128

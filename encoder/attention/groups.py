@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from quiver.encoder.packing import PackedBatch, places_by_length, token_order
 from torch import Tensor
+
+from quiver.encoder.packing import PackedBatch, places_by_length, token_order
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ Shapes: B sequences, S padded length, N = B * S places, H heads, K head width.
 from __future__ import annotations
 
 import torch
-from quiver.encoder.padding import PaddedBatch
 from torch import Tensor
+
+from quiver.encoder.padding import PaddedBatch
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, batch: PaddedBatch, window: int | None, slopes: Tensor | None) -> Tensor:

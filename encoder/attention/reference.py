@@ -8,9 +8,10 @@ Shapes: N packed tokens, H heads, K head width, n tokens of one sequence.
 from __future__ import annotations
 
 import torch
-from quiver.encoder.packing import PackedBatch
 from torch import Tensor
 from torch.nn import functional as F
+
+from quiver.encoder.packing import PackedBatch
 
 
 def attend_reference(

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.checkpoints.key_maps import KEY_MAPS
@@ -23,7 +25,6 @@ from quiver.encoder.checkpoints.weight_files import read_weights
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

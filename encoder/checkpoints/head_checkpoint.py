@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.head_layouts import AUTO_CLASSES, LAYOUTS, HeadLayout, Task
@@ -30,7 +32,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.heads import (
     CLASSIFIER_POOLINGS,
-    NOT_ASKED,
+    IGNORE_INDEX,
     ClassifierPooling,
     Head,
     MaskedLM,
@@ -40,7 +42,6 @@ from quiver.encoder.heads import (
     init_head,
 )
 from quiver.encoder.model import Encoder
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def load_masked_lm(
     opened = _open(source, revision, "masked_lm")
     keys, config = opened.keys, opened.encoder.config
     with _naming(opened.where):
-        keys.require("sparse_pred_ignore_index", NOT_ASKED)
+        keys.require("sparse_pred_ignore_index", IGNORE_INDEX)
         transform = read_transform(keys, masked_lm_transform(config), config)
         bias = decoder_has_bias(config)
         if config.family in SHARED_TRANSFORM:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.layers import make_norm
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS
-from torch import Tensor, nn
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
 # Families whose tasks all put their last matrix on the masked language model's transform.

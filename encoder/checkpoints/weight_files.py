@@ -14,11 +14,12 @@ import warnings
 from pathlib import Path
 
 import torch
-from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
+
 from quiver.encoder.cpu.vectors import BYTE, LANES, Code, emitted, is_paired, is_tiled, long
 
 __all__ = ["ROWS", "SETTING_BYTES", "begin", "end", "product"]

@@ -15,6 +15,8 @@ from typing import Any
 import numba
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+
 from quiver.encoder.cpu import amx
 from quiver.encoder.cpu import attention_call as names
 from quiver.encoder.cpu.attention_call import (
@@ -61,7 +63,6 @@ from quiver.encoder.cpu.tiles import (
     unpack,
 )
 from quiver.encoder.cpu.vectors import FLOATS, LANES, PAIRS
-from torch import Tensor
 
 
 @compiled

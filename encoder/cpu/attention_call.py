@@ -11,11 +11,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
 from quiver.encoder.cpu import team
 from quiver.encoder.cpu.compiling import compiled
 from quiver.encoder.cpu.tiles import HIDDEN, prefetch, take, veil
 from quiver.encoder.cpu.vectors import LANES
-from torch import Tensor
 
 # Tokens of a panel: their scores, (64, LANES), fit the first cache beside a block.
 PANEL = 64

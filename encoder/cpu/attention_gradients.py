@@ -18,6 +18,8 @@ import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
 from quiver.encoder.cpu import attention_call as names
 from quiver.encoder.cpu.attention_call import (
     FIRST_LANE,
@@ -61,7 +63,6 @@ from quiver.encoder.cpu.tiles import (
     totals,
 )
 from quiver.encoder.cpu.vectors import FLOATS, LANES
-from torch import Tensor
 
 
 @compiled

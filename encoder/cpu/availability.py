@@ -8,10 +8,11 @@ from collections.abc import Container
 from functools import cache
 
 import torch
-from quiver.encoder.cpu import team
-from quiver.encoder.cpu.processor import has_amx, has_fast_pairs, has_fma
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+from quiver.encoder.cpu import team
+from quiver.encoder.cpu.processor import has_amx, has_fast_pairs, has_fma
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def loops_run() -> bool:
         return False
     if not compiling.keeps_code():
         return False
-    if reason := vectors.obstacle():
+    if reason := vectors.unsupported_reason():
         logger.warning("encoding on this CPU is slower than it could be: %s", reason)
         return False
     return True
@@ -91,18 +92,18 @@ def has_numbers(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not _is_traced() and is_plain(x)
 
 
-def serves_rows(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,), *, steady: bool = False) -> bool:
+def serves_rows(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,), *, batch_invariant: bool = False) -> bool:
     """Whether a pass over tokens (`quiver.encoder.cpu.token_rows`) can run on them, and is worth it.
 
     Args:
         rows: One row a token; the numbers of the last dimension have to lie side by side.
         width: What is taken vector by vector.
         dtypes: Which ones the pass reads.
-        steady: It is worth it for a few of them, too: a number must not depend on how many there are.
+        batch_invariant: It is worth it for a few of them, too: a number must not depend on how many there are.
     """
     if not has_numbers(rows) or rows.dtype not in dtypes or rows.stride(-1) != 1 or width % MULTIPLE:
         return False
-    return (steady or worthwhile(len(rows))) and loops_run()
+    return (batch_invariant or worthwhile(len(rows))) and loops_run()
 
 
 def _is_traced() -> bool:

@@ -21,6 +21,7 @@ import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from quiver.encoder.cpu import amx, team
 from quiver.encoder.cpu.compiling import Callback, compiled
 from quiver.encoder.cpu.layer_tiles import ACTIVATIONS, activate, gate, gather, join, narrow, normalise, product, turn

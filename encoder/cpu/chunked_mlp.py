@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
 from quiver.encoder.cpu.availability import serves_rows
 from quiver.encoder.cpu.linear import Linear, multiplies_packed, pack_weight, packed_product
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, gated
 from quiver.encoder.ops.activations import ACTIVATION_GRADIENTS
 from quiver.encoder.ops.gated import gated_backward
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 # Tokens of a chunk. Fewer make the products that add up the weights' gradients slower, more no longer fit the cache: an MLP of 384 and
 # 1,536 takes, forward and backward over 7,000 tokens, 924 ms in chunks of 256, 864 of 512, 855 of 1,024, 886 of 2,048, 912 in one piece.

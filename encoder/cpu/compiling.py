@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import numba
 from numba.core import caching
+
 from quiver.encoder.cpu.processor import has_amx
 
 logger = logging.getLogger(__name__)

@@ -20,16 +20,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder.config import Precision
 from quiver.encoder.cpu.availability import SMALLEST_SPAN, available
-from quiver.encoder.cpu.fused import are_paired, obstacle
+from quiver.encoder.cpu.fused import are_paired, unsupported_reason
 from quiver.encoder.cpu.hadamard import block, hadamard
 from quiver.encoder.cpu.linear import Linear, Product, Rows, compute_dtype, packable, packed_product
 from quiver.encoder.cpu.processor import has_vnni, multiplies_best_plain, native_on_cpu
 from quiver.encoder.errors import InputError
 from quiver.encoder.lora import lora_matrices
 from quiver.encoder.model import Encoder
-from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from quiver.encoder.layers import Block
@@ -40,7 +41,7 @@ TYPICAL_TOKENS = 1024
 LEVELS, LEVELS_VNNI = 127, 255
 
 
-def freeze(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
+def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
     """Pack an encoder's matrices for inference on a CPU, in place.
 
     Afterwards it has no gradients, stays where it is and, in float, gives the same hidden states to rounding and the same
@@ -87,7 +88,7 @@ def read_by_loops(encoder: Encoder, precision: Precision) -> bool:
     dtype = torch.float32 if widened else compute_dtype(encoder.device, encoder.embeddings.tokens.weight.dtype)
     hidden = torch.empty(0, config.hidden_size, dtype=dtype)
     angles = torch.empty(0, config.rotary_width // 2 if config.positions == "rope" else 0)
-    return obstacle(layers, hidden, (angles, angles)) is None
+    return unsupported_reason(layers, hidden, (angles, angles)) is None
 
 
 class FrozenMatrix(Protocol):

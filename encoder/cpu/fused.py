@@ -17,13 +17,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder.attention import attend, compiled
 from quiver.encoder.attention.dispatch import VARIABLE
 from quiver.encoder.cpu.availability import MULTIPLE, is_plain, quads_run, tiles_run
 from quiver.encoder.cpu.linear import Linear
 from quiver.encoder.layers import Block, RotaryRows
 from quiver.encoder.packing import PackedBatch
-from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from quiver.encoder.ops.norms import Norm
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
+def is_supported(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
     """Whether these blocks can run here, and are worth it for a batch; what is found is logged once.
 
     Where the environment variable QUIVER_ATTENTION names another attention than the compiled one, blocks are torch's too.
@@ -42,14 +43,14 @@ def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: Ro
         hidden: Its hidden states, (N, D).
         rope: Rows of the rotary table of one of the layers.
     """
-    if not compiled.serves(batch, hidden):
+    if not compiled.is_supported(batch, hidden):
         return False
-    reason = obstacle(layers, hidden, rope)
+    reason = unsupported_reason(layers, hidden, rope)
     _note(reason)
     return reason is None
 
 
-def obstacle(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -> str | None:
+def unsupported_reason(layers: Sequence[Block], hidden: Tensor, rope: RotaryRows | None) -> str | None:
     """Why the compiled passes cannot run these blocks, in a few words; None where they can."""
     width, heads = hidden.shape[1], layers[0].attention.heads
     widths = (width, width // heads, layers[0].mlp.width, 0 if rope is None else rope[0].shape[1])
@@ -95,7 +96,7 @@ def widens(layers: Sequence[Block], batch: PackedBatch, wide: Tensor, rope: Rota
         wide: What stands for its hidden states, (0, D) float32.
         rope: Rows of the rotary table of one of the layers.
     """
-    return compiled.serves(batch, wide) and are_paired(layers, wide.shape[1]) and obstacle(layers, wide, rope) is None
+    return compiled.is_supported(batch, wide) and are_paired(layers, wide.shape[1]) and unsupported_reason(layers, wide, rope) is None
 
 
 @cache
@@ -117,7 +118,7 @@ class Passes:
     """
 
     def __init__(self, block: Block, hidden: Tensor, *, paired: bool = False) -> None:
-        from quiver.encoder.cpu import blocks  # `serves` has loaded numba
+        from quiver.encoder.cpu import blocks  # `is_supported` has loaded numba
 
         self.names = blocks
         tokens, width = hidden.shape

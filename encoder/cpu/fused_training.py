@@ -14,23 +14,24 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
 from quiver.encoder.attention import attend, compiled
 from quiver.encoder.cpu.chunked_mlp import CHUNK, mlp_gradients
-from quiver.encoder.cpu.fused import Passes, obstacle
+from quiver.encoder.cpu.fused import Passes, unsupported_reason
 from quiver.encoder.cpu.linear import Linear, product_gradients
 from quiver.encoder.layers import MLP, Block, RotaryRows, SelfAttention
 from quiver.encoder.ops import rotate_
 from quiver.encoder.ops.heads import joined
 from quiver.encoder.packing import PackedBatch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 logger = logging.getLogger(__name__)
 
 MATRICES = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
 
 
-def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
+def is_supported(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: RotaryRows | None) -> bool:
     """Whether these blocks can be trained here, and are worth it for a batch; what is found is logged once.
 
     Args:
@@ -39,12 +40,12 @@ def serves(layers: Sequence[Block], batch: PackedBatch, hidden: Tensor, rope: Ro
         hidden: Its hidden states, (N, D).
         rope: Rows of the rotary table of one of the layers.
     """
-    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not compiled.serves(batch, hidden):
+    if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not compiled.is_supported(batch, hidden):
         return False
     wanted = hidden.requires_grad or any(weight.requires_grad for layer in layers for weight in layer.parameters())
     if not wanted:
         return False
-    reason = next(filter(None, map(_obstacle, layers)), None) or obstacle(layers, hidden, rope)
+    reason = next(filter(None, map(_obstacle, layers)), None) or unsupported_reason(layers, hidden, rope)
     _note(reason)
     return reason is None
 
@@ -83,7 +84,7 @@ def advance(block: Block, hidden: Tensor, batch: PackedBatch, rope: RotaryRows |
     """One block with gradients.
 
     Args:
-        block: Of an encoder that `serves` has been asked for.
+        block: Of an encoder that `is_supported` has been asked for.
         hidden: The residual stream, (N, D).
         batch: The packed batch.
         rope: Its rows of this layer's rotary table.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from quiver.encoder.cpu import amx
 from quiver.encoder.cpu.availability import MULTIPLE, SMALLEST_SPAN
 from quiver.encoder.cpu.hadamard import SIZES

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from torch import Tensor
+
 from quiver.encoder.attention import attend, best_dtype
 from quiver.encoder.cpu.linear import Product
 from quiver.encoder.layers import Block, RotaryRows
 from quiver.encoder.ops import normalize, rotate_
 from quiver.encoder.packing import PackedBatch
-from torch import Tensor
 
 # Tokens of one step: the inner states of ModernBERT-base's MLP, 9 MB, fit a processor's last cache, and products are still large.
 CHUNK = 1024
@@ -52,7 +53,7 @@ def advance_(block: Block, hidden: Tensor, batch: PackedBatch, rope: RotaryRows 
     q, k, v = buffer
     if rope is not None:
         for turned in (q, k):
-            rotate_(turned, *rope, steady=batch.steady)
+            rotate_(turned, *rope, batch_invariant=batch.batch_invariant)
     mixed = attend(q, k, v, batch, attention.window, slopes=attention.slopes).flatten(1)  # (N, D)
     (out,) = attention.out.products(hidden)
     mlp = _mlp(block, hidden)

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from quiver.encoder.cpu.processor import has_onednn, multiplies_best_plain, native_on_cpu
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from quiver.encoder.cpu.processor import has_onednn, multiplies_best_plain, native_on_cpu
 
 Product = Callable[[Tensor], Tensor]
 """(n, D) to (n, O): a matrix that is ready to be multiplied with."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
+
 from quiver.encoder.cpu import amx
 from quiver.encoder.cpu.vectors import (
     FLOAT,

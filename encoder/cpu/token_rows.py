@@ -13,12 +13,13 @@ import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
 from quiver.encoder.cpu import team
 from quiver.encoder.cpu.compiling import Callback, compiled
 from quiver.encoder.cpu.layer_tiles import ACTIVATIONS, activation_gradients, turn_row
 from quiver.encoder.cpu.tiles import take
 from quiver.encoder.cpu.vectors import FLOATS, PAIRS
-from torch import Tensor
 
 # Tokens of a task.
 SHARE = 32

@@ -25,6 +25,7 @@ from llvmlite.binding import initialize_native_asmparser  # type: ignore[import-
 from numba.core import cgutils, config, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
 from quiver.encoder.cpu.processor import has_amx
 
 # Numba starts what makes code without what reads assembly, which it needs for its own kept code too.
@@ -40,7 +41,7 @@ def _features() -> list[str]:
     return features.split(",")
 
 
-def obstacle() -> str | None:
+def unsupported_reason() -> str | None:
     """Why loops made of this code should not run here; None where they should."""
     if config.DISABLE_JIT:
         return "numba is told not to compile (NUMBA_DISABLE_JIT)"

@@ -13,6 +13,7 @@ import types
 from typing import cast
 
 import torch
+
 from quiver.encoder.layers import MLP, Block
 from quiver.encoder.model import Encoder
 

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.attention.dispatch import VARIABLE, choose_backend, describe
 from quiver.encoder.errors import InputError
 from quiver.encoder.layers import Block
 from quiver.encoder.model import Encoder
 from quiver.encoder.packing import PackedBatch
-from torch import Tensor
 
 RECORDABLE = ("varlen", "aten_flash", "flash_attn_2", "flash_attn_3", "flash_attn_4")
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from quiver.encoder.gpu.triton_blocks import blocks
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from quiver.encoder.gpu.triton_blocks import blocks
 
 # A program's part of (N, I). I is mostly a multiple of 128, and 128 numbers of a row are whole sectors of memory.
 ROWS, COLUMNS = 8, 128

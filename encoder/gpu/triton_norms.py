@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, cast
 import torch
 import triton
 import triton.language as tl
-from quiver.encoder.gpu.triton_blocks import blocks, power_of_two
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from quiver.encoder.gpu.triton_blocks import blocks, power_of_two
 
 # Programs of the backward pass. A constant, not the device's number of multiprocessors, so that the order of the sums is
 # the same everywhere; enough to fill the largest device, few enough that their (P, D) partial sums are a trifle.

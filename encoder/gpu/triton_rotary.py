@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from quiver.encoder.gpu.triton_blocks import blocks, power_of_two
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from quiver.encoder.gpu.triton_blocks import blocks, power_of_two
 
 # Pairs of numbers that one program turns: with four warps eight a thread, 16-byte loads in half precision.
 PAIRS = 1024

@@ -13,8 +13,9 @@ import os
 from functools import cache
 
 import torch
-from quiver.encoder.errors import InputError
 from torch import Tensor
+
+from quiver.encoder.errors import InputError
 
 logger = logging.getLogger(__name__)
 

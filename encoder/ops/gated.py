@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from quiver.encoder.ops.activations import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS
-from quiver.encoder.ops.choice import fused
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from quiver.encoder.ops.activations import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS
+from quiver.encoder.ops.choice import fused
 
 # Tokens of one step on a CPU: what the passes over them share stays in its cache.
 CHUNK = 256

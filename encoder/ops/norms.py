@@ -6,9 +6,10 @@ Shapes: N packed tokens, D width.
 from __future__ import annotations
 
 import torch
-from quiver.encoder.ops.choice import fused
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from quiver.encoder.ops.choice import fused
 
 Norm = nn.LayerNorm | nn.RMSNorm | nn.Identity
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
 from quiver.encoder.cpu.availability import serves_rows
 from quiver.encoder.ops.choice import fused
 from quiver.encoder.ops.heads import joined
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 # Tokens turned at a time on a CPU: their halves stay in its cache between the five passes over them.
 CHUNK = 1024
@@ -77,20 +78,20 @@ class _RotateInPlace(torch.autograd.Function):
         return gradient, None, None
 
 
-def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, steady: bool = False) -> Tensor:
+def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> Tensor:
     """Turn queries or keys in place, without gradients; the arithmetic is float32 or wider.
 
     Args:
         heads: Queries or keys, (N, H, K); overwritten.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
-        steady: See `encoder.PackedBatch`.
+        batch_invariant: See `encoder.PackedBatch`.
 
     Returns:
         ``heads``.
     """
     half = cos.shape[-1]
-    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16), steady=steady):
+    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
         from quiver.encoder.cpu import token_rows
 
         token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json

@@ -6,6 +6,7 @@ Source: the release of ModernBERT evaluates at 15% where it trains at 30%.
 from __future__ import annotations
 
 import torch
+
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.corpus import Documents
 from quiver.encoder.pretraining.masking import Masker

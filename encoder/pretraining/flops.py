@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+
 from quiver.encoder.config import EncoderConfig
 
 PEAKS: Mapping[str, float] = {

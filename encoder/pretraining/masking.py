@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
-from quiver.encoder.heads import NOT_ASKED
+from quiver.encoder.heads import IGNORE_INDEX
 from quiver.encoder.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 MASKED, RANDOM = 0.8, 0.1
@@ -55,7 +56,7 @@ class Masker:
         draw = generator.random(len(ids))
         draw[self._special[ids]] = 1.0  # asked for by nobody
         seen = ids.astype(np.int64)
-        labels = np.where(draw < self._probability, seen, NOT_ASKED)
+        labels = np.where(draw < self._probability, seen, IGNORE_INDEX)
         seen[draw < self._probability * MASKED] = self._mask
         random = (draw >= self._probability * MASKED) & (draw < self._probability * (MASKED + RANDOM))
         seen[random] = generator.choice(self._words, int(random.sum()))

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.config import DROPOUTS, EncoderConfig, global_every

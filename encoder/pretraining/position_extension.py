@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import write_checkpoint
 from quiver.encoder.checkpoints.key_maps import KEY_MAPS
@@ -30,7 +32,6 @@ from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.model import Encoder
-from torch import Tensor
 
 TABLE = "embeddings.positions"
 

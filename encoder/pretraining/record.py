@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.flops import peak_flops
 from quiver.encoder.pretraining.recipe import to_dict

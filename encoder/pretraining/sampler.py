@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.pretraining.packing import Piece
 
 BLOCK = 1 << 10

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
 from quiver.encoder.packing import PackedBatch
 from quiver.encoder.pretraining.corpus import Corpus, Documents
 from quiver.encoder.pretraining.masking import Masker, special_ids
@@ -25,7 +27,6 @@ from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.schedule import BatchWarmup
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.config import DROPOUTS, EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.model import Encoder
-from torch import Tensor
 
 # What may differ between a model and the one it is enlarged to: sizes, and what no weight depends on.
 FREE = frozenset(

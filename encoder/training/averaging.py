@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.heads import MaskedLM
-from torch import Tensor, nn
 
 
 class MovingAverage:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
 from quiver.encoder.errors import InputError
 
 LOCK = ".lock"

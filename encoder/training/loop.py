@@ -23,7 +23,7 @@ from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog
 from quiver.encoder.training.optimizer import make_optimizer, restore_optimizer
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.random_state import random_state, random_state_kept, seed_random, set_random_state
+from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
 from quiver.encoder.training.snapshot import Progress, Snapshot, Trainee, read_snapshot, write_snapshot
 from quiver.encoder.training.stopping import RunStoppedError, StopRequest, stop_requests
 from quiver.encoder.training.update import Update, Updater
@@ -152,7 +152,7 @@ class _Loop:
             self._write_window(update, show)
         best = False
         if held_out is not None and (ended or _due(training.evaluate_every, progress.step)):
-            with random_state_kept():
+            with preserve_rng_state():
                 best = self._evaluated(held_out.loss(trainee.model), show)
         if ended or best or update.stop or _due(training.save_every, progress.step):
             self._save(trainee)

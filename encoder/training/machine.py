@@ -20,7 +20,7 @@ CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @contextmanager
-def freed_memory_kept() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Have the C library keep the memory of freed tensors for the next ones while a model is trained on a CPU.
 
     glibc gives each large tensor back to the system, which hands it out again page by page, zeroed: an eighth of a training step. What is

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors, write_json
-from torch import Tensor
 
 NONFINITE = "nonfinite"
 """The folder's name in the folder of a run."""

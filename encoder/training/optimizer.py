@@ -11,10 +11,11 @@ import importlib
 import importlib.util
 from typing import Any
 
-from quiver.encoder.errors import InputError
-from quiver.encoder.pretraining.sections import PhaseSection, TrainingSection
 from torch import nn
 from torch.optim import Optimizer
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.pretraining.sections import PhaseSection, TrainingSection
 
 
 def require_optimizer() -> None:

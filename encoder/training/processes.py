@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
+from torch import distributed
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.stopping import RunStoppedError
-from torch import distributed
 
 Value = TypeVar("Value")
 

@@ -43,7 +43,7 @@ def seed_random(seed: int) -> None:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """Whatever the block draws, afterwards the generators are where they were before it."""
     state = random_state()
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import MaskedLM
@@ -27,10 +28,10 @@ from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.lock import alone
 from quiver.encoder.training.log import LOG, RunLog
 from quiver.encoder.training.loop import Session, pretrain_session
-from quiver.encoder.training.machine import freed_memory_kept
+from quiver.encoder.training.machine import keep_freed_memory
 from quiver.encoder.training.optimizer import require_optimizer
 from quiver.encoder.training.processes import Processes, joined
-from quiver.encoder.training.random_state import random_state_kept
+from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.encoder.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
@@ -76,7 +77,7 @@ def pretrain(
     """
     require_optimizer()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with joined(device) as processes, random_state_kept(), freed_memory_kept(), _folder(out, processes):
+    with joined(device) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         if resume:
             refuse_nothing_to_resume(out, to_dict(recipe))
         elif processes.leads:

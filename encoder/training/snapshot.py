@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm, save_masked_lm
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.averaging import MovingAverage
 from quiver.encoder.training.state_files import read_state, write_state
-from torch.optim import Optimizer
 
 STATE = "trainer"
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, save_tensors, write_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json, save_tensors, write_json
 
 
 def write_state(stem: Path, state: object) -> None:

@@ -11,6 +11,7 @@ import re
 from typing import Any, ClassVar
 
 import yaml
+
 from quiver.encoder.errors import InputError
 
 _TAG = "tag:yaml.org,2002:"

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor, distributed
+from torch.nn.utils import get_total_norm
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.flops import training_flops
@@ -26,8 +29,6 @@ from quiver.encoder.training.optimizer import set_learning_rate
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.schedule import learning_rate_share
 from quiver.encoder.training.snapshot import Trainee
-from torch import Tensor, distributed
-from torch.nn.utils import get_total_norm
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quiver.encoder.errors import InputError
 from safetensors import SafetensorError
+
+from quiver.encoder.errors import InputError
 
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, SafetensorError)
 """What the libraries raise for a model that is missing, malformed, unknown to them, or whose weights do not fit."""

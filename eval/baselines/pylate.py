@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+
 from quiver.encoder.files import expand_home
 from quiver.eval.baselines.checkpoint import LOAD_ERRORS, cannot_load, check_projected
 from quiver.eval.baselines.fingerprint import peer_fingerprint

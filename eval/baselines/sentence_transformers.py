@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.eval.baselines.checkpoint import LOAD_ERRORS, cannot_load, is_late_interaction

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.eval.ranking import query_vectors
 from quiver.retrieval.data.vectors import VectorStore

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
+
 from quiver.encoder.data_files import cache_folder, file_sha256
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import yaml
+
 from quiver.encoder.errors import InputError
 
 CARD = "README.md"

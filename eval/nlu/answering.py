@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+
 from quiver.encoder.heads import SpanQA
 from quiver.encoder.packing import PackedBatch, pack
 from quiver.encoder.spans import Span, best_spans

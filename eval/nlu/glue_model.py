@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.checkpoints.head_checkpoint import load_classifier
 from quiver.encoder.checkpoints.head_transform import SHARED_TRANSFORM
 from quiver.encoder.errors import InputError
@@ -22,7 +24,6 @@ from quiver.encoder.packing import pack
 from quiver.encoder.tokenizer import TokenizedTexts, Tokenizer
 from quiver.eval.nlu.fine_tuning.start import encoder_folder
 from quiver.eval.nlu.glue_tasks import GlueTask
-from torch import Tensor
 
 # Tokens of one batch; sequences of any length fit, for a batch holds at least one.
 BATCH_TOKENS = 16_384

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
 from quiver.eval.nlu.glue_tasks import GlueTask, Measure
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.checkpoints.head_checkpoint import load_classifier, save_classifier
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
@@ -37,7 +39,6 @@ from quiver.eval.nlu.glue_model import open_glue_model, predict, tokenise
 from quiver.eval.nlu.glue_recipe import GlueRecipe
 from quiver.eval.nlu.glue_scores import measure
 from quiver.eval.nlu.glue_tasks import TASKS, GlueTask, TaskName
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.checkpoints.head_checkpoint import load_span_qa
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
@@ -33,7 +35,6 @@ from quiver.eval.nlu.qa_results import PREDICTIONS, RESULTS, QaResults, answer_t
 from quiver.eval.nlu.questions import Question, read_questions, read_split
 from quiver.eval.nlu.windows import NOWHERE, LabelledWindow, check_settings, labelled_windows
 from quiver.retrieval.training.run_folder import MODEL
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

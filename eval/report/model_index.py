@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import yaml
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
+
 from quiver.encoder.errors import InputError
 from quiver.eval.report.mteb_json import NAMES
 from quiver.eval.report.systems import LABELS, index_name

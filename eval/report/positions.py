@@ -10,12 +10,13 @@ import importlib
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing
 from quiver.encoder.pretraining.position_extension import read_positions
 from quiver.eval.report.efficiency_plot import COLOURS, check_plotting
 from quiver.retrieval.models.model_folder import read_model_folder
-from torch import Tensor
 
 COMPONENTS = 3
 FORMATS = (".png", ".svg")

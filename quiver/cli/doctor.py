@@ -13,7 +13,7 @@ import torch
 from quiver.cli.output import JsonOption, print_json, print_table, quiver_version, say
 from quiver.encoder import EncoderConfig, pack_ids
 from quiver.encoder.attention import AttentionCall, choose_backend
-from quiver.encoder.attention.dispatch import VARIABLE, obstacle
+from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
 from quiver.encoder.attention.flash import installed
 from quiver.encoder.cpu import fused
 from quiver.encoder.cpu.availability import available
@@ -94,7 +94,7 @@ def _commands() -> dict[str, Any]:
     call = _call(device, INFERENCE_DTYPE)
     dtype = str(INFERENCE_DTYPE).removeprefix("torch.")
     used = {"device": device, "dtype": dtype, "attention": choose_backend(call, os.environ.get(VARIABLE))}
-    if device == "cuda" and (reason := obstacle("aten_flash", call)) is not None:
+    if device == "cuda" and (reason := unsupported_reason("aten_flash", call)) is not None:
         used["flash attention"] = f"not used: {reason}; load_model(..., dtype=torch.bfloat16) in Python uses it"
     return used
 
@@ -113,10 +113,10 @@ def _check() -> dict[str, Any]:
         vocab_size=64, hidden_size=64, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
     )
     encoder = init_weights(Encoder(config), seed=0).eval()
-    batch = replace(pack_ids([[1, 2, 3], list(range(64)) * 5]), steady=True)  # as documents are encoded
+    batch = replace(pack_ids([[1, 2, 3], list(range(64)) * 5]), batch_invariant=True)  # as documents are encoded
     states = []
     with torch.inference_mode():
-        fuses = fused.serves(cast("list[Block]", list(encoder.layers)), batch, encoder.embeddings(batch, torch.float32), None)
+        fuses = fused.is_supported(cast("list[Block]", list(encoder.layers)), batch, encoder.embeddings(batch, torch.float32), None)
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             states.append(encoder.to(device)(batch).cpu())
     finite = all(bool(state.isfinite().all()) for state in states)

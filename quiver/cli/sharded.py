@@ -14,7 +14,7 @@ from quiver.cli.output import say_error
 from quiver.encoder import InputError
 from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
 from quiver.retrieval.cluster.plan import Sharding
-from quiver.retrieval.cluster.replicas import Patience
+from quiver.retrieval.cluster.replicas import Timeouts
 from quiver.retrieval.records import Missing
 from quiver.retrieval.units import parse_size
 
@@ -26,7 +26,7 @@ ReplicasOption = typer.Option("--replicas", min=1, help="How many times each sha
 AddressOption = typer.Option("--address", help="The Ray cluster, such as auto or host:6379; by default one is started here.")
 
 # Nobody waits at a screen for a file of queries: shards take the time they need, and one that dies is noticed all the same.
-_PATIENCE = Patience(attempt=float("inf"), answer=float("inf"))
+_PATIENCE = Timeouts(attempt=float("inf"), answer=float("inf"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from quiver.retrieval.cluster.handles import ShardLauncher
 from quiver.retrieval.cluster.messages import PackedRequest
 from quiver.retrieval.cluster.plan import ShardPlan
-from quiver.retrieval.cluster.replicas import Patience, ReplicaSet
+from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts
 from quiver.retrieval.cluster.scatter import scatter
 from quiver.retrieval.cluster.shard import ShardSpec
 from quiver.retrieval.index.index import Index
@@ -55,7 +55,7 @@ class Fleet:
         InputError: A shard cannot be opened.
     """
 
-    def __init__(self, whole: Index, plan: ShardPlan, launcher: ShardLauncher, *, patience: Patience, verify: bool) -> None:
+    def __init__(self, whole: Index, plan: ShardPlan, launcher: ShardLauncher, *, patience: Timeouts, verify: bool) -> None:
         self.whole = whole
         self.plan = plan
         self._launcher = launcher
@@ -72,7 +72,7 @@ class Fleet:
                 shard.wait()
             undo.pop_all()
 
-    def gather(self, request: SearchRequest, patience: Patience | None = None) -> Gathered:
+    def gather(self, request: SearchRequest, patience: Timeouts | None = None) -> Gathered:
         """Search all shards.
 
         Args:

@@ -17,7 +17,7 @@ from typing import Any
 from quiver.retrieval.cluster.fleet import Fleet, Gathered
 from quiver.retrieval.cluster.handles import ShardLauncher
 from quiver.retrieval.cluster.plan import Sharding, ShardPlan, plan_shards
-from quiver.retrieval.cluster.replicas import Patience
+from quiver.retrieval.cluster.replicas import Timeouts
 from quiver.retrieval.index.documents.filters import Filter, Where
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.index import Index, open_manifest
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class ShardedIndex:
     """What `open_sharded` gives; it is closed by ``close``, or at the end of a ``with`` block. Several threads may search at once."""
 
-    def __init__(self, path: Path, sharding: Sharding, launcher: ShardLauncher, *, patience: Patience, verify: bool) -> None:
+    def __init__(self, path: Path, sharding: Sharding, launcher: ShardLauncher, *, patience: Timeouts, verify: bool) -> None:
         self._layout = Layout(path.resolve())
         self._sharding = sharding
         self._launcher = launcher
@@ -96,7 +96,7 @@ class ShardedIndex:
         where: Where = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
     ) -> Hits:
         """The k best documents of each query, as `quiver.retrieval.index.index.Index.search` finds them.
 
@@ -125,7 +125,7 @@ class ShardedIndex:
         where: Where = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
     ) -> Gathered:
         """`search`, and where its time went."""
         while True:
@@ -193,7 +193,7 @@ class ShardedIndex:
 
 
 def open_sharded(
-    path: Path | str, sharding: Sharding, launcher: ShardLauncher, *, patience: Patience | None = None, verify: bool = True
+    path: Path | str, sharding: Sharding, launcher: ShardLauncher, *, patience: Timeouts | None = None, verify: bool = True
 ) -> ShardedIndex:
     """Open an index over shards, at its newest committed state.
 
@@ -208,4 +208,4 @@ def open_sharded(
         DamagedIndexError: A file is missing, cut short or changed (names it).
         InputError: Not an index, it does not fit into the memory of the shards, or they could not be started.
     """
-    return ShardedIndex(Path(path), sharding, launcher, patience=patience or Patience(), verify=verify)
+    return ShardedIndex(Path(path), sharding, launcher, patience=patience or Timeouts(), verify=verify)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.documents.filters import Filter
 from quiver.retrieval.index.merging import NamedHits
 from quiver.retrieval.index.queries import SearchRequest

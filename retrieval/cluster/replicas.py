@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 60.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long is waited for whom, in seconds.
 
     Attributes:
@@ -72,7 +72,7 @@ class ReplicaSet:
         patience: How long is waited.
     """
 
-    def __init__(self, spec: ShardSpec, launcher: ShardLauncher, count: int, patience: Patience) -> None:
+    def __init__(self, spec: ShardSpec, launcher: ShardLauncher, count: int, patience: Timeouts) -> None:
         self.spec = spec
         self._launcher = launcher
         self._patience = patience

@@ -12,10 +12,10 @@ from typing import Any
 
 from quiver.retrieval.cluster.handles import ShardLostError
 from quiver.retrieval.cluster.messages import ShardHits
-from quiver.retrieval.cluster.replicas import Patience, Replica, ReplicaSet
+from quiver.retrieval.cluster.replicas import Replica, ReplicaSet, Timeouts
 
 
-def scatter(shards: Sequence[ReplicaSet], message: Any, *, queries: int, patience: Patience) -> list[ShardHits | None]:
+def scatter(shards: Sequence[ReplicaSet], message: Any, *, queries: int, patience: Timeouts) -> list[ShardHits | None]:
     """Ask every shard.
 
     Args:

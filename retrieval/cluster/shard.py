@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.messages import PackedRequest, ShardHits
 from quiver.retrieval.cluster.plan import PlannedShard

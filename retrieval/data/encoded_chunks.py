@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+
 from quiver.retrieval.cluster import HERE, Executor, Task
 from quiver.retrieval.models.loading import anchored, load_again
 from quiver.retrieval.protocols import DenseModel, TokenModel

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.records import Document, Metadata, Query, Value
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.protocols import Rows
 from quiver.retrieval.records import DenseVectors
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.data_files import atomic_file, read_lines
 from quiver.encoder.errors import InputError
 from quiver.retrieval.records import Run

@@ -29,6 +29,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache

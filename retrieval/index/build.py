@@ -18,6 +18,7 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, allowed_seconds, calibrate, is_approximate

@@ -24,6 +24,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import AnyCodec, Setting
 from quiver.retrieval.index.index import Index

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.kernels.packing import lanes
 

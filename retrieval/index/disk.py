@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.files import sync_folder
 
 _BUFFER = 1 << 20

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk
 from quiver.retrieval.index.mapped import Files
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_json

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.factory import add_vectors, make_index, search_parameters, search_settings, train_index
 from quiver.retrieval.index.dense.faiss_files import index_bytes

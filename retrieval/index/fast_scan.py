@@ -16,6 +16,7 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.engines import Bitmap
 
 # FAISS's type stubs know nothing of what its Python layer adds.

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.entries import checked_document
 from quiver.retrieval.data.rows import MatrixRows

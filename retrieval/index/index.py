@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.documents.filters import Filter, Where, as_filter
 from quiver.retrieval.index.documents.metadata import describe

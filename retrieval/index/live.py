@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
 
 import numpy as np
+
 from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.records import Document
 

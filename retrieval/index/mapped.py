@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
 from quiver.retrieval.index.errors import DamagedIndexError, unreadable
 from quiver.retrieval.index.mapping import map_file
 from quiver.retrieval.index.store.blocks import BLOCK, BlockChecks

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.documents.strings import PackedStrings
 from quiver.retrieval.index.engines import Bitmap, Found
 from quiver.retrieval.index.exact.ranking import in_order

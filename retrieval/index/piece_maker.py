@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.encoded import Encoded, Model, StoredSample, encode, joined, read_encoded, write_encoded

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.index.documents.table import is_described

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.engines import AnyCodec
 from quiver.retrieval.index.extents import Extent, held
 from quiver.retrieval.records import ModelCard

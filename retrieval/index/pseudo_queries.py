@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.segments import OpenSegment
 
 MIXED = {"dense": 3, "colbert": 4}

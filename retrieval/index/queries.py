@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
 from quiver.retrieval.index.documents.filters import Filter
 from quiver.retrieval.records import DenseVectors, TokenVectors
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk, little_endian
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.mapped import CheckedArray

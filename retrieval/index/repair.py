@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL, Disk, write_file
 from quiver.retrieval.index.documents.salvage import SalvagedDocuments, salvage_documents

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk
 from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
 from quiver.retrieval.index.engines import AnyCodec, AnySegment, Bitmap

@@ -18,6 +18,7 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.data.entries import checked_document

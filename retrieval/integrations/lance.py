@@ -21,6 +21,7 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.points import Batch, batches, metadata_text, state_of

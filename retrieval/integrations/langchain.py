@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
+
 from quiver.retrieval.index.documents.filters import Where
 from quiver.retrieval.integrations.asking import Asker, metadata_of
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
 from quiver.retrieval.integrations.asking import Asker, metadata_of
 
 

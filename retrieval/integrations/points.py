@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.segments import OpenSegment
 

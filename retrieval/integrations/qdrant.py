@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.integrations.points import Batch, batches, point_id, state_of

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
 from quiver.retrieval.models.encoding import clean, describe_tokens, fingerprint, run_batches
@@ -19,8 +22,6 @@ from quiver.retrieval.models.export import write_dense
 from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from quiver.retrieval.models.pooling import pool
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class BiEncoder:
@@ -74,7 +75,7 @@ class BiEncoder:
             source: Folder or hub id.
             revision: Branch, tag or commit on the hub.
             dtype: Of the encoder's weights in memory.
-            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only (`encoder.freeze`).
+            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only.
             precision: ``int8`` quantises the encoder's matrices, on a CPU.
 
         Raises:

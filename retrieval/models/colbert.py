@@ -17,6 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
 from quiver.retrieval.models.biencoder import document_texts
@@ -24,8 +27,6 @@ from quiver.retrieval.models.encoding import clean, describe_tokens, fingerprint
 from quiver.retrieval.models.export import write_colbert
 from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from quiver.retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class ColBERT:
             source: Folder or hub id.
             revision: Branch, tag or commit on the hub.
             dtype: Of the encoder's weights in memory.
-            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only (`encoder.freeze`).
+            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only.
             precision: ``int8`` quantises the encoder's matrices, on a CPU.
 
         Raises:

@@ -14,13 +14,14 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import nn
+
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, pack
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
 from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Role, TextTokens
-from torch import nn
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ def run_batches(
     description = "queries" if role == "query" else "documents"
     with torch.inference_mode(), progress_bar(description, len(ids), enabled=progress) as advance:
         for batch in pack(ids, max_tokens=budget, key_lengths=key_lengths):
-            results.update(zip(batch.rows, forward(replace(batch, steady=role == "document")), strict=True))
+            results.update(zip(batch.rows, forward(replace(batch, batch_invariant=role == "document")), strict=True))
             advance(len(batch))
     return [results[place] for place in range(len(ids))]
 

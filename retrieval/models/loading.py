@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from quiver.retrieval.records import TokenVectors
 from torch import Tensor
+
+from quiver.retrieval.records import TokenVectors
 
 # Similarities that are held at a time: 256 query tokens by 4,096 document tokens are 4 MiB, which stay in the cache between
 # the product and the maximum.

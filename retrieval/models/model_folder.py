@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from quiver.encoder import Encoder, InputError, Tokenizer, freeze, load_encoder
+from torch import nn
+
+from quiver.encoder import Encoder, InputError, Tokenizer, load_encoder, optimize_for_inference
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.config import Precision
 from quiver.encoder.files import read_json
@@ -20,7 +22,6 @@ from quiver.retrieval.models.export.pylate import read_pylate
 from quiver.retrieval.models.export.stanford import is_stanford, load_stanford_encoder, read_stanford
 from quiver.retrieval.models.export.white_space import read_tokenizer
 from quiver.retrieval.models.model_settings import ColBERTSettings, Kind, ModelFolder
-from torch import nn
 
 __all__ = [
     "INFERENCE_DTYPE",
@@ -123,7 +124,7 @@ def load_for_inference(
     device: str | None = None,
     precision: Precision = "float",
 ) -> Parts:
-    """`load_parts`, and on a CPU the encoder's matrices packed for inference (`encoder.freeze`).
+    """`load_parts`, and on a CPU the encoder's matrices packed for inference (`encoder.optimize_for_inference`).
 
     Args:
         source: Folder or hub id.
@@ -138,7 +139,7 @@ def load_for_inference(
     parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
     warn_if_bare(parts, source)
     if parts.encoder.device.type == "cpu" or precision != "float":
-        freeze(parts.encoder, precision=precision)
+        optimize_for_inference(parts.encoder, precision=precision)
     return parts
 
 

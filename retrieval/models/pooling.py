@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from quiver.encoder import PackedBatch
 from torch import Tensor
+
+from quiver.encoder import PackedBatch
 
 
 def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from quiver.encoder import InputError
 from torch import Tensor, nn
+
+from quiver.encoder import InputError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch.nn.modules.linear.Identity": lambda x: x,

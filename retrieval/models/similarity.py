@@ -6,6 +6,7 @@ Shapes: B vectors, d width.
 from __future__ import annotations
 
 import numpy as np
+
 from quiver.retrieval.records import DenseVectors, ModelCard
 
 

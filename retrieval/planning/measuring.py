@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.encoded import Encoded, encode, joined

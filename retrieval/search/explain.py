@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from quiver.retrieval.index import Index
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.similarity import comparable

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.exact.ranking import check_k

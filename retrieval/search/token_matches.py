@@ -14,11 +14,12 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import tokenizers
+from tokenizers import decoders
+
 from quiver.encoder import Tokenizer
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.records import Role, TokenVectors
-from tokenizers import decoders
 
 _SENTENCEPIECE_SPACE = "\u2581"
 _NO_CHARACTER = "\ufffd"

@@ -11,6 +11,9 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Security
 from fastapi.security import HTTPBearer
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
 from quiver.retrieval.records import Document
 from quiver.retrieval.serving.changes import Changes
 from quiver.retrieval.serving.contract import REFUSALS, bound, refusals
@@ -35,8 +38,6 @@ from quiver.retrieval.serving.schemas import (
 from quiver.retrieval.serving.searching import search
 from quiver.retrieval.serving.service import Service
 from quiver.retrieval.versions import installed_version
-from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 
 _bearer = HTTPBearer(auto_error=False, description="The token that quiver serve was started with.")
 

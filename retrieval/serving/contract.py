@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
+
 from quiver.retrieval.serving.limits import Limits
 from quiver.retrieval.serving.schemas import ErrorAnswer
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from quiver.retrieval.serving.schemas import ErrorAnswer, Problem
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from quiver.retrieval.serving.schemas import ErrorAnswer, Problem
 
 logger = logging.getLogger(__name__)
 

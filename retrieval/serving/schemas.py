@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+
 from quiver.retrieval.serving.limits import Limits
 
 Text = Annotated[str, Field(strict=True)]

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from quiver.encoder import InputError
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.hosts import own_hosts
 from quiver.retrieval.serving.service import Service
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -19,7 +21,6 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.target import check_target, replacing_folder
 from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.loop.snapshot import open_snapshot_model
-from torch import Tensor
 
 
 def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:

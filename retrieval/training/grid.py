@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.recipe_file import RecipeError
 from quiver.retrieval.training.recipe import load_recipe, to_dict

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.training.lock import alone
 from quiver.encoder.training.log import LOG, RunLog, read_log
-from quiver.encoder.training.machine import freed_memory_kept
+from quiver.encoder.training.machine import keep_freed_memory
 from quiver.encoder.training.processes import Processes, joined
-from quiver.encoder.training.random_state import random_state_kept
+from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.encoder.training.stopping import RunStoppedError
 from quiver.retrieval.models.model_folder import default_device
 from quiver.retrieval.training.averaging import average_models
@@ -94,7 +95,7 @@ def train(
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training)
-    with joined(default_device()) as processes, random_state_kept(), freed_memory_kept(), _folder(out, processes):
+    with joined(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         run = _Run(Session(recipe, out, processes, scorer, progress), command, data_folder or out / DATA)
         return run.resume() if resume else run.begin(overwrite=overwrite)
 
@@ -119,7 +120,7 @@ def train_and_save(
         InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
         RunStoppedError: As `train`.
     """
-    with joined(default_device()) as processes, random_state_kept(), freed_memory_kept(), _folder(out, processes):
+    with joined(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         return _Run(Session(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
 
 

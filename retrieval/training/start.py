@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.config import global_every
@@ -27,7 +29,6 @@ from quiver.retrieval.models.export.white_space import read_tokenizer
 from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, Parts, default_device, load_parts
 from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.training.sections import ArchitectureSection, ColBERTSection, ModelSection, Recipe
-from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 

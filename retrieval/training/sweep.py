@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from filelock import FileLock, Timeout
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.retrieval.training.data import discard_rows

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 from torch import Tensor
+
+from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 
 BASE = EncoderConfig.modernbert(
     vocab_size=300,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from quiver.encoder import InputError, pack_ids
 from quiver.encoder.adapter import TransformersEncoder, load_adapter
-from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 

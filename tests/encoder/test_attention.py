@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import quiver.encoder.attention.packed as packed_attention
 import torch
+
+import quiver.encoder.attention.packed as packed_attention
 from quiver.encoder import PackedBatch, pack_ids
 from quiver.encoder.attention import attend
 

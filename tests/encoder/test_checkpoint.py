@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state
 from quiver.encoder.config import RopeScaling
 from quiver.encoder.presets import preset
-from safetensors.torch import load_file, save_file
 
 
 def tiny(name: str, **change: object) -> EncoderConfig:

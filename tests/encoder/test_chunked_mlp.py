@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import quiver.encoder.layers as layers
 import torch
+from torch import Tensor
+
+import quiver.encoder.layers as layers
 from quiver.encoder import EncoderConfig
 from quiver.encoder.cpu.chunked_mlp import CHUNK, runs_in_chunks
 from quiver.encoder.cpu.processor import has_onednn
 from quiver.encoder.layers import MLP
-from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 

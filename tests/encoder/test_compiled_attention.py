@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend, compiled
 from quiver.encoder.attention.dispatch import describe
 from quiver.encoder.cpu.availability import available
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -150,7 +151,7 @@ def test_an_encoder_takes_it_for_large_batches_without_gradients() -> None:
     q, _, _ = heads(256)
     assert choose_backend(describe(q, large, window=128)) == "compiled"
     assert choose_backend(describe(q[:200], small, window=128)) == "packed"
-    assert choose_backend(describe(q[:200], replace(small, steady=True), window=128)) == "compiled"
+    assert choose_backend(describe(q[:200], replace(small, batch_invariant=True), window=128)) == "compiled"
     assert choose_backend(describe(q, large, gradients=True)) == "compiled"
     assert choose_backend(describe(q.double(), large)) == "packed"
     assert choose_backend(describe(q, large, slopes=torch.ones(3))) == "packed"
@@ -179,7 +180,7 @@ def test_what_has_no_numbers_is_left_to_torch() -> None:
     q, k, v = heads(300)
 
     def chosen(x: Tensor) -> bool:
-        return compiled.serves(batch, x)
+        return compiled.is_supported(batch, x)
 
     assert chosen(q)
     assert not chosen(q.to("meta"))

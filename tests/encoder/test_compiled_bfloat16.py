@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from quiver.encoder import Encoder, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, best_dtype, choose_backend
 from quiver.encoder.attention.dispatch import describe
 from quiver.encoder.cpu import availability, vectors
 from quiver.encoder.cpu.availability import available
 from quiver.encoder.ops.rotary import rotate_, rotate_reference
-from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -259,8 +260,8 @@ def test_code_that_was_kept_in_part(tmp_path: Path) -> None:
 
 def test_a_steady_text_is_turned_alike_in_every_batch() -> None:
     heads, angles = torch.randn(400, 2, 64, generator=torch.Generator().manual_seed(2)).bfloat16(), torch.rand(400, 16) * 6
-    alone = rotate_(heads[:70].clone(), angles[:70].cos(), angles[:70].sin(), steady=True)
-    assert torch.equal(rotate_(heads, angles.cos(), angles.sin(), steady=True)[:70], alone)
+    alone = rotate_(heads[:70].clone(), angles[:70].cos(), angles[:70].sin(), batch_invariant=True)
+    assert torch.equal(rotate_(heads, angles.cos(), angles.sin(), batch_invariant=True)[:70], alone)
 
 
 def test_processors_without_the_instruction(run_as: Callable[..., str], older_processor: tuple[str, str]) -> None:

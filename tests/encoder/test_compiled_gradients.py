@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
 from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
 from quiver.encoder.cpu.availability import available
-from torch import Tensor
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),

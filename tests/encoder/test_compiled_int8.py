@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from quiver.encoder import Encoder, PackedBatch, freeze, pack_ids
+from torch import Tensor, nn
+
+from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu import frozen, fused
 from quiver.encoder.cpu.availability import available, quads_run
 from quiver.encoder.cpu.frozen import FrozenLinear, Int8Matrix
 from quiver.encoder.cpu.hadamard import block, hadamard
 from quiver.encoder.cpu.linear import Linear
-from torch import Tensor, nn
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
@@ -37,7 +38,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
-    """What `fused.serves` said."""
+    """What `fused.is_supported` said."""
     del two_threads
     with torch.no_grad():
         yield answers_of(fused, "serves")
@@ -86,7 +87,7 @@ def defined(encoder: Encoder, levels: int) -> Encoder:
 
 
 def quantised(encoder: Encoder) -> Encoder:
-    return freeze(copy.deepcopy(encoder), precision="int8")
+    return optimize_for_inference(copy.deepcopy(encoder), precision="int8")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -186,7 +187,7 @@ def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
         coarse = quantised(encoder_of())(batch_of(LENGTHS))
         monkeypatch.setattr(frozen, "has_vnni", lambda: True)
         fine = quantised(encoder_of())
-        assert fused.obstacle(fine.layers, torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
+        assert fused.unsupported_reason(fine.layers, torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
     finally:
         quads_run.cache_clear()
     assert used == [True]
@@ -197,6 +198,7 @@ def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
 def by_loops() -> Callable[..., NDArray[np.float32]]:
     """A product of tokens (N <= LANES, D) and a matrix as the loops have it, (N, O)."""
     import numba
+
     from quiver.encoder.cpu import amx
     from quiver.encoder.cpu.layer_tiles import gather, narrow, product
     from quiver.encoder.cpu.tiles import spill
@@ -251,6 +253,7 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
 @pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
 def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
     import numba
+
     from quiver.encoder.cpu.layer_tiles import _hadamard
     from quiver.encoder.cpu.vectors import LANES, emitted
 
@@ -294,7 +297,8 @@ def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> N
 
 EMULATED = """
 import torch
-from quiver.encoder import Encoder, EncoderConfig, freeze, frozen, fused, init_weights, pack_ids
+from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
+from quiver.encoder.cpu import frozen, fused
 from quiver.encoder.cpu import vectors
 assert vectors.quads_reach() == 127, vectors.quads_reach()
 torch.set_num_threads(2)
@@ -302,7 +306,7 @@ frozen.has_vnni = lambda: False
 config = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=128, num_heads=4, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
 )
-encoder = freeze(init_weights(Encoder(config), seed=1), precision="int8")
+encoder = optimize_for_inference(init_weights(Encoder(config), seed=1), precision="int8")
 batch = pack_ids([list(range(start, start + 5)) for start in range(100)])
 assert fused.serves(encoder.layers, batch, torch.zeros(500, 128), None)
 found = encoder(batch)

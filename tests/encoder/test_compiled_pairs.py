@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from quiver.encoder import Encoder, PackedBatch, freeze, pack_ids
+from torch import Tensor
+
+from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu import fused
 from quiver.encoder.cpu.availability import available, tiles_run
 from quiver.encoder.cpu.frozen import FrozenLinear
-from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -90,6 +91,7 @@ def test_sums_are_exact(width: int, outputs: int) -> None:
     """Integers that bfloat16 has, and whose sums float32 has, are multiplied as they are; a remainder of a block of steps too."""
     import numba
     import numpy as np
+
     from quiver.encoder.cpu import amx
     from quiver.encoder.cpu.layer_tiles import gather, narrow, product
     from quiver.encoder.cpu.tiles import spill
@@ -130,8 +132,8 @@ def test_a_steady_text_has_the_same_bits_alone_and_in_company(
 ) -> None:
     encoder, company = half_of(), batch_of((400, 20, 300, 77))
     ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
-    alone = encoder(replace(pack_ids([ids]), steady=True))
-    together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), steady=True))
+    alone = encoder(replace(pack_ids([ids]), batch_invariant=True))
+    together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), batch_invariant=True))
     assert all(paired)
     assert torch.equal(together[:length], alone)
     assert torch.equal(together[-length:], alone)
@@ -156,7 +158,7 @@ def test_tokens_that_only_read(
 
 def test_frozen_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = half_of(), batch_of((300, 20))
-    frozen = freeze(copy.deepcopy(encoder))
+    frozen = optimize_for_inference(copy.deepcopy(encoder))
     assert all(matrix.readable for matrix in frozen.modules() if isinstance(matrix, FrozenLinear))
     assert torch.equal(frozen(batch), encoder(batch))
     assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
@@ -211,12 +213,12 @@ def test_a_query_or_other_weights_load_nothing() -> None:
     """On processors with AMX, too, where numba is what tells whether pairs run."""
     code = (
         "import sys, torch\n"
-        "from quiver.encoder import Encoder, EncoderConfig, freeze, init_weights, pack_ids\n"
+        "from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids\n"
         "config = EncoderConfig.modernbert(vocab_size=99, hidden_size=64, num_heads=2, intermediate_size=96, layer_types=['global'])\n"
         "for encoder in (init_weights(Encoder(config), seed=1).eval(), init_weights(Encoder(config), seed=1).eval().bfloat16()):\n"
         "    with torch.no_grad():\n"
         "        encoder(pack_ids([[1, 2, 3]]))\n"
-        "freeze(init_weights(Encoder(config), seed=1))\n"
+        "optimize_for_inference(init_weights(Encoder(config), seed=1))\n"
         "assert 'numba' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -226,7 +228,8 @@ def test_a_query_or_other_weights_load_nothing() -> None:
 STATES = """
 import hashlib, sys
 import torch
-from quiver.encoder import Encoder, EncoderConfig, freeze, fused, init_weights, pack_ids
+from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
+from quiver.encoder.cpu import fused
 from quiver.encoder.attention import dispatch
 from quiver.encoder.cpu import vectors
 assert vectors.tiles_are_native() is (sys.argv[1] == "amx")
@@ -237,7 +240,8 @@ config = EncoderConfig.modernbert(
 )
 batch = pack_ids([list(range(290)), [1, 2, 3], list(range(100))])
 with torch.no_grad():
-    print(hashlib.sha256(freeze(init_weights(Encoder(config), seed=1), precision="int8")(batch).numpy().tobytes()).hexdigest())
+    encoder = optimize_for_inference(init_weights(Encoder(config), seed=1), precision="int8")
+    print(hashlib.sha256(encoder(batch).numpy().tobytes()).hexdigest())
     torch.save(init_weights(Encoder(config), seed=1).bfloat16()(batch).float(), sys.argv[2])
 """
 

@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
 from quiver.encoder.gpu.compiling import compile_encoder
-from torch._dynamo.utils import counters
 
 pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler on a CPU")
 

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+
 from quiver.encoder import EncoderConfig, InputError
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.config import RopeScaling, global_every

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from quiver.encoder.cross_entropy import MIN_ROWS, linear_cross_entropy
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from quiver.encoder.cross_entropy import MIN_ROWS, linear_cross_entropy
 
 WIDTH, VOCABULARY = 16, 96
 

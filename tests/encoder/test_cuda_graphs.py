@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, PackedBatch, init_weights, pack_ids
 from quiver.encoder.gpu import cuda_graphs as module
 from quiver.encoder.gpu.cuda_graphs import Bucket, GraphedEncoder, bucket_of, bucket_size, filled_offsets
-from torch import Tensor
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = EncoderConfig.modernbert(

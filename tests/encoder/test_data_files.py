@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.data_files import atomic_file, cache_folder, file_sha256, read_lines, read_whole
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target

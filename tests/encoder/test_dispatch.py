@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from quiver.encoder import InputError, PackedBatch, pack_ids
 from quiver.encoder.attention import BACKENDS, AttentionCall, attend, choose_backend, dispatch
-from quiver.encoder.attention.dispatch import LIMITS, describe, obstacle
-from torch import Tensor
+from quiver.encoder.attention.dispatch import LIMITS, describe, unsupported_reason
 
 TORCH = frozenset({"aten_flash", "varlen", "dense"})
 ALL = TORCH | {"flash_attn_2", "flash_attn_3", "flash_attn_4"}
@@ -84,7 +85,7 @@ def call(**changes: Any) -> AttentionCall:
 )
 def test_the_choice(changes: dict[str, Any], name: str) -> None:
     assert choose_backend(call(**changes)) == name
-    assert obstacle(name, call(**changes)) is None
+    assert unsupported_reason(name, call(**changes)) is None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_the_choice(changes: dict[str, Any], name: str) -> None:
     ],
 )
 def test_what_stands_in_the_way(name: str, changes: dict[str, Any], reason: str | None) -> None:
-    assert obstacle(name, call(**changes)) == reason
+    assert unsupported_reason(name, call(**changes)) == reason
 
 
 def test_every_flash_backend_has_limits() -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
 from quiver.encoder.attention import attend, dropping, grouped
 from quiver.encoder.ops import dropout as ops
 from quiver.encoder.ops.dropout import Dropout, Kept, drop
 from quiver.encoder.packing import PackedBatch, pack_ids
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 PROBABILITY = 0.25
 

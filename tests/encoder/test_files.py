@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import check_target, expand_home, read_json, replacing, write_json, write_text
 

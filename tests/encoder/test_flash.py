@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 from quiver.encoder.attention import BACKENDS, attend, flash
-from quiver.encoder.attention.dispatch import AttentionCall, choose_backend, describe, obstacle
-from torch import Tensor
+from quiver.encoder.attention.dispatch import AttentionCall, choose_backend, describe, unsupported_reason
 
 
 @dataclass
@@ -311,7 +312,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def half_precision(batch: PackedBatch, width: int, window: int | None, backend: str, *, slopes: Tensor | None = None) -> list[Tensor]:
     """A backend's output and gradient in bfloat16; skips where this machine lacks it."""
     qkv, q, k, v = heads(batch, width=width, dtype=torch.bfloat16, device="cuda")
-    reason = obstacle(backend, describe(q, batch, window=window, slopes=slopes, gradients=True))
+    reason = unsupported_reason(backend, describe(q, batch, window=window, slopes=slopes, gradients=True))
     if reason:
         pytest.skip(f"{backend}: {reason}")
     mixed = attend(q, k, v, batch, window, slopes=slopes, backend=backend)
@@ -369,7 +370,7 @@ def test_inference_kernels_of_flash_attn_3() -> None:
     batch = batch_of((64, 5, 700)).to("cuda")
     with torch.no_grad():
         _, q, k, v = heads(batch, width=64, dtype=torch.bfloat16, device="cuda")
-        if reason := obstacle("flash_attn_3", describe(q, batch)):
+        if reason := unsupported_reason("flash_attn_3", describe(q, batch)):
             pytest.skip(f"flash_attn_3: {reason}")
         torch.testing.assert_close(
             attend(q, k, v, batch, None, backend="flash_attn_3"), attend(q, k, v, batch, None, backend="aten_flash"), atol=2e-2, rtol=2e-2

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from quiver.encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, optimize_for_inference, pack_ids, save_encoder
 from quiver.encoder.config import Precision
 from quiver.encoder.cpu.frozen import FrozenLinear
 from quiver.encoder.cpu.linear import Linear
@@ -61,7 +62,7 @@ def texts(*lengths: int) -> list[list[int]]:
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-6), (torch.bfloat16, 0.03)], ids=str)
 def test_frozen_states_are_the_plain_ones(config: EncoderConfig, dtype: torch.dtype, atol: float) -> None:
     encoder = make(config, dtype)
-    frozen = freeze(copy.deepcopy(encoder))
+    frozen = optimize_for_inference(copy.deepcopy(encoder))
     batch = pack_ids(texts(*LENGTHS))
     with torch.inference_mode():
         expected = encoder(batch)
@@ -74,7 +75,7 @@ def test_frozen_states_are_the_plain_ones(config: EncoderConfig, dtype: torch.dt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_state_dict_stays_the_plain_one(dtype: torch.dtype) -> None:
     encoder = make(BERT, dtype)
-    frozen = freeze(copy.deepcopy(encoder))
+    frozen = optimize_for_inference(copy.deepcopy(encoder))
     assert frozen.num_parameters == encoder.num_parameters
     plain, packed = encoder.state_dict(), frozen.state_dict()
     assert list(plain) == list(packed)
@@ -84,17 +85,17 @@ def test_the_state_dict_stays_the_plain_one(dtype: torch.dtype) -> None:
 
 def test_a_frozen_encoder_is_saved_whole_and_an_int8_one_refused(tmp_path: Path) -> None:
     encoder = make(BERT)
-    save_encoder(freeze(copy.deepcopy(encoder)), tmp_path / "float")
+    save_encoder(optimize_for_inference(copy.deepcopy(encoder)), tmp_path / "float")
     again = load_encoder(tmp_path / "float").state_dict()
     assert all(torch.equal(weight, again[name]) for name, weight in encoder.state_dict().items())
     with pytest.raises(InputError, match="quantised to int8"):
-        save_encoder(freeze(encoder, precision="int8"), tmp_path / "int8")
+        save_encoder(optimize_for_inference(encoder, precision="int8"), tmp_path / "int8")
     assert not (tmp_path / "int8").exists()
 
 
 @pytest.mark.parametrize("precision", ["float", "int8"])
 def test_a_copy_of_a_frozen_encoder_is_one(precision: Precision) -> None:
-    frozen = freeze(make(CONFIG), precision=precision)
+    frozen = optimize_for_inference(make(CONFIG), precision=precision)
     batch = pack_ids(texts(*LENGTHS))
     twin = copy.deepcopy(frozen)
     assert torch.equal(twin(batch), frozen(batch))
@@ -102,7 +103,7 @@ def test_a_copy_of_a_frozen_encoder_is_one(precision: Precision) -> None:
 
 
 def test_nothing_of_the_plain_matrices_is_kept() -> None:
-    frozen = freeze(make(CONFIG))
+    frozen = optimize_for_inference(make(CONFIG))
     assert not [module for module in frozen.modules() if isinstance(module, Linear)]
     held = sum(weight.numel() for weight in frozen.parameters())
     norms = sum(weight.numel() for name, weight in frozen.named_parameters() if "norm" in name)
@@ -128,7 +129,7 @@ def test_int8_products_are_close_and_know_no_neighbours() -> None:
 
 def test_int8_states_do_not_depend_on_the_batch() -> None:
     encoder = make(CONFIG)
-    frozen = freeze(copy.deepcopy(encoder), precision="int8")
+    frozen = optimize_for_inference(copy.deepcopy(encoder), precision="int8")
     sequences = texts(*LENGTHS)
     together = pack_ids(sequences)
     states = frozen(together)
@@ -147,13 +148,13 @@ def test_int8_weights_are_in_the_state_dict() -> None:
     one, other = make(CONFIG), make(CONFIG)
     with torch.no_grad():
         other.layers[2].mlp.down.weight[0, 0] += 1.0
-    states = [freeze(encoder, precision="int8").state_dict() for encoder in (one, other)]
+    states = [optimize_for_inference(encoder, precision="int8").state_dict() for encoder in (one, other)]
     changed = [name for name in states[0] if not torch.equal(states[0][name], states[1][name])]
     assert changed == ["layers.2.mlp.down.weight_int8", "layers.2.mlp.down.weight_scales"]
 
 
 def test_a_frozen_encoder_refuses_to_move_or_freeze_again() -> None:
-    frozen = freeze(make(CONFIG))
+    frozen = optimize_for_inference(make(CONFIG))
     assert frozen.to("cpu") is frozen
     with pytest.raises(InputError, match="keeps its device and dtype"):
         frozen.to(torch.float64)
@@ -161,14 +162,14 @@ def test_a_frozen_encoder_refuses_to_move_or_freeze_again() -> None:
     with pytest.raises(ValueError, match="to train, load the checkpoint"):
         frozen.train()
     with pytest.raises(ValueError, match="frozen already"):
-        freeze(frozen)
+        optimize_for_inference(frozen)
     with pytest.raises(ValueError, match="precision must be one of float, int8, got 'int4'"):
-        freeze(make(CONFIG), precision="int4")  # type: ignore[arg-type]
+        optimize_for_inference(make(CONFIG), precision="int4")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["float", "int8"])
 def test_autocast_leaves_a_frozen_encoder_alone(precision: Precision) -> None:
-    frozen = freeze(make(CONFIG), precision=precision)
+    frozen = optimize_for_inference(make(CONFIG), precision=precision)
     batch = pack_ids(texts(*LENGTHS))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         states = frozen(batch)
@@ -179,4 +180,4 @@ def test_double_precision_is_frozen_plainly() -> None:
     encoder = make(CONFIG, torch.float64)
     batch = pack_ids(texts(*LENGTHS))
     expected = encoder(batch).detach()
-    torch.testing.assert_close(freeze(encoder)(batch), expected, atol=1e-7, rtol=0)
+    torch.testing.assert_close(optimize_for_inference(encoder)(batch), expected, atol=1e-7, rtol=0)

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from quiver.encoder import Encoder, PackedBatch, freeze, pack_ids
+from torch import Tensor
+
+from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
 from quiver.encoder.cpu import fused
 from quiver.encoder.cpu.availability import available
 from quiver.encoder.cpu.frozen import FrozenLinear
 from quiver.encoder.lora import add_lora
-from torch import Tensor
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -44,7 +45,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
-    """What `fused.serves` said, which is asked on every processor here."""
+    """What `fused.is_supported` said, which is asked on every processor here."""
     del two_threads
     with torch.no_grad():
         yield answers_of(fused, "serves")
@@ -116,8 +117,8 @@ def test_a_steady_text_has_the_same_bits_alone_and_in_company(
 ) -> None:
     encoder, company = encoder_of(), batch_of((400, 20, 300, 77))
     ids = torch.randint(300, (length,), generator=torch.Generator().manual_seed(9)).tolist()
-    alone = encoder(replace(pack_ids([ids]), steady=True))
-    together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), steady=True))
+    alone = encoder(replace(pack_ids([ids]), batch_invariant=True))
+    together = encoder(replace(pack_ids([ids, *(part.tolist() for part in company.unpack(company.ids)), ids]), batch_invariant=True))
     assert used == [True, True]
     assert torch.equal(together[:length], alone)
     assert torch.equal(together[-length:], alone)
@@ -139,20 +140,20 @@ def test_frozen_and_plain_matrices_give_one_result(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))
-    frozen = freeze(copy.deepcopy(encoder))
+    frozen = optimize_for_inference(copy.deepcopy(encoder))
     assert torch.equal(frozen(batch), encoder(batch))
     assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
     assert used == [True, True]
 
 
 def test_what_the_loops_will_not_read_is_laid_out_for_torch(encoder_of: Callable[..., Encoder]) -> None:
-    read, left = freeze(encoder_of()), freeze(encoder_of(intermediate_size=150))
+    read, left = optimize_for_inference(encoder_of()), optimize_for_inference(encoder_of(intermediate_size=150))
     assert all(matrix.readable for matrix in read.modules() if isinstance(matrix, FrozenLinear))
     assert not any(matrix.readable for matrix in left.modules() if isinstance(matrix, FrozenLinear))
 
 
 def test_copies_of_a_frozen_encoder_have_weights_of_their_own(encoder_of: Callable[..., Encoder]) -> None:
-    frozen = freeze(encoder_of())
+    frozen = optimize_for_inference(encoder_of())
     one, two = (each.layers[0].mlp.up.rows()[0][0] for each in (frozen, copy.deepcopy(frozen)))
     assert torch.equal(one, two)
     assert one.data_ptr() != two.data_ptr()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, PackedBatch, compile_encoder
 from quiver.encoder.cpu import fused_training
 from quiver.encoder.cpu.availability import available
 from quiver.encoder.lora import add_lora
-from torch import Tensor, nn
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -38,7 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> list[bool]:
-    """What `fused_training.serves` said, which is asked on every processor here."""
+    """What `fused_training.is_supported` said, which is asked on every processor here."""
     del two_threads
     return answers_of(fused_training, "serves")
 

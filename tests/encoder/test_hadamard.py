@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from quiver.encoder.cpu.frozen import Int8Matrix
 from quiver.encoder.cpu.hadamard import block, hadamard
-from torch import Tensor
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.head_checkpoint import (
@@ -23,8 +26,6 @@ from quiver.encoder.checkpoints.head_checkpoint import (
 from quiver.encoder.checkpoints.head_layouts import LAYOUTS, Task
 from quiver.encoder.checkpoints.head_transform import TransformConfig
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 SIZES = {
     "vocab_size": 64,

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 from quiver.encoder.checkpoints.head_transform import TransformConfig
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,

@@ -11,9 +11,10 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, save_encoder
 from quiver.encoder.checkpoints.hub import local_folder
-from safetensors.torch import load_file
 
 Fetched = Callable[[dict[str, str]], list[str]]
 

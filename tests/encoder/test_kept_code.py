@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.cpu.availability import available
 
 REPOSITORY = Path(__file__).resolve().parents[2]

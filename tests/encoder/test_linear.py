@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
+
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
 from quiver.encoder.cpu import linear as linear_module
 from quiver.encoder.cpu.linear import PACK_TOKENS, Linear, compute_dtype, lean
 from quiver.encoder.cpu.processor import native_on_cpu
-from torch.nn import functional as F
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,

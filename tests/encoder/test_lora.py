@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from quiver.encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, load_encoder, pack_ids, save_encoder
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, optimize_for_inference, pack_ids, save_encoder
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.encoder.cpu.linear import PACK_TOKENS, Linear
 from quiver.encoder.lora import LoRALinear, add_lora, load_lora_state, lora_matrices, lora_state, merge_lora, save_adapter
-from safetensors.torch import load_file
-from torch import Tensor
 
 MODERNBERT = EncoderConfig.modernbert(
     vocab_size=300,
@@ -299,7 +300,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="merge_lora first"):
         add_lora(encoder, rank=4, alpha=8.0, dropout=0.0, seed=0)
     with pytest.raises(ValueError, match="merge_lora first"):
-        freeze(encoder)
+        optimize_for_inference(encoder)
     merge_lora(encoder)
     for call in (merge_lora, lora_state):
         with pytest.raises(ValueError, match="add_lora first"):
@@ -307,7 +308,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ValueError, match="add_lora first"):
         load_lora_state(encoder, {})
     with pytest.raises(ValueError, match="frozen"):
-        add_lora(freeze(encoder), rank=4, alpha=8.0, dropout=0.0, seed=0)
+        add_lora(optimize_for_inference(encoder), rank=4, alpha=8.0, dropout=0.0, seed=0)
 
 
 @pytest.mark.parametrize(

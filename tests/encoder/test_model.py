@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quiver.encoder import Encoder, EncoderConfig, InputError, freeze, init_weights, pack_ids
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, optimize_for_inference, pack_ids
 from quiver.encoder.checkpoints import config_from_hf
 
 CONFIG = EncoderConfig.modernbert(
@@ -128,7 +129,7 @@ def test_forward_hooks_fire_in_inference_as_often_as_with_gradients(
     encoder(batch)
     assert fired == wanted
     if optimized is not None:
-        freeze(encoder, precision=optimized)
+        optimize_for_inference(encoder, precision=optimized)
     fired.clear()
     with torch.inference_mode():
         states = encoder(batch)

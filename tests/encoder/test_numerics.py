@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
-from torch import Tensor, nn
 
 WINDOW = 8
 MODERNBERT = EncoderConfig.modernbert(

@@ -8,10 +8,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
 from quiver.encoder import InputError
 from quiver.encoder.ops import add_norm, gated, normalize, rotate, rotate_
 from quiver.encoder.ops.choice import choose_ops, fused
-from torch import nn
 
 
 def angles(tokens: int, pairs: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from quiver.encoder import pack, pack_ids, pack_padded
 from quiver.encoder.packing import masked_lengths, pack_rows
 

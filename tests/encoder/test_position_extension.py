@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
 from quiver.encoder import (
     Encoder,
     EncoderConfig,
@@ -29,8 +32,6 @@ from quiver.encoder import (
 from quiver.encoder.checkpoints.weight_files import read_weights
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import extend_checkpoint, extend_positions, interpolate_positions, read_positions
-from safetensors.torch import save_file
-from torch import Tensor
 
 
 def small(name: str, *, positions: int = 12) -> EncoderConfig:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from quiver.encoder.config import RopeScaling
 from quiver.encoder.ops import rotate, rotate_
 from quiver.encoder.ops.rotary import rotate_reference

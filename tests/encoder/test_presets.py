@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from quiver.encoder import Encoder, EncoderConfig, InputError
 from quiver.encoder.presets import PRESETS, preset
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quiver.encoder import PackedBatch, pack_ids
-from quiver.encoder.spans import Span, best_spans, position_loss
 from torch import Tensor
 from torch.nn import functional as F
+
+from quiver.encoder import PackedBatch, pack_ids
+from quiver.encoder.spans import Span, best_spans, position_loss
 
 
 def batch_of(lengths: list[int]) -> PackedBatch:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from quiver.encoder import Encoder, EncoderConfig, InputError, MaskedLM, freeze, init_head, init_weights, pack_ids, preset
-from quiver.encoder.pretraining.tiling import enlarge, enlarge_masked_lm, layer_map, tile
 from torch import Tensor
+
+from quiver.encoder import Encoder, EncoderConfig, InputError, MaskedLM, init_head, init_weights, optimize_for_inference, pack_ids, preset
+from quiver.encoder.pretraining.tiling import enlarge, enlarge_masked_lm, layer_map, tile
 
 
 def modernbert(layers: int, width: int, heads: int, intermediate: int, *, vocabulary: int = 20) -> EncoderConfig:
@@ -229,7 +230,7 @@ def test_what_is_more_than_a_size_is_refused() -> None:
     with pytest.raises(InputError, match="max_positions is 64 and would be 128"):
         enlarge(Encoder(absolute), replace(absolute, max_positions=128))
     packed = Encoder(small).eval()
-    freeze(packed)
+    optimize_for_inference(packed)
     with pytest.raises(InputError, match="packed for inference"):
         enlarge(packed, modernbert(3, 32, 4, 48))
 

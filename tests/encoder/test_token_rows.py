@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from quiver.encoder.cpu.availability import available, serves_rows
 from quiver.encoder.cpu.chunked_mlp import _through
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, rotate_
-from torch import Tensor
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import InputError, Tokenizer
 
 CORPUS = [f"def read_{name}(path):\n    return open(path).{name}()" for name in ("lines", "bytes", "words", "rows")] * 5

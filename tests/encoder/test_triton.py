@@ -28,9 +28,10 @@ def test_kernels_do_what_torchs_code_does() -> None:
 def test_kernels_compile_for_a_gpu_that_is_not_there(element: str, capability: int) -> None:
     """Down to machine code, for an A100 and an H100; widths that are no powers of two."""
     import triton
-    from quiver.encoder.gpu import triton_gated, triton_norms, triton_rotary
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from quiver.encoder.gpu import triton_gated, triton_norms, triton_rotary
 
     norm = {"width": 768, "block": 1024, "has_bias": True}
     tile = {"width": 1152, "block_rows": 8, "block_columns": 128}

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
 from quiver.encoder.ops import add_norm, gated, normalize, rotate
-from torch import Tensor, nn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]

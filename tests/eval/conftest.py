@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
 
 WIDTH = 512

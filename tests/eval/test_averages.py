@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from quiver.eval.averages import Average, Part, average, data_sets, grouped, is_whole
 
 

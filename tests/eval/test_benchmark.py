@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.benchmark import Benchmark, Facts, LocalFolder, Policy, cut, depth, resolve
 from quiver.eval.datasets.cache import RECORD, Cache

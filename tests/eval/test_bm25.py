@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.bm25 import bm25_run
 from quiver.eval.metrics import score

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.decoding import decode
 from quiver.eval.results import Parameter

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.eval.development import DevelopmentScorer, development_scorer
 from quiver.eval.evaluation import evaluate
@@ -19,7 +21,6 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.training.sections import DevelopmentSection
-from torch import nn
 
 MakeCollection = Callable[..., Path]
 WORDS = ("oak", "elm", "ash", "fir", "yew", "bay", "fig", "box", "sloe", "hazel", "larch", "rowan")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, init_weights, save_encoder
 from quiver.eval.bench.encoder.children import Child, ChildError, ChildModel, Killed, largest_batch, peak_memory, search_largest
 from quiver.eval.bench.encoder.results import LargestBatch, PeakMemory, Settings

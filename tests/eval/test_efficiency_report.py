@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.bench.encoder.results import (
     EncoderBenchmark,

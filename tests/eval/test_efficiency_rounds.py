@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import quiver.eval.bench.encoder.rounds as module
 import torch
+
+import quiver.eval.bench.encoder.rounds as module
 from quiver.encoder import InputError
 from quiver.eval.bench.encoder.results import (
     EncoderBenchmark,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, save_encoder
 from quiver.encoder.presets import preset
 from quiver.eval.bench.encoder import (
@@ -24,7 +26,6 @@ from quiver.eval.bench.encoder import (
 )
 from quiver.eval.bench.encoder.libraries import LIBRARIES, PEERS, Batch, Library, Loaded, open_encoder
 from quiver.eval.bench.encoder.results import NotRun
-from torch import nn
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=64, num_heads=2, intermediate_size=96, layer_types=["global", "local"], max_positions=256
@@ -142,7 +143,7 @@ def test_peers_that_cannot_run_are_listed(tiny: str, monkeypatch: pytest.MonkeyP
 )
 def test_why_flash_cannot_run(monkeypatch: pytest.MonkeyPatch, device: str, dtype: str, reason: str) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    assert (PEERS["transformers-flash"].obstacle(CONFIG, Settings(device=device, dtype=dtype)) or "").startswith(reason)
+    assert (PEERS["transformers-flash"].unsupported_reason(CONFIG, Settings(device=device, dtype=dtype)) or "").startswith(reason)
 
 
 @pytest.mark.parity
@@ -151,14 +152,17 @@ def test_why_flash_cannot_run(monkeypatch: pytest.MonkeyPatch, device: str, dtyp
     ("name", "reason"), [("mosaicbert-base", "transformers has no ALiBi"), ("gte-en-mlm-base", "has no new"), ("modernbert-base", "")]
 )
 def test_architectures_that_transformers_lacks_are_named(name: str, reason: str) -> None:
-    found = PEERS["transformers-sdpa"].obstacle(preset(name), Settings())
+    found = PEERS["transformers-sdpa"].unsupported_reason(preset(name), Settings())
     assert reason in (found or "")
     assert bool(found) == bool(reason)
 
 
 def test_an_old_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "installed_version", lambda distribution: "4.48.0")
-    assert PEERS["transformers-sdpa"].obstacle(CONFIG, Settings()) == "transformers 4.48.0 is too old, 4.56 is the first that will do"
+    assert (
+        PEERS["transformers-sdpa"].unsupported_reason(CONFIG, Settings())
+        == "transformers 4.48.0 is too old, 4.56 is the first that will do"
+    )
 
 
 def test_sets_that_are_too_long_are_listed(tiny: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.bench.encoder import Settings, bench_texts, texts
 from quiver.eval.bench.encoder.text_libraries import TEXT_PEERS, Encode, TextLibrary, open_biencoder, own_encode
@@ -73,7 +74,7 @@ def test_sentence_transformers_in_bfloat16(minilm: Path) -> None:
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])
 def test_the_other_backends(minilm: Path, backend: str) -> None:
     names = [f"sentence-transformers-{backend}", f"sentence-transformers-{backend}-int8"]
-    if reason := TEXT_PEERS[names[0]].obstacle(Settings()):
+    if reason := TEXT_PEERS[names[0]].unsupported_reason(Settings()):
         pytest.skip(reason)
     documents = [f"bird number {number} has {number} wings" for number in range(20)]
     _, plain, int8 = bench_texts(str(minilm), documents, Settings(rounds=1, threads=1), peers=names).sets[0].libraries
@@ -94,9 +95,9 @@ def test_backends_that_are_missing_are_listed(minilm: Path, monkeypatch: pytest.
 def test_onnx_is_not_compared_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quiver.eval.bench.encoder.text_libraries._importable", lambda module: True)
     half = Settings(dtype="bfloat16")
-    assert TEXT_PEERS["sentence-transformers-onnx"].obstacle(half) == "runs float32, not bfloat16"
-    assert TEXT_PEERS["sentence-transformers-onnx-int8"].obstacle(half) is None
-    assert TEXT_PEERS["sentence-transformers-openvino"].obstacle(half) is None
+    assert TEXT_PEERS["sentence-transformers-onnx"].unsupported_reason(half) == "runs float32, not bfloat16"
+    assert TEXT_PEERS["sentence-transformers-onnx-int8"].unsupported_reason(half) is None
+    assert TEXT_PEERS["sentence-transformers-openvino"].unsupported_reason(half) is None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory on a CPU is read from Linux's /proc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from quiver.encoder import EncoderConfig, InputError
 from quiver.eval.bench.encoder.workloads import (
     CPU_TABLE,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.benchmark import Benchmark, Policy
 from quiver.eval.evaluation import evaluate

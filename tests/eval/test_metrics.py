@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT, MEASURES, Found, Measure, judged_at, parse_measure, score
 from quiver.retrieval.data.run import ranked

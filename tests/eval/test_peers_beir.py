@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.eval.baselines.beir import DenseRetriever, IndexRetriever
 from quiver.eval.metrics import score
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding

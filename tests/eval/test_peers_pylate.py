@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import InputError, Tokenizer
 from quiver.eval import evaluate
 from quiver.eval.baselines import load_peer

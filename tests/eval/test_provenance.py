@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.eval.provenance import DataChecksum, provenance
 from quiver.retrieval.data.corpus import Collection, load_collection
 from quiver.retrieval.records import Document, Query

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from quiver.eval.bench.encoder.workloads import PAPER_SETS
 from quiver.eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
 

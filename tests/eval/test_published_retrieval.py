@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+
 from quiver.eval.published import BM25_FLAT, OVERVIEW_COLUMNS, TABLE_1, TABLE_7, TABLE_8, TABLE_9, BeirTable, PublishedRow
 from quiver.eval.published.retrieval import AVERAGES_OFF_BY_ROUNDING
 

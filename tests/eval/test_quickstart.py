@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.quickstart import ANSWERS, MADE, MARKER, QUESTIONS, quickstart
 from quiver.retrieval.data.corpus import load_collection

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.evaluation import evaluate
 from quiver.eval.results import Baseline, IndexUsed, Interval, Results, Truncated, check_collection, check_results

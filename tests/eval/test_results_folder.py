@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_json
 from quiver.eval.benchmark import Benchmark

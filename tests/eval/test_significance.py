@@ -10,6 +10,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+
 from quiver.eval.results import Interval
 from quiver.eval.significance import (
     bootstrap_interval,

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, save_encoder
 from quiver.encoder.config import global_every
 from quiver.eval.bench.encoder.results import PeakMemory

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from quiver.eval.benchmark import Policy
 from quiver.eval.metrics import score
 from quiver.eval.results import SNIPPET, TokenMatch

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.eval import evaluate
 from quiver.eval.baselines.beir import DenseRetriever, IndexRetriever
 from quiver.eval.baselines.mteb import QuiverSearch

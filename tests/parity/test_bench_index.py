@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.eval.bench.index import IndexSettings, VectorFolder, bench_index, own_points, own_system, peer_systems
-from quiver.eval.bench.index.systems import obstacle
+from quiver.eval.bench.index.systems import unsupported_reason
 
 pytestmark = pytest.mark.parity
 
@@ -18,7 +19,7 @@ LEAST = {"faiss": 0.9, "hnswlib": 0.95, "usearch": 0.95, "fast-plaid": 0.5, "war
 
 @pytest.mark.parametrize("peer", list(LEAST))
 def test_a_peer_finds_what_is_there(peer: str, tmp_path: Path) -> None:
-    if reason := obstacle(peer):
+    if reason := unsupported_reason(peer):
         pytest.skip(f"{peer}: {reason}")
     dense = peer in ("faiss", "hnswlib", "usearch")
     generator = np.random.default_rng(5)

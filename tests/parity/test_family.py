@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids, save_encoder
-from quiver.encoder.config import RopeScaling
 from safetensors.torch import save_file
 from torch import Tensor
+
+from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, pack_ids, save_encoder
+from quiver.encoder.config import RopeScaling
 
 pytestmark = pytest.mark.parity
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.eval.nlu.fine_tuning.start import save_tokenizer
 from quiver.eval.nlu.glue_model import open_glue_model, predict, tokenise

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from quiver.encoder import InputError, pack_ids
 from quiver.encoder.checkpoints.head_checkpoint import (
     load_classifier,
@@ -17,7 +19,6 @@ from quiver.encoder.checkpoints.head_checkpoint import (
     save_masked_lm,
     save_span_qa,
 )
-from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from quiver.eval.metrics import judged_at
 
 pytestmark = pytest.mark.parity

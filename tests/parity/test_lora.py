@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from quiver.encoder import Encoder, add_lora, load_encoder, merge_lora, pack_ids, save_adapter, save_encoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
 from quiver.encoder.lora import lora_matrices
-from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity

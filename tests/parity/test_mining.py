@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.data.docstrings import mine, split_by_module
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.mining.margins import Margin, Ranks, Rules

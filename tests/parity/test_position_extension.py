@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import load_masked_lm, pack_ids
 from quiver.encoder.pretraining.position_extension import extend_checkpoint
 from quiver.retrieval.models.biencoder import BiEncoder

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import Tokenizer
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT, score
 

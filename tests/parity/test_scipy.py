@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.eval.significance import bootstrap_interval, sign_flip
 
 pytestmark = pytest.mark.parity

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.encoder import Encoder, SpanQA, Tokenizer, init_head, init_weights, pack_ids, preset
 from quiver.eval.nlu.answer_scores import score_answer, squad_text
 from quiver.eval.nlu.qa_model import save_qa_model

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.encoder import Tokenizer
 from quiver.encoder.training.schema import build
 from quiver.retrieval.training.rules import DISTILLING, RULES
@@ -32,11 +33,12 @@ pytestmark = pytest.mark.parity
 from datasets import Dataset  # noqa: E402
 from pylate import losses as pylate_losses  # noqa: E402
 from pylate.utils import ColBERTCollator  # noqa: E402
-from quiver.retrieval.training.student.build import Student, build_student  # noqa: E402
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses  # noqa: E402
 from sentence_transformers.data_collator import SentenceTransformerDataCollator  # noqa: E402
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer  # noqa: E402
 from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pairwise_dot_score  # noqa: E402
+
+from quiver.retrieval.training.student.build import Student, build_student  # noqa: E402
 
 STEPS, FEW, ROWS = 20, 6, 5
 """Steps of a loss by itself, steps of one of its combinations, rows of a batch."""

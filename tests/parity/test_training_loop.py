@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from quiver.retrieval.training.loop.batches import BatchOrder
 from quiver.retrieval.training.loop.optimizers import learning_rate_share, make_optimizer, warmup_steps
 from quiver.retrieval.training.sections import TrainingSection
-from torch import nn
 
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -52,9 +53,10 @@ def test_schedules_are_those_of_transformers(ours: str, theirs: str, warmup: flo
 
 
 def test_batches_without_duplicates_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    from sentence_transformers.sampler import NoDuplicatesBatchSampler
+
     from quiver.retrieval.data.docstrings import Pair
     from quiver.retrieval.training.data import rows_of_pairs
-    from sentence_transformers.sampler import NoDuplicatesBatchSampler
 
     draw = random.Random(4)
     pairs = [Pair(str(place), f"query {draw.randrange(60)}", f"answer {draw.randrange(90)}", "", "", 1) for place in range(150)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 
 transformers = pytest.importorskip("transformers")

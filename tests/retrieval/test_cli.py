@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+
+from quiver.cli import doctor
+from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.cpu.availability import available
 from quiver.encoder.errors import InputError
@@ -19,9 +22,6 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.model_folder import ModelFolder
-
-from quiver.cli import doctor
-from quiver.cli.output import print_table
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),

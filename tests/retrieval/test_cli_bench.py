@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, init_weights, save_encoder
 from quiver.eval.bench.encoder import read_benchmark
 

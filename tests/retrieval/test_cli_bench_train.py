@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.eval.bench.training import read_training_benchmark
 from quiver.eval.bench.training.workloads import ENGLISH

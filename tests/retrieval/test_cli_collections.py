@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
 from quiver.eval.datasets.origins import Origin
 from quiver.eval.datasets.registry import registry

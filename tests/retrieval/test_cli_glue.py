@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.eval.nlu.fine_tuning.loop import _Loop
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.model_folder import ModelFolder

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.packing import pack_ids
 from quiver.eval.report.pretraining_run import is_pretraining, read_pretraining, render_pretraining, summary, write_pretraining_report
 from quiver.retrieval.models.model_folder import load_parts

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.eval.nlu.answer_scores import mean_scores, score_answers
 from quiver.eval.nlu.questions import read_questions

@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+
+from quiver.cli.explained import explanation_json, explanation_view
+from quiver.cli.sources import Explained
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.data.run import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
@@ -26,10 +30,6 @@ from quiver.retrieval.search.bm25 import WordIndex, WordScore
 from quiver.retrieval.search.explain import Explanation
 from quiver.retrieval.search.hybrid import Fusion, fuse
 from quiver.retrieval.search.token_matches import Token, TokenMatch
-from rich.console import Console
-
-from quiver.cli.explained import explanation_json, explanation_view
-from quiver.cli.sources import Explained
 
 DOCUMENTS = [
     Document("d1", "A bird has wings, and a bird flies.", "Birds", {"year": 1999}),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval import BiEncoder
 from quiver.retrieval.training.recipe import load_recipe

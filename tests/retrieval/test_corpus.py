@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import load_collection, read_documents, read_qrels, read_queries
 from quiver.retrieval.records import Document, Query

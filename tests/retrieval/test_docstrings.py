@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.docstrings import (
     MAX_CODE_CHARACTERS,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import HERE, LocalProcesses
 from quiver.retrieval.data import vectors

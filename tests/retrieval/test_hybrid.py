@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Filter, build_index

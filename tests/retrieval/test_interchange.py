@@ -15,6 +15,8 @@ import pytest
 import tokenizers
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -28,7 +30,6 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, read_model_folder
 from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.search.token_matches import text_tokens
-from safetensors.torch import load_file, save_file
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+
 from quiver.encoder import Tokenizer
 from quiver.retrieval.models.export.white_space import ignores_outer_space, read_tokenizer, with_strip, without_strip
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from quiver.encoder import Encoder, MaskedLM, Tokenizer, init_weights, load_masked_lm, preset, save_masked_lm
 from quiver.encoder.files import read_json
 from quiver.encoder.pretraining.position_extension import extend_positions
@@ -21,7 +23,6 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.model_folder import ModelFolder, load_parts
 from quiver.retrieval.models.model_settings import ColBERTSettings
 from quiver.retrieval.models.projection import Projection
-from safetensors.torch import load_file
 
 WORDS = ["a", "bird", "has", "wings", "and", "the", "sea", "is", "deep"]
 

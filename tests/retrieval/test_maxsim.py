@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+
 from quiver.retrieval.models import maxsim
 from quiver.retrieval.models.maxsim import maxsim_packed, maxsim_padded
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT

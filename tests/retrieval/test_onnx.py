@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from quiver.encoder import pack_ids
 from quiver.retrieval.models.pooling import pool
 

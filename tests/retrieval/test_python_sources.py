@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.python_sources import package_files, stdlib_files
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked, read_run, write_run
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.models.similarity import comparable, make_comparable
 from quiver.retrieval.records import ModelCard
 

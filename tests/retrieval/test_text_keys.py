@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
 
 

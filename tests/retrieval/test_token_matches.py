@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
 from quiver.retrieval.models.colbert import ColBERT
@@ -16,7 +18,6 @@ from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.records import Role
 from quiver.retrieval.search.token_matches import text_tokens, token_matches
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 QUERY = "which bird has wings?"
 DOCUMENT = "A bird, any bird: it has wings. " * 3

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.text_keys import text_keys
 from quiver.retrieval.data.vector_shards import DamagedError, Shard, make_records, open_shard, write_shard

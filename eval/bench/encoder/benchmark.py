@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.children import ChildError, ChildModel, peak_memory
 from quiver.eval.bench.encoder.libraries import DTYPES
@@ -48,7 +49,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def choose(
-    asked: Sequence[str] | None, known: Iterable[str], peers: Iterable[str], obstacle: Callable[[str], str | None]
+    asked: Sequence[str] | None, known: Iterable[str], peers: Iterable[str], unsupported_reason: Callable[[str], str | None]
 ) -> tuple[list[str], list[NotRun]]:
     """Who takes part.
 
@@ -56,7 +57,7 @@ def choose(
         asked: Names of libraries beside Quiver; None for every peer that can run.
         known: All names.
         peers: The names that None stands for.
-        obstacle: A name to why it cannot run, None if it can.
+        unsupported_reason: A name to why it cannot run, None if it can.
 
     Returns:
         Quiver and the others, in order, and those that None stands for and that cannot run.
@@ -69,10 +70,10 @@ def choose(
         if unknown := sorted(set(names) - set(known)):
             raise InputError(f"unknown peer {unknown[0]!r}; there are {', '.join(name for name in known if name != OWN)}")
         for name in names:
-            if reason := obstacle(name):
+            if reason := unsupported_reason(name):
                 raise InputError(f"{name}: {reason}")
         return [OWN, *(name for name in names if name != OWN)], []
-    obstacles = {name: obstacle(name) for name in peers}
+    obstacles = {name: unsupported_reason(name) for name in peers}
     return (
         [OWN, *(name for name, reason in obstacles.items() if reason is None)],
         [NotRun(name, reason) for name, reason in obstacles.items() if reason is not None],

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import torch
+
 from quiver.encoder import Encoder
 from quiver.encoder.cpu.availability import WORTHWHILE
 from quiver.encoder.errors import InputError

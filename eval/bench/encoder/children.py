@@ -20,9 +20,8 @@ from threading import Timer
 from types import TracebackType
 from typing import IO, Any, ClassVar, Literal, Protocol
 
-from quiver.eval.bench.encoder.results import LargestBatch, PeakMemory, Settings
-
 import quiver
+from quiver.eval.bench.encoder.results import LargestBatch, PeakMemory, Settings
 
 MODULE = "quiver.eval.bench.encoder.child"
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quiver.encoder import Encoder, EncoderConfig, freeze, init_weights, load_encoder, pack_ids
+from torch import Tensor, nn
+
+from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, optimize_for_inference, pack_ids
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.encoder.checkpoints.hub import local_folder
@@ -29,7 +31,6 @@ from quiver.encoder.presets import preset
 from quiver.eval.bench.encoder.results import Settings
 from quiver.retrieval.models.model_folder import read_model_folder
 from quiver.retrieval.versions import installed_version
-from torch import Tensor, nn
 
 Documents = Sequence[Sequence[int]]
 
@@ -78,7 +79,7 @@ class Library:
     """
 
     load: Callable[[Encoder], Loaded]
-    obstacle: Callable[[EncoderConfig, Settings], str | None]
+    unsupported_reason: Callable[[EncoderConfig, Settings], str | None]
 
 
 def open_encoder(model: str, settings: Settings) -> Encoder:
@@ -170,7 +171,7 @@ def _flash_obstacle(config: EncoderConfig, settings: Settings) -> str | None:
 
 def _load_frozen(encoder: Encoder, precision: Precision) -> Loaded:
     # A copy: every other library takes its weights from the encoder itself.
-    return _load_quiver(freeze(copy.deepcopy(encoder), precision=precision))
+    return _load_quiver(optimize_for_inference(copy.deepcopy(encoder), precision=precision))
 
 
 def _frozen_obstacle(config: EncoderConfig, settings: Settings) -> str | None:

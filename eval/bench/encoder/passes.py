@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from quiver.eval.bench.encoder.libraries import Batch, Loaded
 from quiver.eval.bench.encoder.results import OWN
 from quiver.eval.bench.encoder.rounds import Pass, naming_who_ran_out
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.progress import Advance
 

@@ -54,7 +54,7 @@ def bench_sets(
     with torch_threads(settings.threads):
         encoder = open_encoder(model, settings)
         config, parameters = encoder.config, encoder.num_parameters
-        names, not_run = choose(peers, LIBRARIES, PEERS, lambda name: LIBRARIES[name].obstacle(config, settings))
+        names, not_run = choose(peers, LIBRARIES, PEERS, lambda name: LIBRARIES[name].unsupported_reason(config, settings))
         chosen = [each for each in workloads if max(each.lengths) <= config.max_positions]
         not_run += [NotRun(each.name, f"the model has {config.max_positions:,} positions") for each in workloads if each not in chosen]
         if not chosen:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.libraries import DTYPES
@@ -43,7 +44,7 @@ class TextLibrary:
     """
 
     load: Callable[[str, Settings, Sequence[str]], Encode]
-    obstacle: Callable[[Settings], str | None]
+    unsupported_reason: Callable[[Settings], str | None]
 
 
 def open_biencoder(model: str, settings: Settings, *, precision: Precision = "float") -> BiEncoder:
@@ -182,12 +183,12 @@ def _openvino_int8(model: str, settings: Settings, texts: Sequence[str]) -> Enco
 def _needs(*modules: str, package: str, dtypes: Sequence[str]) -> Callable[[Settings], str | None]:
     """An obstacle where one of the modules cannot be imported, or the weights cannot be of the dtype asked for."""
 
-    def obstacle(settings: Settings) -> str | None:
+    def unsupported_reason(settings: Settings) -> str | None:
         if not all(_importable(module) for module in modules):
             return f"not installed (pip install '{package}')"
         return None if settings.dtype in dtypes else f"runs {' or '.join(dtypes)}, not {settings.dtype}"
 
-    return obstacle
+    return unsupported_reason
 
 
 def _importable(module: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.benchmark import add_memory, check_settings, choose, load_average, origin, processor
 from quiver.eval.bench.encoder.children import ChildModel
@@ -49,7 +50,7 @@ def bench_texts(
     batch = list(texts)
     with torch_threads(settings.threads):
         own = open_biencoder(model, settings)
-        names, not_run = choose(peers, TEXT_LIBRARIES, TEXT_PEERS, lambda peer: TEXT_LIBRARIES[peer].obstacle(settings))
+        names, not_run = choose(peers, TEXT_LIBRARIES, TEXT_PEERS, lambda peer: TEXT_LIBRARIES[peer].unsupported_reason(settings))
         encoders = {each: own_encode(own) if each == OWN else TEXT_LIBRARIES[each].load(model, settings, batch) for each in names}
         times = _time_texts(name, own, encoders, batch, settings, progress=progress)
         provenance, config, parameters = origin(command), own.encoder.config, own.encoder.num_parameters

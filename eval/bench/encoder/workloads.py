@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.eval.bench.index.systems import Point, System
 from quiver.eval.bench.index.vectors import VectorFolder
 from quiver.retrieval.index.engines import Setting

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.benchmark import load_average, processor
 from quiver.eval.bench.encoder.results import NotRun, Spread
@@ -28,7 +29,7 @@ from quiver.eval.bench.index.results import (
     read_system,
     write_system,
 )
-from quiver.eval.bench.index.systems import LIBRARIES, NOT_COMPARED, System, obstacle
+from quiver.eval.bench.index.systems import LIBRARIES, NOT_COMPARED, System, unsupported_reason
 from quiver.eval.bench.index.truth import Exact, exact_search, load_exact, ndcg, recall, save_exact
 from quiver.eval.bench.index.vectors import VectorFolder
 from quiver.eval.provenance import provenance
@@ -69,7 +70,7 @@ def bench_index(
     not_run = [NotRun(name, reason) for name, reason in NOT_COMPARED[vectors.kind].items()]
     subjects, done = [], {}
     for system in systems:
-        if reason := obstacle(system.library):
+        if reason := unsupported_reason(system.library):
             not_run.append(NotRun(system.name, reason))
             continue
         key = _key(system, fingerprint, settings)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.child import Reply, answer_requests, reset_high_water_mark, resident
 from quiver.eval.bench.encoder.results import OWN

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.eval.bench.index.adapters import Built, Clock, Knobs
 from quiver.eval.bench.index.systems import Point, System
 from quiver.eval.bench.index.vectors import VectorFolder

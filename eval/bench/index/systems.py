@@ -149,7 +149,7 @@ NOT_COMPARED: Mapping[Kind, Mapping[str, str]] = {
 """What is left out of every run -> why."""
 
 
-def obstacle(library: str) -> str | None:
+def unsupported_reason(library: str) -> str | None:
     """Why a library cannot be measured here; None if it can."""
     missing = [name for name in LIBRARIES[library].modules if importlib.util.find_spec(name) is None]
     return f"not installed: pip install {LIBRARIES[library].install}" if missing else None

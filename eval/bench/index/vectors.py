@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.data_files import file_sha256, read_lines
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_text

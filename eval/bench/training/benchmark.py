@@ -73,7 +73,7 @@ def bench_training(
         ]
         if not fitting:
             raise InputError(f"{model}: {not_run[0].what} has {not_run[0].reason}; give another --workload or --model")
-        reason = PEERS["transformers-sdpa"].obstacle(config, Settings()) if settings.peers else None
+        reason = PEERS["transformers-sdpa"].unsupported_reason(config, Settings()) if settings.peers else None
         if reason is not None:
             not_run += [NotRun(LIBRARIES[kind], reason) for kind in settings.losses]
         compared = settings.peers and reason is None

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, Tokenizer, init_weights, load_encoder, save_encoder
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.config import DROPOUTS
@@ -22,7 +24,6 @@ from quiver.eval.bench.training.workloads import ENGLISH, Row, TrainingWorkload
 from quiver.retrieval.models.model_folder import default_device, read_model_folder
 from quiver.retrieval.training.sections import ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
 from quiver.retrieval.training.start import build_model
-from torch import Tensor, nn
 
 LIBRARIES: Mapping[str, str] = {"dense": "sentence-transformers", "colbert": "pylate"}
 """Kind of model -> the library that trains it."""
@@ -156,10 +157,11 @@ def make_side(name: str, recipe: Recipe, start: Start, *, steps: int) -> Side:
 
 
 def _sentence_transformers(recipe: Recipe, start: Start, *, steps: int) -> Side:
-    from quiver.retrieval.training.student.losses import LOSSES
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.data_collator import SentenceTransformerDataCollator
     from sentence_transformers.models import Normalize, Pooling, Transformer
+
+    from quiver.retrieval.training.student.losses import LOSSES
 
     first = Transformer(str(start.encoder), max_seq_length=recipe.model.max_length, model_args={"attn_implementation": "sdpa"})
     pooling = Pooling(first.get_word_embedding_dimension(), pooling_mode="mean")
@@ -176,6 +178,7 @@ def _sentence_transformers(recipe: Recipe, start: Start, *, steps: int) -> Side:
 def _pylate(recipe: Recipe, start: Start, *, steps: int) -> Side:
     from pylate.models import ColBERT
     from pylate.utils import ColBERTCollator
+
     from quiver.retrieval.training.student.losses import LOSSES
 
     section = recipe.model.colbert or ColBERTSection()

@@ -17,11 +17,12 @@ from typing import Generic
 
 import numpy as np
 import torch
+
 from quiver.encoder.training.bar import FORMS, Show, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog, read_log
 from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
-from quiver.encoder.training.random_state import random_state_kept, seed_random, set_random_state
+from quiver.encoder.training.random_state import preserve_rng_state, seed_random, set_random_state
 from quiver.encoder.training.stopping import RunStoppedError, StopRequest, stop_requests
 from quiver.eval.nlu.fine_tuning.optimizer import learning_rate_share, make_optimizer, set_learning_rate
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
@@ -248,7 +249,7 @@ class _Loop(Generic[Model, Example]):
     def _mark(self, show: Show) -> None:
         """Score the model, if there is anything to score it on, and save it."""
         progress = self.progress
-        with random_state_kept():
+        with preserve_rng_state():
             measures = self._session.task.score(self.model)
         if measures:
             score = next(iter(measures.values()))

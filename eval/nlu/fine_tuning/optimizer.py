@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 
-from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 from torch import nn
 from torch.optim import AdamW
+
+from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 
 
 def make_optimizer(model: nn.Module, updates: UpdatesSection, training: FineTuningSection) -> AdamW:

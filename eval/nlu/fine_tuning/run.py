@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.lock import alone
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
-from quiver.encoder.training.machine import freed_memory_kept, peak_memory
-from quiver.encoder.training.random_state import random_state_kept
+from quiver.encoder.training.machine import keep_freed_memory, peak_memory
+from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
 from quiver.eval.nlu.fine_tuning.snapshot import Progress
 from quiver.eval.nlu.fine_tuning.task import Example, Model, Task
@@ -116,7 +117,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     if request.resume and request.overwrite:
         raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
     out = request.out
-    with random_state_kept(), freed_memory_kept(), alone(out):
+    with preserve_rng_state(), keep_freed_memory(), alone(out):
         if request.resume:
             refuse_nothing_to_resume(out)
             refuse_other_run(out, _beginning(request, {}))

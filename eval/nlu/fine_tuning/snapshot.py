@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from torch.optim import AdamW
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.random_state import random_state
 from quiver.encoder.training.state_files import read_state, write_state
-from torch.optim import AdamW
 
 STATE = "trainer"
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from torch import Tensor
+
 from quiver.encoder.heads import SequenceClassifier, SpanQA
 from quiver.encoder.packing import PackedBatch
-from torch import Tensor
 
 Model = TypeVar("Model", SequenceClassifier, SpanQA)
 Example = TypeVar("Example")

@@ -17,6 +17,7 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.clustering import Clustering, kmeans
 from quiver.retrieval.index.fast_scan import CODEWORDS, product_quantizer, train_codebooks
 from quiver.retrieval.index.threads import one_thread

@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.index.dense.coarse import CoarseCoding
@@ -52,8 +53,8 @@ from quiver.retrieval.index.disk import Disk, write_array, write_file
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.fast_scan import CODEWORDS
+from quiver.retrieval.index.lazy import Lazy
 from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.once import Once
 from quiver.retrieval.index.record_files import RecordFiles
 from quiver.retrieval.records import ModelCard
 
@@ -91,7 +92,7 @@ class ListFinder:
         self._coding = coding
         self._path = files.folder / COARSE
         self._records = files.map(COARSE, np.uint8, (rows, coding.width))
-        self._lists: Once[InvertedLists] = Once()
+        self._lists: Lazy[InvertedLists] = Lazy()
 
     @property
     def size(self) -> Size:

@@ -16,6 +16,7 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.protocols import Rows
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeAlias
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.data.rows import MatrixRows
@@ -58,8 +59,8 @@ from quiver.retrieval.index.dense.settings import (
 from quiver.retrieval.index.disk import Disk, write_file
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.lazy import Lazy
 from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.once import Once
 from quiver.retrieval.index.record_files import RecordFiles
 from quiver.retrieval.index.threads import one_thread
 from quiver.retrieval.records import ModelCard
@@ -94,7 +95,7 @@ class FaissFinder:
         self._shape = (len(store), store.coding.dim)
         # Mapped now and read at the first search: a merge needs no index, and a file that is removed meanwhile stays with who has it open.
         self._content = files.map(_INDEX, np.uint8, (-1,))
-        self._read: Once[_Read] = Once()
+        self._read: Lazy[_Read] = Lazy()
 
     @property
     def size(self) -> Size:

@@ -14,6 +14,7 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk
 from quiver.retrieval.index.errors import DamagedIndexError
 

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.dense.coarse import CoarseCoding
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.fast_scan import FastScanLists

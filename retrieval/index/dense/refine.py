@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.dense.scalar import Codes, Prepared, ScalarCoding
 from quiver.retrieval.index.engines import Bitmap, Found
 from quiver.retrieval.index.exact.ranking import float32_error

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.kernels.choice import kernels

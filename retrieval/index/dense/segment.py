@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.dense.refine import RefineStore
 from quiver.retrieval.index.engines import Bitmap, Found, Size
 from quiver.retrieval.index.record_files import RecordFiles

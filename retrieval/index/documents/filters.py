@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.documents.metadata import Column, MetadataTable, typed
 from quiver.retrieval.index.documents.strings import LOOK, PackedStrings

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk, write_array, write_file
 from quiver.retrieval.index.documents.strings import PackedStrings
 from quiver.retrieval.index.errors import DamagedIndexError

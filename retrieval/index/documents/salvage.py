@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.documents.ids import STEM, IdTable
 from quiver.retrieval.index.documents.metadata import MetadataTable, MetadataWriter, is_metadata
 from quiver.retrieval.index.documents.strings import PackedStrings

@@ -11,6 +11,7 @@ from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked, strings_lost

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.documents.filters import Condition, matching_rows
 from quiver.retrieval.index.documents.ids import IdTable, is_ids, write_ids

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
 from quiver.retrieval.index.mapped import CheckedArray, Files, strings_lost

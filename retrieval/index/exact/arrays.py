@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.protocols import Rows
 

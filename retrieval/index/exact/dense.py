@@ -16,6 +16,7 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.rows import Matrix, MatrixRows, PickedRows
 from quiver.retrieval.index.exact.arrays import ROWS, block_rows, check_new_ids, first_bad_row, largest_norm

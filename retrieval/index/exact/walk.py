@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.exact.ranking import candidates, in_order, is_complete
 
 MARGIN = 32

@@ -21,6 +21,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
 from quiver.encoder.cpu.compiling import compiled
 from quiver.retrieval.index.kernels.plain_loops import aggregate, best, inner_products, nearest_of, quantise, ward
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.cpu.compiling import compiled
 from quiver.retrieval.index.kernels.packing import CELLS, SPAN
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, unpack, width_of
 
 # Products of vectors and centroids that are held at a time.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.errors import DamagedIndexError, unreadable
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file, unreadable
 from quiver.retrieval.index.mapped import Files

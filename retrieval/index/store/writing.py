@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL, Disk, link_if_absent, make_folders, put_file, remove, remove_tree, write_file
 from quiver.retrieval.index.errors import DamagedIndexError

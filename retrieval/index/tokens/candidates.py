@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.clustering import Clustering
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.fast_scan import FastScanLists

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.clustering import Clustering
 from quiver.retrieval.index.fast_scan import product_quantizer

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.kernels.choice import kernels
 
 _PROTECTED = 1

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.engines import Bitmap, Found, Size
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.kernels.packing import lanes
+from quiver.retrieval.index.lazy import Lazy
 from quiver.retrieval.index.mapped import Files, lengths_around, rows_with
-from quiver.retrieval.index.once import Once
 from quiver.retrieval.index.tokens.candidates import CandidateLists
 from quiver.retrieval.index.tokens.coding import Coding
 from quiver.retrieval.index.tokens.settings import TokenEffort
@@ -66,7 +67,7 @@ class TokenSegment:
         self._filled: Bitmap = self.offsets[1:] > self.offsets[:-1]
         self._findable = int(np.count_nonzero(self._filled))
         self._folder = files.folder
-        self._lists: Once[CandidateLists] = Once()
+        self._lists: Lazy[CandidateLists] = Lazy()
 
     def __len__(self) -> int:
         return len(self._filled)

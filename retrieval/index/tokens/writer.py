@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import Disk
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.record_files import COPIED, RecordFiles

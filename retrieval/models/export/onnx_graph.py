@@ -27,14 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from quiver.encoder import InputError, pack_padded
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.files import write_json
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.versions import installed_version
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 SCHEMA = "quiver-onnx/1"
 """Name and version of ``onnx_config.json``, the value of its ``schema``."""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 
 import tokenizers
+
 from quiver.encoder import InputError, Tokenizer
 
 # A word, a capital with an accent, a number, punctuation, a character that is a word: what tokenizers cut differently at their start.

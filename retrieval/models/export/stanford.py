@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
@@ -24,7 +26,6 @@ from quiver.retrieval.models.export.pylate import beyond_pylate, check_lengths
 from quiver.retrieval.models.export.white_space import with_strip
 from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.projection import IDENTITY, Projection
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+
 from quiver.encoder import Tokenizer
 
 # What str.strip() takes for white space.

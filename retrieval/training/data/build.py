@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.retrieval.data.corpus import load_collection

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.training.data.strings import Strings, StringWriter, mapped_numbers
 
 _HASH = np.dtype("<i8")

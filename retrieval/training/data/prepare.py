@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json, sync_folder, write_json

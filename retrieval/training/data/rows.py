@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.training.data.table import Row, Table
 
 if TYPE_CHECKING:

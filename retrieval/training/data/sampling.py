@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.training.data.fields import Example
 
 BLOCK = 1024

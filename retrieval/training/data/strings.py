@@ -13,6 +13,7 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.training.data.blocks import blocks
 
 Number = TypeVar("Number", bound=np.generic)

@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.retrieval.training.data.strings import Strings, StringWriter, mapped_numbers
 
 _DIGEST = 32

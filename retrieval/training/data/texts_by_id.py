@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.progress import Advance
 from quiver.retrieval.training.data.fields import encoded, id_of, text_of

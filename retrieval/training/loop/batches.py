@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 import torch
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.text_keys import text_keys
 from quiver.retrieval.training.data import TrainingRows

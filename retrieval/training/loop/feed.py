@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor
+
 from quiver.encoder.training.processes import Processes
 from quiver.retrieval.training.data import TrainingRows
 from quiver.retrieval.training.loop.batches import Batch, BatchOrder, read_rows
-from torch import Tensor
 
 if TYPE_CHECKING:  # it needs the libraries of the extra
     from quiver.retrieval.training.student.collator import TextCounts

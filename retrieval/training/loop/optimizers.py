@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from quiver.encoder.errors import InputError
-from quiver.retrieval.training.sections import TrainingSection
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.training.sections import TrainingSection
 
 SCHEDULE_FREE = "schedule_free_adamw"
 

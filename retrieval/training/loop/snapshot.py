@@ -18,6 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
 from quiver.encoder.training.state_files import read_state, write_state
@@ -25,10 +30,6 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.model_folder import default_device, load_parts
 from quiver.retrieval.training.loop.optimizers import has_two_weights, weights_for_use
-from safetensors.torch import load_file
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 if TYPE_CHECKING:
     from quiver.retrieval.training.loop.fsdp import Shards  # imports torch.distributed, which one process does not need

@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from transformers import PrinterCallback
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
 from quiver.encoder.training.processes import Processes
@@ -26,10 +31,6 @@ from quiver.retrieval.training.loop.snapshot import Trainee
 from quiver.retrieval.training.loop.watch import Update, Watch
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.student.build import Student
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
-from transformers import PrinterCallback
 
 
 @dataclass(frozen=True)

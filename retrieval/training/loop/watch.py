@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import TrainerCallback
+
 from quiver.encoder.training.bar import Show
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import RunLog
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.random_state import random_state, random_state_kept, seed_random, set_random_state
+from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.training.loop.batches import Batch
@@ -24,7 +26,6 @@ from quiver.retrieval.training.loop.course import Course
 from quiver.retrieval.training.loop.optimizers import learning_rate_share
 from quiver.retrieval.training.loop.snapshot import Progress, Trainee, write_snapshot
 from quiver.retrieval.training.sections import Recipe
-from transformers import TrainerCallback
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +194,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # the library is untyped
         if section is None or self._score is None or not self._due(section.every):
             return False
         score = 0.0
-        with random_state_kept(), trainee.together() as model:
+        with preserve_rng_state(), trainee.together() as model:
             trainee.library.eval()
             if self._processes.leads and model is not None:
                 score = self._score(model)

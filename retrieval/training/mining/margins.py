@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 
 

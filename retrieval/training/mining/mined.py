@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.data_files import atomic_file
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.training.mining.margins import Rules

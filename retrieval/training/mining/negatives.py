@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.files import read_json
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.vectors import vector_store

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.vectors import StoredVectors
 from quiver.retrieval.index.exact.colbert import token_rows

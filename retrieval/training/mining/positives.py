@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import Collection, load_collection, read_documents
 from quiver.retrieval.index import Index

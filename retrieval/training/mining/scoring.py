@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
 from quiver.retrieval.progress import progress_bar

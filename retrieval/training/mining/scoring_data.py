@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
 from quiver.retrieval.training.data.blocks import blocks

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.text_keys import KeyTable, text_keys
 from quiver.retrieval.data.vectors import StoredVectors

@@ -22,6 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.checkpoints.weight_files import has_safetensors, read_weights, weight_files
 from quiver.encoder.config import Precision
@@ -35,7 +37,6 @@ from quiver.retrieval.models.model_folder import default_device
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.training.mining.pair_scores import PairScores
 from quiver.retrieval.training.mining.scoring_data import ScoringData
-from safetensors import SafetensorError
 
 # Pairs of one forward pass of a cross-encoder.
 _BATCH = {"cpu": 32, "cuda": 256}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.text_keys import KEY, Keys, KeyTable, text_keys
 from quiver.retrieval.index import Index

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
 

@@ -13,6 +13,10 @@ import os
 from dataclasses import dataclass
 
 from pylate import models
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Normalize
+from torch import nn
+
 from quiver.encoder import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -21,9 +25,6 @@ from quiver.retrieval.training.student.collator import Collator
 from quiver.retrieval.training.student.heads import NativePooling, NativeProjection
 from quiver.retrieval.training.student.losses import make_loss
 from quiver.retrieval.training.student.native import NativeTransformer
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize
-from torch import nn
 
 
 @dataclass(frozen=True)

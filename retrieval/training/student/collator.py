@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
+
 from quiver.encoder import InputError
 from quiver.encoder.tokenizer import TokenizedTexts
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -23,7 +25,6 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.records import Role
 from quiver.retrieval.training.student.native import EXPANDED, LENGTHS, pad_ids
-from torch import Tensor
 
 logger = logging.getLogger(__name__)
 

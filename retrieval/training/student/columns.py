@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, PackedBatch
 from quiver.encoder.packing import concatenate
 from quiver.retrieval.training.student.native import COLUMNS, pack_features
-from sentence_transformers import SentenceTransformer
-from torch import Tensor, nn
 
 
 class Columns:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from pylate.models import Dense
+from sentence_transformers.models import Pooling
+from torch import nn
+
 from quiver.encoder.checkpoints.weight_files import read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.retrieval.models.pooling import pool
 from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.training.student.native import PACKED, packed_of, pad_to
-from sentence_transformers.models import Pooling
-from torch import nn
 
 
 class NativePooling(Pooling):  # type: ignore[misc]  # the library is untyped

@@ -13,9 +13,6 @@ from typing import Any
 
 from pylate.losses import CachedContrastive, Contrastive, Distillation
 from pylate.utils import get_world_size
-from quiver.retrieval.training.sections import LossSection
-from quiver.retrieval.training.student.columns import OnePass
-from quiver.retrieval.training.student.native import LENGTHS
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.losses import (
     CachedMultipleNegativesRankingLoss,
@@ -26,6 +23,10 @@ from sentence_transformers.losses import (
 )
 from sentence_transformers.util import cos_sim, dot_score, pairwise_cos_sim, pairwise_dot_score
 from torch import Tensor, nn
+
+from quiver.retrieval.training.sections import LossSection
+from quiver.retrieval.training.student.columns import OnePass
+from quiver.retrieval.training.student.native import LENGTHS
 
 SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
 """Name in a checkpoint -> the function that a loss compares vectors by; it must be the one they are searched by."""

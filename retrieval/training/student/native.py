@@ -18,14 +18,15 @@ from typing import Any
 
 import sentence_transformers
 import torch
+from sentence_transformers.models import InputModule, Transformer
+from torch import Tensor
+
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, load_encoder, save_encoder
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.packing import masked_lengths, pack_rows
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
 from quiver.retrieval.models.encoding import clean
 from quiver.retrieval.training.start import resize_vocabulary
-from sentence_transformers.models import InputModule, Transformer
-from torch import Tensor
 
 EXPANDED = "expanded"
 """Feature (B,): rows whose every place is a token, though their attention mask says which may be attended to."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
 from quiver.encoder.pretraining.sections import PretrainingRecipe
 from quiver.encoder.training.run import pretrain

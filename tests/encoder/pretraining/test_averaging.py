@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quiver.encoder.training.averaging import MovingAverage
 from torch import nn
+
+from quiver.encoder.training.averaging import MovingAverage
 
 
 def step(model: nn.Module, number: int) -> None:

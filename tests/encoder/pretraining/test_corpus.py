@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.pretraining import corpus as module
 from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus, side_of, train_texts

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.encoder import InputError
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.files import read_json

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import MaskedLM, Tokenizer
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.files import read_json

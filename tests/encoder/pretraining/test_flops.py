@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from quiver.encoder import Encoder, EncoderConfig, MaskedLM, init_weights, pack_ids
 from quiver.encoder.pretraining.flops import peak_flops, training_flops
-from torch.utils.flop_counter import FlopCounterMode
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local", "local"], window=8

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.files import read_json, write_json
-from quiver.encoder.heads import NOT_ASKED
+from quiver.encoder.heads import IGNORE_INDEX
 from quiver.encoder.pretraining.masking import Masker, special_ids
 
 COUNT = 400_000
@@ -25,7 +26,7 @@ def test_shares_over_many_tokens(tokenizer: Tokenizer) -> None:
     word = tokenizer.encode_bare(["bird"])[0][0]
     ids = np.full(COUNT, word)
     seen, labels = Masker(tokenizer, probability=0.3, seed=1)(ids, 0)
-    asked = labels != NOT_ASKED
+    asked = labels != IGNORE_INDEX
     mask, special = special_ids(tokenizer)["mask"], set(special_ids(tokenizer).values())
 
     def check(found: int, out_of: int, share: float) -> None:
@@ -49,7 +50,7 @@ def test_shares_over_many_tokens(tokenizer: Tokenizer) -> None:
 
 def test_neighbours_are_masked_independently(tokenizer: Tokenizer) -> None:
     ids = np.full(COUNT, tokenizer.encode_bare(["bird"])[0][0])
-    asked = Masker(tokenizer, probability=0.3, seed=2)(ids, 0)[1] != NOT_ASKED
+    asked = Masker(tokenizer, probability=0.3, seed=2)(ids, 0)[1] != IGNORE_INDEX
     both = int((asked[:-1] & asked[1:]).sum())
     assert abs(both - COUNT * 0.09) < 6 * math.sqrt(COUNT * 0.09 * 0.91)
 
@@ -62,8 +63,8 @@ def test_special_tokens_are_never_touched(tokenizer: Tokenizer) -> None:
     seen, labels = Masker(tokenizer, probability=0.9, seed=3)(ids, 4)
     assert kept.sum() == 2500
     assert (seen[kept] == ids[kept]).all()
-    assert (labels[kept] == NOT_ASKED).all()
-    assert (labels[~kept] != NOT_ASKED).mean() > 0.8
+    assert (labels[kept] == IGNORE_INDEX).all()
+    assert (labels[~kept] != IGNORE_INDEX).mean() > 0.8
 
 
 def test_seed_and_number_decide_alone(tokenizer: Tokenizer) -> None:

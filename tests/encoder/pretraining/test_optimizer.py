@@ -6,11 +6,12 @@ import copy
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from quiver.encoder import Encoder, EncoderConfig, InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.sections import PhaseSection, TrainingSection
 from quiver.encoder.training.optimizer import make_optimizer, require_optimizer, restore_optimizer, set_learning_rate
-from torch import Tensor, nn
 
 pytest.importorskip("optimi")
 

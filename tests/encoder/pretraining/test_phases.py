@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.encoder import InputError, Tokenizer
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.files import read_json, write_json

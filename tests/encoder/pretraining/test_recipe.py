@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.recipe import KINDS, load_pretraining_recipe
 from quiver.encoder.pretraining.sections import PretrainingRecipe

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.data_files import file_sha256

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from quiver.encoder.pretraining import sampler as module
 from quiver.encoder.pretraining.sampler import PieceSampler, Share, cut
 

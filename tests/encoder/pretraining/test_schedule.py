@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from quiver.encoder.pretraining.sections import PhaseSection
 from quiver.encoder.training.schedule import BatchWarmup, learning_rate_share
 

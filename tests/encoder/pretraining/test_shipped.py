@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
 from quiver.encoder.pretraining.sections import PretrainingRecipe, SourceSection
 from quiver.encoder.pretraining.text_sources import read_documents

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.corpus import Corpus, Documents, open_corpus, prepare_corpus
 from quiver.encoder.pretraining.masking import special_ids

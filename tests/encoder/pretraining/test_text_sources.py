@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.encoder.pretraining.sections import SourceSection
 from quiver.encoder.pretraining.text_sources import read_documents

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.encoder import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.packing import concatenate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quiver.encoder.training.bar import FORMS, training_bar
 
 

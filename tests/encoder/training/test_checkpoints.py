@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.training import checkpoints as module

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+
 from quiver.encoder import InputError
 from quiver.encoder.training.lock import LOCK, alone
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.encoder.training.machine import CHOSEN, _glibc, peak_memory
 
 ALLOCATE = """

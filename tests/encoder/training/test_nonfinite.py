@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quiver.encoder.training.nonfinite import SeenBatch, keep_batches, nonfinite_error
 from safetensors.torch import load_file
+
+from quiver.encoder.training.nonfinite import SeenBatch, keep_batches, nonfinite_error
 
 
 def seen(loss: float, first: int) -> SeenBatch:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+
 from quiver.encoder import InputError
 from quiver.encoder.training.processes import Processes, joined
 from quiver.encoder.training.stopping import RunStoppedError
-from torch import distributed
 
 
 def test_alone() -> None:

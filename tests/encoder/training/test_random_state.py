@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from quiver.encoder.training.random_state import random_state, random_state_kept, seed_random, set_random_state
+
+from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
 from quiver.encoder.training.state_files import read_state, write_state
 
 Draw = tuple[float, float, tuple[float, ...], float, tuple[float, ...]]
@@ -24,7 +25,7 @@ def draw() -> Draw:
 
 @pytest.fixture(autouse=True)
 def back() -> Iterator[None]:
-    with random_state_kept():
+    with preserve_rng_state():
         yield
 
 
@@ -54,7 +55,7 @@ def test_whatever_a_block_draws_or_seeds_nobody_else_sees_it() -> None:
     expected = draw()
 
     def fail() -> None:
-        with random_state_kept():
+        with preserve_rng_state():
             draw()
             seed_random(99)
             raise ValueError("in the block")

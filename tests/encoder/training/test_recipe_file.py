@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.training.recipe_file import RecipeError, find_recipe, load_sections, recipe_kind, shipped_recipes
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+
 from quiver.encoder.training.schema import Rule, build
 
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quiver.encoder import InputError
-from quiver.encoder.training.state_files import read_state, write_state
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
+
+from quiver.encoder import InputError
+from quiver.encoder.training.state_files import read_state, write_state
 
 
 def same(one: object, other: object) -> bool:

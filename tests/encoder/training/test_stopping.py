@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+
 from quiver.encoder.training import stopping
 from quiver.encoder.training.stopping import StopRequest, stop_requests
 

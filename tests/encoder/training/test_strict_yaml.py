@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.strict_yaml import parse_yaml
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets import download as downloading
 from quiver.eval.datasets.beir import beir_tables, mteb_tables

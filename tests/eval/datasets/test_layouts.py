@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.layouts import HubTable, table_files
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.beir import beir_tables, mteb_tables
 from quiver.eval.datasets.coir import coir_tables

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.averages import Part, data_sets
 from quiver.eval.datasets.cache import Cache, is_offline

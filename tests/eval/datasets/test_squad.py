@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.squad import read_squad, write_squad
 from quiver.retrieval.data.corpus import load_collection

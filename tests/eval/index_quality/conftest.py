@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.eval.bench.index import VectorFolder
 
 MakeVectors = Callable[..., VectorFolder]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.bench.encoder.results import OWN, Spread
 from quiver.eval.bench.index import (

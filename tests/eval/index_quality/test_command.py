@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quiver.encoder import InputError
-from quiver.eval.bench.index import VectorFolder, encode_collection, read_index_benchmark
 
 from quiver.cli.main import main
+from quiver.encoder import InputError
+from quiver.eval.bench.index import VectorFolder, encode_collection, read_index_benchmark
 
 MakeVectors = Callable[..., VectorFolder]
 

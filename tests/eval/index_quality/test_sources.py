@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.eval.bench.index import encode_collection
 from quiver.retrieval.data.corpus import load_collection

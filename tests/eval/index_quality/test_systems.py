@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.bench.encoder.results import OWN
 from quiver.eval.bench.index import default_peers, own_points, own_system, peer_systems, threads_up_to
 from quiver.eval.bench.index.child import ADAPTERS
-from quiver.eval.bench.index.systems import LIBRARIES, describe, obstacle, parse_knobs
+from quiver.eval.bench.index.systems import LIBRARIES, describe, parse_knobs, unsupported_reason
 
 
 def test_every_library_has_an_adapter() -> None:
@@ -74,9 +75,9 @@ def test_no_peer(text: str, kind: str, message: str) -> None:
 
 
 def test_what_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert obstacle(OWN) is None
+    assert unsupported_reason(OWN) is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert obstacle("fast-plaid") == "not installed: pip install fast-plaid"
+    assert unsupported_reason("fast-plaid") == "not installed: pip install fast-plaid"
 
 
 def test_threads() -> None:

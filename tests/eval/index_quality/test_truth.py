@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.eval.bench.index import VectorFolder
 from quiver.eval.bench.index.truth import Exact, exact_search, fault, load_exact, ndcg, recall, save_exact
 from quiver.eval.bench.index.vectors import drawn

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.bench.index import VectorFolder, write_vectors
 from quiver.retrieval.data.rows import MatrixRows

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.encoder.training.schema import build
 from quiver.eval.nlu.glue_recipe import GlueRecipe

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+
 from quiver.eval.nlu.answer_scores import AnswerScore, Official, korquad_text, mean_scores, score_answer, score_answers, squad_text
 from quiver.eval.nlu.questions import Answer, Question
 

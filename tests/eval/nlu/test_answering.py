@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from quiver.encoder import EncoderConfig, PackedBatch, SpanLogits, SpanQA, Tokenizer
 from quiver.encoder.model import Encoder
 from quiver.eval.nlu import answering
@@ -11,7 +13,6 @@ from quiver.eval.nlu.answering import answer_questions
 from quiver.eval.nlu.qa_results import score_predictions
 from quiver.eval.nlu.questions import Answer, Question
 from quiver.eval.nlu.windows import WindowSettings, make_windows
-from torch import nn
 
 FILLER = "bird sea wing stone tree river cloud field road lamp "
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.nlu.glue_data import GlueExample, read_split
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName

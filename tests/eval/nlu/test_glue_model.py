@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from quiver.encoder import Encoder, InputError, MaskedLM, Tokenizer, init_head, load_encoder, preset, save_encoder, save_masked_lm
 from quiver.eval.nlu.fine_tuning.start import save_tokenizer
 from quiver.eval.nlu.glue_model import lengths_kept, open_glue_model, predict, tokenise

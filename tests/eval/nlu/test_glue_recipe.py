@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+
 from quiver.encoder.training.recipe_file import RecipeError, find_recipe, shipped_recipes
 from quiver.eval.nlu.glue_recipe import KINDS, load_glue_recipe
 from quiver.eval.nlu.glue_tasks import TASKS

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from quiver.eval.nlu.glue_scores import MEASURES, accuracy, f1, matthews, measure, pearson, spearman
 from quiver.eval.nlu.glue_tasks import TASKS
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.encoder import InputError, load_classifier
 from quiver.encoder.files import read_json
 from quiver.eval.nlu.fine_tuning.loop import _Loop

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.encoder import (
     Encoder,
     EncoderConfig,

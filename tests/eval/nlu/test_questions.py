@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.eval.nlu.questions import Answer, Question, read_questions, read_split, stands
 

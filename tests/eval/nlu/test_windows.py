@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+
 from quiver.encoder import InputError, Tokenizer
 from quiver.eval.nlu.questions import Answer, Question, read_questions, read_split
 from quiver.eval.nlu.windows import NOWHERE, WindowSettings, check_settings, labelled_windows, make_windows

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from quiver.eval.provenance import Provenance
 from quiver.eval.results import (
     Baseline,

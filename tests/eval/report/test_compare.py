@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
 from quiver.eval.metrics import DEFAULT

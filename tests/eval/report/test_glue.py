@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.encoder.files import write_json
 from quiver.eval.averages import average

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from quiver.eval.report.latex import escape_latex, render_latex, render_paper_latex
 from quiver.eval.results import CollectionResult, Results
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.report.markdown import render
 from quiver.eval.results import CollectionResult, IndexUsed, Results

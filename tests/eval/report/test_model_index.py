@@ -9,6 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
+
 from quiver.encoder.errors import InputError
 from quiver.eval.report.model_index import is_card, render_eval_results, render_model_index
 from quiver.eval.results import CollectionResult, Results

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.registry import registry
 from quiver.eval.report.mteb_json import task_results, without_task

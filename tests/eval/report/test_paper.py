@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.published import OVERVIEW_COLUMNS, TABLE_7, TABLE_8
 from quiver.eval.report.paper import Layout, paper_layouts, render_paper

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import InputError
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.eval.report.positions import check_format, principal_components, write_position_plot

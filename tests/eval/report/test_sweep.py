@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
 from quiver.eval.report.sweep import cautions, train_command, write_sweep_report
 from quiver.retrieval.training.grid import Value
 from quiver.retrieval.training.sweep import Candidate, RunResult, Sweep

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.averages import Average
 from quiver.eval.report.systems import check_data, collections, label_systems, members, points, row_average, row_data_sets, rows

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.encoder.training.log import RunLog
 from quiver.eval.report.training_run import LINES, log_lines, read_run, render_run, render_run_page, summary, write_run_report

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.records import Document, Hits

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import HERE, LocalProcesses, WorkerError, open_executor
 from quiver.retrieval.cluster.assignments import Assignments

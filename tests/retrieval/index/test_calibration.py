@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typer.testing import CliRunner
+
+from quiver.cli.main import app
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,
@@ -38,9 +41,6 @@ from quiver.retrieval.index.recall_table import RecallTable, Rung, interval
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import read_manifest
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
-from typer.testing import CliRunner
-
-from quiver.cli.main import app
 
 WIDTH = 16
 DOCUMENTS = 500

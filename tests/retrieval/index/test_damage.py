@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.index import (
     BuildOptions,

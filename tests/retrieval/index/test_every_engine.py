@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, Index, add_documents, compact_index, delete_documents, open_index
 from quiver.retrieval.records import Document

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents
 from quiver.retrieval.index.export import export_index
 from quiver.retrieval.records import Document
-from safetensors.numpy import load_file
 
 DOCUMENTS = [
     Document(f"d{number}", "word " * (number % 4) + f"\u00fcber{number}", "title" * (number % 2), {"part": number}) for number in range(12)

@@ -19,6 +19,7 @@ from typing import Any
 
 import faiss
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, check_index, open_index
 from quiver.retrieval.index.disk import RealDisk

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, Index, build_index, open_index
 from quiver.retrieval.index.dense import lists

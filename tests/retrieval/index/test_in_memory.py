@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.vectors import VectorStore
 from quiver.retrieval.index import (

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     BuildOptions,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 

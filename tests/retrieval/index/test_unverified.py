@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.index import DamagedIndexError, Filter, Index, delete_documents, open_index
 from quiver.retrieval.index.kernels import compiled, reference
 from quiver.retrieval.index.kernels.packing import lanes

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import Executor, LocalProcesses, open_executor
 from quiver.retrieval.index import BuildOptions, Index, build_index, open_index, pieces

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.retrieval.index import BuildOptions, Index, build_index
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.model_folder import load_parts

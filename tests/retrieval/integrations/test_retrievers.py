@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, Index
 from quiver.retrieval.integrations import langchain_retriever, llama_index_retriever

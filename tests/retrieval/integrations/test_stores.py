@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents, read_queries
 from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents, open_index

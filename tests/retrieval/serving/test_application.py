@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
@@ -24,7 +25,6 @@ from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.hosts import web_origin
 from quiver.retrieval.serving.limits import Limits
 from quiver.retrieval.serving.service import Service, open_service
-
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
+
 from quiver.retrieval.serving.batching import Batcher
 from quiver.retrieval.serving.problems import RequestError
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from quiver.encoder.errors import InputError
 
 from quiver.cli.serving import named_folders
+from quiver.encoder.errors import InputError
 from tests.retrieval.conftest import Done
 from tests.retrieval.serving.conftest import Indexes
 

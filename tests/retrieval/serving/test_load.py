@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.retrieval.index import build_index
 from quiver.retrieval.models.loading import load_model
-
 from tests.retrieval.serving.conftest import documents
 
 SPREAD = 5

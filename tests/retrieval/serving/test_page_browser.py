@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
+
 from quiver.retrieval.index import Condition
 from quiver.retrieval.serving.page import content_security_policy, page_html
 

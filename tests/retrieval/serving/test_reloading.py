@@ -8,10 +8,10 @@ import weakref
 from pathlib import Path
 
 import pytest
+
 from quiver.retrieval.index import add_documents
 from quiver.retrieval.records import Document
 from quiver.retrieval.serving.service import Service, open_service
-
 from tests.retrieval.serving.conftest import Indexes
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.retrieval.index import add_documents, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document
-
 from tests.retrieval.serving.conftest import Child, Indexes, httpx
 
 Serving = Callable[..., Any]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.cluster import ray_shards
 from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, ThreadLauncher

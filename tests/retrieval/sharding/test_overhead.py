@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from quiver.encoder import Tokenizer, load_encoder
 from quiver.retrieval.cluster.index import open_sharded
 from quiver.retrieval.cluster.plan import Sharding

@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
 from quiver.retrieval.cluster.plan import Sharding
 from quiver.retrieval.cluster.ray_shards import RayLauncher
-from quiver.retrieval.cluster.replicas import Patience
+from quiver.retrieval.cluster.replicas import Timeouts
 from quiver.retrieval.cluster.shard import ShardSpec
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.index.engine_table import ENGINES
 from quiver.retrieval.records import Hits
 
 # A machine that does other things must not look like a dead actor.
-PATIENCE = Patience(attempt=60, answer=120, alive=60)
+PATIENCE = Timeouts(attempt=60, answer=120, alive=60)
 
 
 class Launcher(RayLauncher):
@@ -224,7 +225,7 @@ def test_an_actor_that_is_stopped_and_one_whose_process_is_killed(
     built, launcher = build(tmp_path / "i"), Launcher()
     queries = built.queries()
     expected = open_index(built.path).search(queries, 10)
-    patience = Patience(attempt=0.5, answer=120, alive=3)
+    patience = Timeouts(attempt=0.5, answer=120, alive=3)
     with open_sharded(built.path, Sharding(shards=1, replicas=2), launcher, patience=patience) as sharded:
         ((actors),) = launcher.actors.values()
         processes = [ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for actor in actors]

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster import replicas as replicas_module
 from quiver.retrieval.cluster.handles import ShardLostError
 from quiver.retrieval.cluster.messages import ShardHits
-from quiver.retrieval.cluster.replicas import Patience, ReplicaSet
+from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts
 from quiver.retrieval.cluster.scatter import scatter
 from quiver.retrieval.cluster.shard import ShardSpec
 from quiver.retrieval.index import DamagedIndexError
@@ -23,8 +24,8 @@ from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, 
 from quiver.retrieval.records import Hits, Missing, ModelCard, TokenCounts
 
 FOREVER = float("inf")
-IMPATIENT = Patience(attempt=0.05, answer=0.4, query=0.0, alive=0.2, start=0.3)
-PATIENT = Patience(attempt=FOREVER, answer=FOREVER)
+IMPATIENT = Timeouts(attempt=0.05, answer=0.4, query=0.0, alive=0.2, start=0.3)
+PATIENT = Timeouts(attempt=FOREVER, answer=FOREVER)
 
 
 def spec() -> ShardSpec:
@@ -96,7 +97,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ReplicaSet]]:
 
 @pytest.fixture
 def replicated(short_pauses: list[ReplicaSet]) -> Callable[..., tuple[ReplicaSet, Launcher]]:
-    def make(*handles: Fake, patience: Patience = PATIENT) -> tuple[ReplicaSet, Launcher]:
+    def make(*handles: Fake, patience: Timeouts = PATIENT) -> tuple[ReplicaSet, Launcher]:
         launcher = Launcher(*handles)
         made = ReplicaSet(spec(), launcher, len(handles), patience)
         short_pauses.append(made)
@@ -105,7 +106,7 @@ def replicated(short_pauses: list[ReplicaSet]) -> Callable[..., tuple[ReplicaSet
     return make
 
 
-def asked(*shards: ReplicaSet, patience: Patience = PATIENT, queries: int = 1) -> list[str | None]:
+def asked(*shards: ReplicaSet, patience: Timeouts = PATIENT, queries: int = 1) -> list[str | None]:
     answers = scatter(shards, "a message", queries=queries, patience=patience)
     return [None if answer is None else answer.ids[0] for answer in answers]
 
@@ -211,7 +212,7 @@ def test_a_search_ends_without_the_shards_that_do_not_answer_in_time(replicated:
 
 
 def test_a_batch_is_waited_for_longer(replicated: Any) -> None:
-    patience = Patience(attempt=0.01, answer=0.02, query=0.01)
+    patience = Timeouts(attempt=0.01, answer=0.02, query=0.01)
     hung, _ = replicated(Fake("hung", "hang"))
     begun = time.monotonic()
     assert asked(hung, patience=patience, queries=21) == [None]

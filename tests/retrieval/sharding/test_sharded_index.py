@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, ThreadLauncher
 from quiver.retrieval.cluster.index import ShardedIndex, open_sharded

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
 from quiver.encoder.config import DROPOUTS, global_every
 from quiver.retrieval.training.recipe import load_recipe

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
+from torch import nn
+
 from quiver.encoder import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -19,8 +22,6 @@ from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.training.averaging import average_models, write_average
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
-from safetensors.numpy import load_file
-from torch import nn
 
 MakeRecipe = Callable[..., Recipe]
 Write = Callable[..., Path]

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, curve, read_log
 from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.sections import Recipe
-from safetensors.torch import load_file
 
 pytest.importorskip("pylate.models")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import RecipeError, find_recipe
 from quiver.retrieval.training.grid import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.recipe_file import RecipeError, find_recipe, shipped_recipes
 from quiver.encoder.training.schema import Rule, build

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import Encoder, Tokenizer, init_weights, save_encoder
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.presets import preset

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, read_log
 from quiver.retrieval.models.loading import load_model

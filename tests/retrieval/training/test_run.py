@@ -19,10 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
+from torch.nn import functional as F
+
 from quiver.encoder import InputError
 from quiver.encoder.training.lock import alone
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.random_state import random_state_kept
+from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
@@ -36,8 +39,6 @@ from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.run_record import describe_data
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
-from safetensors.numpy import load_file
-from torch.nn import functional as F
 
 pytest.importorskip("pylate.models")
 
@@ -352,14 +353,14 @@ def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Pa
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), float(torch.rand(1))  # noqa: NPY002
 
-    with random_state_kept():
+    with preserve_rng_state():
         expected = draw()
     train_recipe(make_recipe("dense", "training.max_steps=2"), tmp_path / "out")
-    with random_state_kept():
+    with preserve_rng_state():
         assert draw() == expected
     rows, recipe = rows_of(make_recipe("dense"), tmp_path), make_recipe("dense", "training.max_steps=1")
     model = build_model(recipe, [])
-    with random_state_kept():
+    with preserve_rng_state():
         expected = draw()
     train_and_save(recipe, rows, model, tmp_path / "at-hand")
     assert draw() == expected

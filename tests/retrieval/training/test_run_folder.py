@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder import InputError
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.lock import LOCK, alone

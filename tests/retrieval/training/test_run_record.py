@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.loop.board import SCORE
 from quiver.retrieval.training.loop.snapshot import Progress

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
 from quiver.encoder.training.schema import build
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -21,7 +23,6 @@ from quiver.retrieval.training import start
 from quiver.retrieval.training.rules import RULES
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model, require_extra, resize_vocabulary
-from torch import nn
 
 TEXTS = ["how wide is the window of a local layer", "A bird has wings, feathers and a beak!", "find what was asked for"]
 SHAPE = {

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from filelock import FileLock
+
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training.data import prepare

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from quiver.eval.nlu.fine_tuning.loop import Course
 from quiver.eval.nlu.fine_tuning.optimizer import learning_rate_share, make_optimizer, set_learning_rate
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
-from torch import nn
 
 
 @pytest.mark.parametrize(("steps", "ratio", "warmup"), [(10, 0.1, 1), (37, 0.1, 4), (5, 0.0, 0), (4, 1.0, 4), (1, 0.1, 1)])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.encoder import InputError, load_classifier
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier

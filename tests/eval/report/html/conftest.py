@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from quiver.eval.provenance import Provenance
 from quiver.eval.results import (
     Baseline,

@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 
 import pytest
+
 from quiver.eval.report import svg
 from quiver.eval.report.curves import Curve, axis, curve_chart, running_mean
 

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.report.html import render_html, visible
 from quiver.eval.results import Results, System

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.eval import evaluate
 from quiver.eval.report.html import render_html
 from quiver.eval.results import Results

@@ -8,6 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.eval.report.paper import paper_layouts, shown
 from quiver.eval.report.paper_html import render_paper_html

@@ -6,6 +6,7 @@ import math
 from itertools import combinations
 
 import pytest
+
 from quiver.eval.report import svg
 from quiver.eval.report.svg import Frame, Measured, Scale, Timed, bar_chart, point_chart, text_width, wrap
 

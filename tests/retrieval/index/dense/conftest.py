@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.engine_table import train_codec
 from quiver.retrieval.index.engines import Sample

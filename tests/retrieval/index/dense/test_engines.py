@@ -10,6 +10,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.scalar import ScalarCoding
 from quiver.retrieval.index.disk import REAL

@@ -10,6 +10,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense import faiss_files
 from quiver.retrieval.index.dense.faiss_files import index_bytes, read_index, write_index

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.settings import ListEffort, ScanEffort, coordinates, probes, sample_size, sizes
 from quiver.retrieval.index.engine_table import ENGINES, engine_name, train_codec

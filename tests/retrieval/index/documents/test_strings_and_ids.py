@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.documents import ids as ids_module
 from quiver.retrieval.index.documents import strings

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index.disk import REAL

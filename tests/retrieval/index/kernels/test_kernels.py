@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.kernels import choice, compiled, reference
 from quiver.retrieval.index.kernels.packing import cells, lanes
 from quiver.retrieval.index.tokens.pair_codes import SIZES, Bits, learn_pairs

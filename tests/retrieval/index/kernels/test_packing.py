@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.index.kernels.packing import CELLS, SPAN, cells, lanes, pack, unpack, width_of
 
 

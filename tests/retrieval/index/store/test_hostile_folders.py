@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import (
     DamagedIndexError,

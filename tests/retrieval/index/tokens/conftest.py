@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.retrieval.index.engines import Sample
 from quiver.retrieval.records import ModelCard
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.index.clustering import Clustering, Grouping, cluster
 
 

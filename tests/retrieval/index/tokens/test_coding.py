@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.index.clustering import Clustering, cluster
 from quiver.retrieval.index.fast_scan import product_quantizer, train_codebooks
 from quiver.retrieval.index.kernels import reference

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.tokens.pair_codes import SIZES, Bits, check_bits, learn_pairs, multiple
 

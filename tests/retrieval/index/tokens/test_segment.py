@@ -13,6 +13,7 @@ import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.engines import Sample

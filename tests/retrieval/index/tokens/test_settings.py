@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from quiver.retrieval.index.tokens.settings import TokenSettings, default_centroids, default_grouping, preset_effort, sample_size
 
 

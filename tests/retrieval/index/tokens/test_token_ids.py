@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.retrieval.training.sections import DataSection
 
 Rows = Sequence[dict[str, Any]]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import Pair

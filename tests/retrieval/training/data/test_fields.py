@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.training.data.fields import Example, FieldReader, id_of, parse_list, text_of
 from quiver.retrieval.training.sections import DataSection

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.training.data.lookup import IdTable, IdWriter
 
 HASHES: dict[str, Callable[[str], int]] = {"good": hash, "always equal": lambda key: 7, "few": lambda key: len(key) - 2}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.sections import DataSection
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from quiver.retrieval.training.data.fields import Example
 from quiver.retrieval.training.data.sampling import BLOCK, Sample
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from quiver.encoder.errors import InputError
 from quiver.retrieval.training.data import sources
 from quiver.retrieval.training.data.sources import count_rows, iter_source, parse_hub, source_files

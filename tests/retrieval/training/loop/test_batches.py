@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quiver.encoder import InputError
 from quiver.encoder.training.processes import Processes
 from quiver.retrieval.training.data import TrainingRows, prepare_rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from quiver.retrieval.training.loop.course import Course
 from quiver.retrieval.training.sections import Recipe
 

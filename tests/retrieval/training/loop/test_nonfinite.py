@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from quiver.encoder import InputError
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.loop.batches import BatchOrder
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
-from safetensors.torch import load_file
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from quiver.encoder import InputError
 from quiver.retrieval.training.loop.optimizers import (
     FALLS,
@@ -20,7 +22,6 @@ from quiver.retrieval.training.loop.optimizers import (
     weights_for_use,
 )
 from quiver.retrieval.training.sections import Recipe, TrainingSection
-from torch import nn
 
 MakeRecipe = Callable[..., Recipe]
 Make = Callable[..., TrainingSection]

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
 from quiver.encoder import InputError
 from quiver.encoder.lora import add_lora
-from quiver.encoder.training.random_state import random_state, random_state_kept, seed_random, set_random_state
+from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.loop.optimizers import make_optimizer, weights_for_use
 from quiver.retrieval.training.loop.snapshot import STATE, WEIGHTS, Progress, Trainee, open_snapshot_model, read_snapshot, write_snapshot
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
-from safetensors.torch import load_file, save_file
-from torch import nn
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -86,7 +87,7 @@ PROGRESS = Progress(
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_goes_on_from_it_to_the_bit(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(*CASES[case])
-    with random_state_kept():
+    with preserve_rng_state():
         seed_random(11)
         one = make(recipe)
         update(one, 5)
@@ -112,7 +113,7 @@ def test_a_run_goes_on_from_it_to_the_bit(case: str, make_recipe: MakeRecipe, tm
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_opens_as_the_model_that_would_be_used(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    with random_state_kept():
+    with preserve_rng_state():
         seed_random(11)
         trainee = make(make_recipe(*CASES[case]))
         update(trainee, 3)
@@ -136,7 +137,7 @@ def test_it_opens_as_the_model_that_would_be_used(case: str, make_recipe: MakeRe
 def test_the_model_in_use_has_no_stale_fingerprint(make_recipe: MakeRecipe) -> None:
     trainee = make(make_recipe("dense"))
     first = trainee.model.card.fingerprint
-    with random_state_kept():
+    with preserve_rng_state():
         update(trainee, 2)  # the first is done with a learning rate of zero
     assert trainee.for_use().card.fingerprint != first
     assert trainee.for_use().encoder is trainee.model.encoder

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from quiver.encoder import InputError
 from quiver.eval.bm25 import bm25_run
 from quiver.retrieval.data.corpus import load_collection

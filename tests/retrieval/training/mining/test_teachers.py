@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import HERE, LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder

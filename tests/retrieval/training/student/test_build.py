@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.encoder.training.schema import build
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -23,14 +26,13 @@ from quiver.retrieval.models.projection import Projection
 from quiver.retrieval.training import rules
 from quiver.retrieval.training.rules import RULES
 from quiver.retrieval.training.sections import Recipe
-from safetensors.torch import load_file, save_file
-from torch.nn import functional as F
 
 pytest.importorskip("pylate.models")
 
+from sentence_transformers import SentenceTransformerTrainer
+
 from quiver.retrieval.training.student.build import Student, build_student
 from quiver.retrieval.training.student.losses import LOSSES
-from sentence_transformers import SentenceTransformerTrainer
 
 WORDS = ["a", "bird", "has", "wings", "feathers", "and", "beak", "the", "window", "of", "local", "layer", "is", "wide"]
 ROWS = [

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quiver.encoder import Encoder, EncoderConfig, Tokenizer, freeze, init_weights, save_encoder
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, optimize_for_inference, save_encoder
 from quiver.encoder.cpu.linear import Linear
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
@@ -17,12 +18,13 @@ from quiver.retrieval.models.projection import Projection
 
 pylate_models = pytest.importorskip("pylate.models")
 
+from sentence_transformers import SentenceTransformer  # noqa: E402
+from sentence_transformers.models import Pooling  # noqa: E402
+
 from quiver.retrieval.training.student.build import colbert_library, dense_library  # noqa: E402
 from quiver.retrieval.training.student.collator import Collator  # noqa: E402
 from quiver.retrieval.training.student.heads import NativePooling, NativeProjection  # noqa: E402
 from quiver.retrieval.training.student.native import LENGTHS, LibraryTokenizer, NativeTransformer  # noqa: E402
-from sentence_transformers import SentenceTransformer  # noqa: E402
-from sentence_transformers.models import Pooling  # noqa: E402
 
 QUERIES = ["how wide is the window", "", "wings, feathers and a beak! " * 9]
 DOCUMENTS = ["A bird has wings, feathers and a beak!", "?", "the window of a local layer is wide: " * 9]
@@ -232,7 +234,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     expanded = {"input_ids": torch.tensor([[0, 5]]), "attention_mask": torch.tensor([[0, 1]]), "expanded": torch.tensor([True])}
     with pytest.raises(ValueError, match="padding must stand on the right"):
         first(expanded)
-    freeze(encoder)
+    optimize_for_inference(encoder)
     with pytest.raises(ValueError, match="frozen"):
         NativeTransformer(encoder, tokenizer, max_seq_length=12)
 

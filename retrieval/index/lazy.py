@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Made = TypeVar("Made")
 
 
-class Once(Generic[Made]):
+class Lazy(Generic[Made]):
     """A place for something that takes seconds to make, and several times its own memory: one thread makes it, the others wait.
 
     Since Python 3.12 ``functools.cached_property`` lets every thread that comes in time make its own. How it is made is not kept: a bound
