@@ -79,7 +79,7 @@ def folder(make_collection: MakeCollection) -> Path:
 @pytest.mark.parametrize("kind", MODELS)
 def test_it_is_the_score_of_evaluate(kind: str, folder: Path, tmp_path: Path) -> None:
     model = MODELS[kind](tmp_path)
-    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
     expected = evaluate(MODELS[kind](tmp_path), folder, baselines=()).collections[0].measures["ndcg@10"]
     model.encoder.train()
     assert scorer(model) == expected
@@ -98,13 +98,13 @@ def test_the_policy_of_a_published_collection_is_followed(make_collection: MakeC
     model = _dense(tmp_path)
     scored = evaluate(_dense(tmp_path), folder, baselines=()).collections[0]
     assert scored.exclude_self
-    assert development_scorer(DevelopmentSection(str(folder), "test"))(model) == scored.measures["ndcg@10"]
+    assert development_scorer(DevelopmentSection(data=str(folder), split="test"))(model) == scored.measures["ndcg@10"]
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_new_weights_give_a_new_score_though_the_model_remembers_its_fingerprint(kind: str, folder: Path, tmp_path: Path) -> None:
     model = MODELS[kind](tmp_path)
-    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
     first = scorer(model)
     fingerprint = model.card.fingerprint
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were(folder: Path, tm
     assert True in modes
     assert False in modes
     before = torch.get_rng_state()
-    development_scorer(DevelopmentSection(str(folder), "test"))(model)
+    development_scorer(DevelopmentSection(data=str(folder), split="test"))(model)
     assert [module.training for module in model.encoder.modules()] == modes
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -131,7 +131,7 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were(folder: Path, tm
 def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
     # Read already; only the documents stay in their file.
     (folder / "queries.jsonl").unlink()
     (folder / "qrels" / "test.tsv").unlink()
@@ -170,7 +170,7 @@ def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_
     with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"_id": "broken"\n')
     with pytest.raises(InputError, match=r"corpus\.jsonl:61"):
-        development_scorer(DevelopmentSection(str(folder), "test"))
+        development_scorer(DevelopmentSection(data=str(folder), split="test"))
 
 
 def test_a_split_without_a_relevant_document_is_no_score_of_zero(make_collection: MakeCollection) -> None:
@@ -184,4 +184,4 @@ def test_weights_that_diverged_are_an_error_and_not_a_score(folder: Path, tmp_pa
     with torch.no_grad():
         model.encoder.embeddings.tokens.weight.fill_(float("nan"))
     with pytest.raises(InputError, match="not finite"):
-        development_scorer(DevelopmentSection(str(folder), "test"))(model)
+        development_scorer(DevelopmentSection(data=str(folder), split="test"))(model)
