@@ -155,8 +155,8 @@ def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_
     forums = []
     for forum in ("android", "english"):
         source = make_collection(f"cqadupstack/{forum}", queries={"q1": f"bird {forum}"}, qrels={"q1": {"d1": 1}})
-        forums.append(development_scorer(DevelopmentSection(str(source), "test")))
-    trees = development_scorer(DevelopmentSection(str(base["trees"]), "test"))
+        forums.append(development_scorer(DevelopmentSection(data=str(source), split="test")))
+    trees = development_scorer(DevelopmentSection(data=str(base["trees"]), split="test"))
     both = DevelopmentScorer((*forums[0].collections, *trees.collections, *forums[1].collections))
     expected = ((forums[0](model) + forums[1](model)) / 2 + trees(model)) / 2
     np.testing.assert_allclose(both(model), expected, rtol=1e-12)
@@ -164,9 +164,9 @@ def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_
 
 def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no split 'dev'; the splits there are test"):
-        development_scorer(DevelopmentSection(str(folder)))
+        development_scorer(DevelopmentSection(data=str(folder)))
     with pytest.raises(InputError, match="unknown collection"):
-        development_scorer(DevelopmentSection(str(tmp_path / "nothing")))
+        development_scorer(DevelopmentSection(data=str(tmp_path / "nothing")))
     with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"_id": "broken"\n')
     with pytest.raises(InputError, match=r"corpus\.jsonl:61"):
@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_
 def test_a_split_without_a_relevant_document_is_no_score_of_zero(make_collection: MakeCollection) -> None:
     nothing = make_collection("nothing", queries={"q1": "oak"}, documents={"d1": ("", "oak")}, qrels={"q1": {"d1": 0}})
     with pytest.raises(InputError, match=r"nothing: nothing, split test: no document is judged relevant \(grade 1 or more\)"):
-        development_scorer(DevelopmentSection(str(nothing), "test"))
+        development_scorer(DevelopmentSection(data=str(nothing), split="test"))
 
 
 def test_weights_that_diverged_are_an_error_and_not_a_score(folder: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def make_recipe(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., QaRecipe]
         return QaRecipe(
             **dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test"),
             kind="span_qa",
-            model=QaModelSection(str(tmp_path / "encoder")),
+            model=QaModelSection(init=str(tmp_path / "encoder")),
             data=QaDataSection(**files, official="squad_v1"),
             windows=SETTINGS,
             updates=UpdatesSection(epochs=epochs, batch_size=8, learning_rate=3e-3),

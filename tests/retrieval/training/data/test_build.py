@@ -50,7 +50,7 @@ def test_equal_data_have_equal_sums_whatever_holds_them(write: Callable[..., Pat
         }
         for n in range(4)
     ]
-    section = DataSection(train=("",), document_fields=("docs.0", "docs.1", "last"), score_fields=("scores",))
+    section = DataSection(train=("texts.jsonl",), document_fields=("docs.0", "docs.1", "last"), score_fields=("scores",))
     for name in ("texts.jsonl", "texts.parquet"):
         same = prepare_rows(section.replace(train=(str(write(name, texts)),)), tmp_path / "work", seed=0)
         assert (same.sha256, same.scored, same.documents_per_row) == (by_ids.sha256, True, 3)
