@@ -290,7 +290,7 @@ def test_a_codec_whose_files_do_not_fit_each_other_is_damage(tokens: Any, tmp_pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bit": 4}, "has no setting 'bit' (did you mean 'bits'?); it has bits, centroids, clustering, pool_factor"),
+        ({"bit": 4}, "has no setting 'bit' .did you mean 'bits'.*; it has bits, centroids, clustering, pool_factor"),
         ({"bits": 1}, "bits must be 2, 3, 3.5 or 4, got 1"),
         ({"clustering": "fine"}, "clustering must be one of tokens, two-level, flat, got 'fine'"),
         ({"centroids": 0}, "centroids must be a whole number >= 1, got 0"),
