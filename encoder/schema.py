@@ -189,7 +189,7 @@ def _value(kind: type[Schema], holder: object, path: Sequence[str], invalid: Seq
                 kind, holder = inner, raw
             else:
                 parts = (field.annotation, *field.metadata)
-                checked = typing.cast(Any, Annotated)[parts] if field.metadata else field.annotation
+                checked: Any = typing.cast(Any, Annotated)[parts] if field.metadata else field.annotation
                 holder = TypeAdapter(checked).validate_python(kind._convert(field.annotation, raw), strict=True)
         else:  # an optional section that is absent
             raise LookupError(name)
