@@ -285,15 +285,15 @@ class Trainer:
         # One synchronisation with the device per step.
         *own, grad_norm = torch.stack([*losses, norm.to(losses[0].device)]).tolist()
         counts = [sum(getattr(batch, name) for batch in batches) for name in ("texts", "truncated", "tokens")]
-        loss, texts, truncated, tokens, stop = self._processes.sums([sum(own), *counts, self._stop.name is not None])
-        loss /= self._processes.size
+        total, texts, truncated, tokens, stop = self._processes.sums([sum(own), *counts, self._stop.name is not None])
+        mean = total / self._processes.size
         # Gradients and the mean loss are equal in all processes, so all of them raise, or none.
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise self._refuse(batches, inputs, own, loss=loss, grad_norm=grad_norm)
+        if not (math.isfinite(mean) and math.isfinite(grad_norm)):
+            raise self._refuse(batches, inputs, own, loss=mean, grad_norm=grad_norm)
         task.optimizer.step()
         task.set_learning_rate(step)
         task.optimizer.zero_grad()
-        return _Update(loss, grad_norm, int(texts), int(truncated), int(tokens), stop > 0, batches)
+        return _Update(mean, grad_norm, int(texts), int(truncated), int(tokens), stop > 0, batches)
 
     def _refuse(
         self, batches: list[TrainingBatch], inputs: list[dict[str, Any]], own: list[float], *, loss: float, grad_norm: float
@@ -396,7 +396,7 @@ def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> 
             continue
         flat = torch.cat([one.reshape(-1) for one in bucket]).div_(processes.size)
         distributed.all_reduce(flat)
-        for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+        for one, part in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
             one.copy_(part.view_as(one))
         bucket = []
 

@@ -92,7 +92,8 @@ class RetrievalTask:
     @property
     def module(self) -> nn.Module:
         """The model of sentence-transformers or PyLate around the weights."""
-        return self._student.library
+        library: nn.Module = self._student.library
+        return library
 
     @property
     def optimizer(self) -> Optimizer:

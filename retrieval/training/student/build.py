@@ -92,7 +92,7 @@ def autocast_forward(module: nn.Module, device_type: str) -> None:
         tensors = {name: value.float() for name, value in features.items() if isinstance(value, Tensor) and value.is_floating_point()}
         return features | tensors
 
-    module.forward = cast  # type: ignore[method-assign]
+    module.forward = cast
 
 
 def dense_library(model: BiEncoder) -> SentenceTransformer:
