@@ -131,7 +131,7 @@ def test_a_sweep_that_was_asked_to_stop_says_how_to_go_on(
     def stop(*arguments: object, **settings: object) -> None:
         raise RunStoppedError(3)
 
-    monkeypatch.setattr("quiver.cli.sweep.train_recipe", stop)
+    monkeypatch.setattr("quiver.retrieval.training.run.train", stop)
     done = quiver("sweep", recipe, "--out", "sweep")
     assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; the same command goes on\n")
     done = quiver("sweep", recipe, "--out", "sweep", "--overwrite")
