@@ -150,7 +150,7 @@ def main() -> None:
     """Run the command line; the entry point of the console script."""
     try:
         # In standalone mode Typer would print usage errors as a box of five lines. Without it, it returns the status of typer.Exit.
-        status = app(standalone_mode=False)
+        status = app(prog_name="quiver", standalone_mode=False)
         if status:
             sys.exit(status)
     except UsageError as error:

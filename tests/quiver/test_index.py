@@ -67,7 +67,7 @@ def test_documents_come_and_go(quiver: Callable[..., Any], index: Path, tmp_path
     compacted = json.loads(quiver("index", "compact", index, "--json").out)
     assert (compacted["documents"], compacted["deleted"], len(compacted["segments"])) == (1, 0, 1)
     assert search(quiver, index) == {"d1"}
-    for arguments, message in ((("delete", index, "d9"), "document 'd9' is not in this index"), (("delete", index), "name the documents")):
+    for arguments, message in ((("delete", index, "d9"), "document 'd9' is not in this index"), (("delete", index), "pass the ids of the documents")):
         done = quiver("index", *arguments)
         assert done.code == 2
         assert message in done.err
@@ -164,7 +164,7 @@ def test_build_names_the_line_of_metadata_that_it_refuses(
 
 def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     done = quiver("index", "check", index)
-    assert (done.code, done.out) == (0, "generation 1: whole\n")
+    assert (done.code, done.out) == (0, "generation 1: intact\n")
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n")
     assert quiver("index", "add", index, more).code == 0
@@ -172,7 +172,7 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     damaged.write_bytes(b"d5")
     done = quiver("index", "check", index)
     assert done.code == 1
-    assert "generation 1: whole\ngeneration 2: damaged" in done.out
+    assert "generation 1: intact\ngeneration 2: damaged" in done.out
     assert str(damaged) in done.out
     report = quiver("index", "check", index, "--json")
     assert report.code == 1
@@ -193,9 +193,9 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     ("options", "message"),
     [
         (("--memory", "much"), "'much' is not a size; write one as 500MB or 2GB"),
-        (("--memory", "8"), "--memory 8 is 8 bytes; an index wants 16 MB at least"),
+        (("--memory", "8"), "--memory 8 is 8 bytes; building an index needs at least 16 MB"),
         (("--engine", "fastest"), "index engine 'fastest': none for a dense model; there are"),
-        (("--set", "bits"), "'bits' is not a setting; write each once, as name=value"),
+        (("--set", "bits"), "'bits' is not a setting; write each setting once, as name=value"),
         (("--set", "bits=4"), "an exact index has no settings, got bits"),
     ],
 )
@@ -277,7 +277,7 @@ def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Pat
     assert hits[0]["effort"]["lists"]["exhaustive"] is False
     assert json.loads(quiver("search", index, "wings", "--target-recall", 0.9, "--json").out)[0]["effort"] == {"index": {}}
     for arguments, message in (
-        (("--target-recall", 0.9, "--effort", "fast"), "leave --effort out"),
+        (("--target-recall", 0.9, "--effort", "fast"), "exclude each other"),
         (("--target-recall", 0), "must be above 0 and at most 1"),
         (("--target-recall", 95), "must be above 0 and at most 1"),
         (("--target-recall", 0.9, "-k", 50), "up to 10 hits, not for 50"),

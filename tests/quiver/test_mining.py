@@ -62,7 +62,7 @@ def test_mine_and_score(quiver: Callable[..., Any], model: Path, data: Path, tmp
     assert all(len(row["negatives"]) == 3 and len(row["scores"]) == 4 for row in rows)
     scored = quiver("teacher-scores", out / "train.jsonl.gz", "--teacher", model, "--out", tmp_path / "scored", "--normalize", "minmax")
     assert scored.code == 0, scored.err
-    assert "rows whose positive scores best" in scored.out
+    assert "rows whose positive has the highest score" in scored.out
     for row in rows_of(tmp_path / "scored"):
         assert (min(row["scores"]), max(row["scores"])) == (0.0, 1.0)
 
@@ -123,8 +123,8 @@ def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("{data}",), "give --model (a folder, a hub id or bm25) or --index"),
-        (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has its own corpus"),
+        (("{data}",), "pass --model (a folder, a hub id or bm25) or --index"),
+        (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has a corpus of its own"),
         (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
         (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin is one of perc-pos=VALUE"),
         (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; the splits there are train"),
@@ -149,7 +149,7 @@ def test_mistakes_of_mine(
     [
         (("{pairs}",), "no field 'query'"),
         (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts: queries and documents"),
-        (("{pairs}", "--normalize", "sum"), "one of none, minmax, got 'sum'"),
+        (("{pairs}", "--normalize", "sum"), "'sum' is not one of 'none', 'minmax'"),
         (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
         (("{pairs}", "--teacher", "{model}"), "given twice as a teacher; to make it count more give it a weight"),
         (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),

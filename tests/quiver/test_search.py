@@ -249,8 +249,8 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--weights", "1,2"), "add --with bm25 or --with INDEX"),
-        (("--fusion", "rrf"), "add --with bm25 or --with INDEX"),
+        (("--weights", "1,2"), "add --fuse bm25 or --fuse INDEX"),
+        (("--fusion", "rrf"), "add --fuse bm25 or --fuse INDEX"),
         (("--fuse", "bm25", "--weights", "1"), "2 rankings are fused, but 1 weights are given"),
         (("--fuse", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers separated by commas"),
         (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
@@ -258,8 +258,8 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
         (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
         (("--fuse", "nowhere"), "nowhere: is not an index"),
         (("--rerank", "nowhere"), "nowhere"),
-        (("--rerank", "{dense}"), "an index of one vector a text; candidates are re-ranked by a ColBERT"),
-        (("--rerank", "{dense_model}"), "a model of one vector a text; candidates are re-ranked by a ColBERT"),
+        (("--rerank", "{dense}"), "this index has a single vector per document"),
+        (("--rerank", "{dense_model}"), "this model gives a single vector per text"),
     ],
 )
 def test_options_that_do_not_go_together(quiver: Quiver, built: Built, options: tuple[str, ...], message: str) -> None:
@@ -272,7 +272,7 @@ def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp
     build_index(DOCUMENTS, load_model(built.dense_model), tmp_path / "bare", options=BuildOptions(store_text=False))
     for options, message in (
         (("--fuse", "bm25"), "BM25 needs them"),
-        (("--rerank", built.colbert_model), "built without texts, which a model re-ranks"),
+        (("--rerank", built.colbert_model), "the index stores no texts, which a model needs for re-ranking"),
     ):
         done = quiver("search", tmp_path / "bare", QUERY, *options)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err
@@ -304,7 +304,7 @@ def check_nothing(quiver: Quiver, indexes: Built, folder: Path, options: Sequenc
             done = quiver("search", index, "xylophone", *asked, *shown, "--json")
             assert (done.code, json.loads(done.out)) == (0, []), done.err
         done = quiver("search", index, "--queries", folder / "queries.jsonl", "--run", folder / "run", *asked)
-        assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; nothing found for 1 of them\n"), done.err
+        assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; no results for 1 of them\n"), done.err
         assert (folder / "run").read_text() == ""
 
 
@@ -330,7 +330,7 @@ def test_search_says_that_no_word_was_found(quiver: Quiver, built: Built, tmp_pa
 @pytest.mark.parametrize("text", ["", " ", "\t\n"])
 def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Path, text: str) -> None:
     done = quiver("search", built.dense, text)
-    assert (done.code, done.out, done.err) == (2, "", "quiver: error: the query is blank; give a text to search for\n")
+    assert (done.code, done.out, done.err) == (2, "", "quiver: error: the query is blank; pass a text to search for\n")
     (tmp_path / "queries.jsonl").write_text(
         json.dumps({"_id": "q1", "text": "sea"}) + "\n" + json.dumps({"_id": "q2", "text": text}) + "\n"
     )

@@ -133,7 +133,7 @@ def test_a_sweep_that_was_asked_to_stop_says_how_to_go_on(
 
     monkeypatch.setattr("quiver.retrieval.training.run.train", stop)
     done = quiver("sweep", recipe, "--out", "sweep")
-    assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; the same command goes on\n")
+    assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; repeat the command to resume\n")
     done = quiver("sweep", recipe, "--out", "sweep", "--overwrite")
     assert (done.code, "without --overwrite goes on" in done.err) == (1, True)
 
