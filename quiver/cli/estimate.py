@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.index import parse_settings
-from quiver.cli.output import JsonOption, MemoryOption, ProgressOption, parse_memory, print_json, print_table, say, show_progress
+from quiver.cli.output import (
+    EngineOption,
+    JsonOption,
+    MemoryOption,
+    ProgressOption,
+    parse_memory,
+    print_json,
+    print_table,
+    say,
+    show_progress,
+)
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.presets import PRESETS, preset
@@ -85,9 +94,7 @@ def estimate(
     length: Annotated[
         int | None, typer.Option("--length", min=3, help="Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.")
     ] = None,
-    engine: Annotated[str, typer.Option("--engine", help="Index engine: auto, exact, or the name of an engine.")] = "auto",
-    bits: Annotated[int | None, typer.Option("--bits", help="Bits per dimension of a vector: setting of the engine.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Setting of the engine, written name=value. Repeatable.")] = None,
+    engine: Annotated[str, EngineOption] = "auto",
     text: Annotated[bool, typer.Option("--text/--no-text", help="Store the texts in the index, so that search can show them.")] = True,
     rates: Annotated[
         list[Path] | None,
@@ -115,7 +122,7 @@ def estimate(
 
     quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --explain
     """
-    from quiver.retrieval.index.engine_table import engine_name
+    from quiver.retrieval.index.engine_table import engine_name, parse_engine
     from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, read_rates
     from quiver.retrieval.planning.measuring import measure
 
@@ -124,20 +131,21 @@ def estimate(
         raise InputError("--measure needs real texts; pass --sample CORPUS")
     texts, count = _sampled(sample) if sample is not None else ([], 0)
     corpora = _corpora(loaded, docs, collection, (sample, texts, count), words)
-    given = parse_settings([*(settings or []), *([] if bits is None else [f"bits={bits}"])])
+    spec = parse_engine(engine)
     machine = Machine(parse_size(search_memory), parse_memory(memory), gpus, price)
+    bars = show_progress(progress)
     plans = {}
     known: dict[str, Rates] = {}
     for name, corpus in corpora.items():
-        chosen = engine_name(engine, loaded.size.card, corpus.documents)
+        chosen = engine_name(spec.name, loaded.size.card, corpus.documents)
         found = read_rates(rates or [], tokens=corpus.tokens, kind=loaded.size.card.kind)
         if measured and loaded.model is not None:
             if chosen not in known:
-                known[chosen] = measure(loaded.model, texts, name=chosen, settings=given, seconds=seconds, progress=show_progress(progress))
+                known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=bars)
             found = known[chosen].filled(found)
         if gpu is not None:
             found = found.filled(estimated(loaded.config, gpu.value, tokens=corpus.tokens))
-        plans[name] = make_plan(corpus, loaded.size, machine, found, engine=engine, settings=given, texts=text)
+        plans[name] = make_plan(corpus, loaded.size, machine, found, engine=spec.name, settings=spec.settings, texts=text)
     if as_json:
         print_json({"plans": {name: each.to_json() for name, each in plans.items()}, "formulas": FORMULAS})
         return

@@ -12,6 +12,7 @@ import typer
 
 from quiver.cli.output import (
     AddressOption,
+    EngineOption,
     ExecutorOption,
     GenerationOption,
     Int8Option,
@@ -61,8 +62,7 @@ def build(
     corpus: Annotated[Path, CorpusArgument],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Index folder to write.")],
-    engine: Annotated[str, typer.Option("--engine", help="Index engine: auto, exact, or the name of an engine.")] = "auto",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Setting of the engine, written name=value. Repeatable.")] = None,
+    engine: Annotated[str, EngineOption] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     memory: Annotated[str, MemoryOption] = "2GB",
     int8: Annotated[bool, Int8Option] = False,
@@ -89,9 +89,11 @@ def build(
     """
     from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index import BuildOptions, build_index
+    from quiver.retrieval.index.engine_table import parse_engine
     from quiver.retrieval.models.loading import load_model
 
-    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate, threads)
+    chosen = parse_engine(engine)
+    options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
     waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address)
     loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)
@@ -334,37 +336,6 @@ def export(
         return
     count = described["arrays"]["vectors"][0]
     say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
-
-
-def parse_settings(texts: list[str]) -> dict[str, Setting]:
-    """Parse engine settings written ``name=value``. Numbers, true, false and none are converted; other values stay strings.
-
-    Raises:
-        InputError: A setting has no name or no value, or is repeated.
-
-    Example:
-        >>> parse_settings(["bits=4", "rotate=true", "factory=IVF64,Flat"])
-        {'bits': 4, 'rotate': True, 'factory': 'IVF64,Flat'}
-    """
-    settings: dict[str, Setting] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not name or not value or name in settings:
-            raise InputError(f"{text!r} is not a setting; write each setting once, as name=value")
-        settings[name] = _value(value)
-    return settings
-
-
-def _value(text: str) -> Setting:
-    words: dict[str, Setting] = {"true": True, "false": False, "none": None}
-    if text in words:
-        return words[text]
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
 
 
 def read_ids(path: Path) -> list[str]:

@@ -39,6 +39,10 @@ ProgressOption = typer.Option("--progress/--no-progress", help="Show progress ba
 ResumeOption = typer.Option("--resume", help="Resume the unfinished run in --out.")
 RevisionOption = typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
 TitleOption = typer.Option("--title/--no-title", help="Prepend the title to the text of each document.")
+EngineOption = typer.Option(
+    "--engine",
+    help="Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16.",
+)
 MemoryOption = typer.Option("--memory", help="Memory for building the index, in addition to the model, such as 2GB.")
 ExecutorOption = typer.Option("--executor", help="Where texts are encoded: local (this machine) or ray (a Ray cluster).")
 WorkersOption = typer.Option("--workers", min=1, help="Number of worker processes. Default: local: this process only; ray: as many as fit.")

@@ -181,7 +181,7 @@ class Opened:
         def system(queries: Sequence[Query], k: int) -> Run:
             target = choices.target_recall
             self.efforts[name] = index.presets(k)[choices.effort] if target is None else index.effort_for(target, k)
-            found = search(searched, model, queries, k, where=choices.filter, effort=self.efforts[name], progress=choices.progress)
+            found = search(searched, model, queries, k, filter=choices.filter, effort=self.efforts[name], progress=choices.progress)
             self.missing = found.missing or self.missing
             return found.run
 
@@ -194,7 +194,7 @@ class Opened:
             InputError: The index stores no texts, or bm25s is not installed.
         """
         words = bm25.WordIndex(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
-        return Source(bm25.NAME, word_system(words, where=choices.filter), _explain_words(words))
+        return Source(bm25.NAME, word_system(words, filter=choices.filter), _explain_words(words))
 
     def second_stage(self, given: str) -> SecondStage:
         """Open an index of a ColBERT model, or a ColBERT model, for re-ranking.

@@ -67,7 +67,10 @@ def test_documents_come_and_go(quiver: Callable[..., Any], index: Path, tmp_path
     compacted = json.loads(quiver("index", "compact", index, "--json").out)
     assert (compacted["documents"], compacted["deleted"], len(compacted["segments"])) == (1, 0, 1)
     assert search(quiver, index) == {"d1"}
-    for arguments, message in ((("delete", index, "d9"), "document 'd9' is not in this index"), (("delete", index), "pass the ids of the documents")):
+    for arguments, message in (
+        (("delete", index, "d9"), "document 'd9' is not in this index"),
+        (("delete", index), "pass the ids of the documents"),
+    ):
         done = quiver("index", *arguments)
         assert done.code == 2
         assert message in done.err
@@ -186,7 +189,7 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     assert search(quiver, index) == {"d1", "d2", "d3", "d4"}
     again = json.loads(quiver("index", "repair", index, "--json").out)
     assert (again["problems"], again["documents"]) == ([], 4)
-    assert "whole, nothing to repair" in quiver("index", "repair", index).out
+    assert "intact, nothing to repair" in quiver("index", "repair", index).out
 
 
 @pytest.mark.parametrize(
@@ -194,9 +197,12 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     [
         (("--memory", "much"), "'much' is not a size; write one as 500MB or 2GB"),
         (("--memory", "8"), "--memory 8 is 8 bytes; building an index needs at least 16 MB"),
-        (("--engine", "fastest"), "index engine 'fastest': none for a dense model; there are"),
-        (("--set", "bits"), "'bits' is not a setting; write each setting once, as name=value"),
-        (("--set", "bits=4"), "an exact index has no settings, got bits"),
+        (("--engine", "ivf-dens"), "unknown index engine 'ivf-dens' (did you mean 'ivf-dense'?); choose one of auto, exact, exact-dense"),
+        (("--engine", "ivf-tokens"), "index engine 'ivf-tokens' does not exist for a dense model"),
+        (("--engine", "ivf-dense:bits"), "'bits' is not a setting; write key=value"),
+        (("--engine", "ivf-dense:bits=8,bits=16"), "the setting 'bits' is given twice"),
+        (("--engine", "ivf-dense:nlst=4"), "ivf-dense has no setting 'nlst' (did you mean 'nlist'?); it has dsub, bits, nlist"),
+        (("--engine", "exact:bits=4"), "exact has no setting 'bits'; it has none"),
     ],
 )
 def test_options_that_cannot_be_used(
@@ -226,7 +232,7 @@ def lists(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> Path:
     """An index of an approximate engine that has not been measured."""
     path = tmp_path / "many.jsonl"
     path.write_text("".join(json.dumps({"_id": f"d{number}", "text": f"bird {number} of the sea"}) + "\n" for number in range(60)))
-    options = ("--engine", "ivf-dense", "--set", "nlist=4", "--no-calibrate")
+    options = ("--engine", "ivf-dense:nlist=4", "--no-calibrate")
     done = quiver("index", "build", path, "--model", model, "--out", tmp_path / "lists", *options)
     assert done.code == 0, done.err
     assert "not measured" in done.out
@@ -239,7 +245,7 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
     assert "recall was not measured; measure it with quiver index calibrate" in done.err
     shown = quiver("index", "calibrate", lists, "-k", 10, "-k", 20, "--count", 20)
     assert shown.code == 0, shown.err
-    for word in ("hits", "recall", "p50 (ms)", "fast", "balanced", "exact", "nprobe=4", "everything"):
+    for word in ("search parameters", "recall", "p50 (ms)", "fast", "balanced", "exact", "nprobe=4", "exhaustive"):
         assert word in shown.out
     (tmp_path / "queries.jsonl").write_text(
         "".join(json.dumps({"_id": f"q{each}", "text": f"the sea {each}"}) + "\n" for each in range(12))
@@ -289,5 +295,5 @@ def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Pat
 
 def test_an_exact_index_says_that_it_is(quiver: Callable[..., Any], index: Path) -> None:
     shown = quiver("index", "info", index).out
-    assert "everything" in shown
+    assert "exhaustive" in shown
     assert "not measured" not in shown

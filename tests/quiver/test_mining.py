@@ -158,7 +158,9 @@ def test_mistakes_of_mine(
 def test_mistakes_of_score(
     arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path
 ) -> None:
-    done = quiver("teacher-scores", *(part.format(pairs=pairs, model=model) for part in arguments), "--teacher", model, "--out", tmp_path / "out")
+    done = quiver(
+        "teacher-scores", *(part.format(pairs=pairs, model=model) for part in arguments), "--teacher", model, "--out", tmp_path / "out"
+    )
     assert done.code == 2
     assert message in done.err
     assert len(done.err.splitlines()) == 1
@@ -166,7 +168,9 @@ def test_mistakes_of_score(
 
 
 def test_a_folder_of_bge_m3s_layout_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
-    done = quiver("teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out")
+    done = quiver(
+        "teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out"
+    )
     assert done.code == 0, done.err
     model = BiEncoder.from_pretrained(bge_m3)
     for row in rows_of(tmp_path / "out"):

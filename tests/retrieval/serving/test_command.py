@@ -54,7 +54,10 @@ def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
             (option, "0", option)
             for option in ("--max-k", "--max-batch", "--max-hits", "--max-queue", "--timeout", "--client-timeout", "--concurrency")
         ],
-        *[(option, "-1", option) for option in ("--max-k", "--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain", "--port")],
+        *[
+            (option, "-1", option)
+            for option in ("--max-k", "--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain", "--port")
+        ],
         *[
             (option, value, option)
             for option in ("--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain")
