@@ -258,7 +258,7 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
     assert list(info["presets"]) == ["exact", "balanced", "fast"]
     assert info["presets"]["balanced"]["nprobe"] == 4
     shown = quiver("index", "info", lists)
-    assert "search for 5 hits, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
+    assert "search for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
     assert "1.000 (1.000-1.000)" in shown.out
     for arguments, message in (
         (("-k", 2), "-k 5 at least"),
@@ -284,8 +284,8 @@ def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Pat
     assert json.loads(quiver("search", index, "wings", "--target-recall", 0.9, "--json").out)[0]["effort"] == {"index": {}}
     for arguments, message in (
         (("--target-recall", 0.9, "--effort", "fast"), "exclude each other"),
-        (("--target-recall", 0), "must be above 0 and at most 1"),
-        (("--target-recall", 95), "must be above 0 and at most 1"),
+        (("--target-recall", 0), "must be > 0 and <= 1"),
+        (("--target-recall", 95), "must be > 0 and <= 1"),
         (("--target-recall", 0.9, "-k", 50), "up to 10 hits, not for 50"),
     ):
         done = quiver("search", lists, "the sea", *arguments)

@@ -280,7 +280,7 @@ def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp
     hits = found(quiver, tmp_path / "bare", QUERY, "--rerank", built.colbert)
     assert all(hit["text"] for hit in hits)  # the other index keeps them
     done = quiver("search", built.dense, "--queries", built.dense / "FORMAT", "--run", tmp_path / "r", "--explain")
-    assert "--explain says why one text finds" in done.err
+    assert "--explain explains the results of one query text" in done.err
 
 
 @pytest.fixture(scope="module")
