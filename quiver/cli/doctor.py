@@ -130,8 +130,7 @@ def _check() -> dict[str, Any]:
 
     from quiver.encoder import EncoderConfig, pack_ids
     from quiver.encoder.cpu import fused
-    from quiver.encoder.init import init_weights
-    from quiver.encoder.model import Encoder
+    from quiver.encoder.model import Encoder, init_weights
 
     config = EncoderConfig.modernbert(
         vocab_size=64, hidden_size=64, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
@@ -150,7 +149,7 @@ def _check() -> dict[str, Any]:
 @cache_app.command("info", epilog="Example: quiver cache info")
 def cache_info(as_json: Annotated[bool, JsonOption] = False) -> None:
     """Show the folder, the size and the size limit (QUIVER_CACHE_LIMIT) of the cache."""
-    from quiver.encoder.data_files import cache_folder
+    from quiver.encoder.files import cache_folder
     from quiver.retrieval.cache import COLLECTIONS, LIMIT, VECTORS, WORDS, cache_entries, cache_limit
 
     limit = cache_limit()

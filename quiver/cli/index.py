@@ -344,7 +344,7 @@ def read_ids(path: Path) -> list[str]:
     Raises:
         InputError: The file cannot be read, or is empty.
     """
-    from quiver.encoder.data_files import read_lines
+    from quiver.encoder.files import read_lines
 
     return [line.strip() for _, line in read_lines(path)]
 

@@ -121,7 +121,7 @@ def enlarge(
     Example: quiver enlarge runs/base/model --to modernbert-large --out large-init
     """
     from quiver.encoder import MaskedLM, Tokenizer, load_encoder, load_masked_lm, save_encoder, save_masked_lm
-    from quiver.encoder.checkpoints.hub import local_folder
+    from quiver.encoder.checkpoints.folder import local_folder
     from quiver.encoder.files import read_json
     from quiver.encoder.pretraining.tiling import enlarge as enlarge_encoder
     from quiver.encoder.pretraining.tiling import enlarge_masked_lm
@@ -205,7 +205,7 @@ def extend_positions(
 
     Example: quiver extend-positions sentence-transformers/all-MiniLM-L6-v2 --factor 2 --out minilm-1024
     """
-    from quiver.encoder.checkpoints.hub import local_folder
+    from quiver.encoder.checkpoints.folder import local_folder
     from quiver.encoder.files import check_target
     from quiver.eval.report.positions import check_format, write_position_plot
     from quiver.retrieval.models.export.longer import lengthen_model

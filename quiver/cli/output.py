@@ -58,7 +58,7 @@ def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
     Raises:
         InputError: Both options were given.
     """
-    from quiver.encoder.data_files import cache_folder
+    from quiver.encoder.files import cache_folder
 
     if no_cache and cache is not None:
         raise InputError("--cache and --no-cache exclude each other; pass only one of them")

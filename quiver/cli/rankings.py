@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 from quiver.cli.index import model_of
 from quiver.cli.output import short_names
-from quiver.encoder.data_files import cache_folder
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import check_target
+from quiver.encoder.files import cache_folder, check_target
 from quiver.retrieval.cluster.index import ShardedIndex
 from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.data.run import ranked

@@ -261,7 +261,7 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
     assert "search for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
     assert "1.000 (1.000-1.000)" in shown.out
     for arguments, message in (
-        (("-k", 2), "-k 5 at least"),
+        (("-k", 2), "-k must be at least 5"),
         (("--model", "somewhere"), "--model encodes the queries of --queries FILE"),
         (("-k", 2, "--queries", tmp_path / "none.jsonl"), "none.jsonl"),
     ):
