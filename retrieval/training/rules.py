@@ -112,7 +112,7 @@ DATA = (
     Rule(
         ("data.format", "data.score_fields"),
         lambda form, scores: form == "beir" and bool(scores),
-        "beir has no teacher scores; mine negatives and score them first (quiver mine, quiver teacher-scores), then train on the result",
+        "beir has no teacher scores; mine negatives and score them first (quiver mine, quiver teacher-scores)",
     ),
     Rule(
         ("data.positives", "data.format"),

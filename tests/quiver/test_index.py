@@ -262,7 +262,7 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
     assert "1.000 (1.000-1.000)" in shown.out
     for arguments, message in (
         (("-k", 2), "-k must be at least 5"),
-        (("--model", "somewhere"), "--model encodes the queries of --queries FILE"),
+        (("--model", "somewhere"), "--model encodes the queries of --queries"),
         (("-k", 2, "--queries", tmp_path / "none.jsonl"), "none.jsonl"),
     ):
         done = quiver("index", "calibrate", lists, *arguments)
