@@ -166,6 +166,7 @@ def qa_evaluate(
 
     Example: quiver qa evaluate --model runs/qa-512/model --data KorQuAD_v1.0_dev.json --official korquad_v1 --out results/qa-512
     """
+    from quiver.encoder.schema import parse
     from quiver.eval.nlu.answering import answer_questions
     from quiver.eval.nlu.qa_model import open_span_qa, warn_of_token_types
     from quiver.eval.nlu.qa_results import RESULTS, answer_texts, score_predictions, write_qa_results
@@ -182,14 +183,20 @@ def qa_evaluate(
     opened, tokenizer = open_span_qa(model, seed=None)
     warn_of_token_types(opened, tokenizer, model)
     positions = opened.encoder.config.max_positions
-    settings = WindowSettings(positions if max_length is None else max_length, overlap, max_question_length, max_answer_length)
+    lengths = {
+        "max_length": positions if max_length is None else max_length,
+        "overlap": overlap,
+        "max_question_length": max_question_length,
+        "max_answer_length": max_answer_length,
+    }
+    settings = parse(WindowSettings, lengths, source="options")
     check_settings(settings, tokenizer, positions=positions)
     bars = show_progress(progress)
     predictions = answer_questions(
         opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=bars
     )
     results = score_predictions(questions, predictions, tokenizer, official.value)
-    made_with = {"model": model, "data": str(data), "split": None if only is None else str(only), "settings": asdict(settings)}
+    made_with = {"model": model, "data": str(data), "split": None if only is None else str(only), "settings": settings.model_dump()}
     write_qa_results(out, results, answer_texts(questions, predictions), made_with=made_with)
     if as_json:
         print_json(asdict(results))

@@ -543,21 +543,23 @@ def teacher_scores(
 
     quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
     """
+    from quiver.encoder.schema import parse
     from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.training.mining.scoring import score_rows
     from quiver.retrieval.training.sections import DataSection
 
-    section = DataSection(
-        train=tuple(data),
-        format=form.value,
-        query_field=query_field or ("query" if form is Format.TEXTS else "query_id"),
-        document_fields=tuple(document_fields or DOCUMENT_FIELDS[form.value]),
-        queries=queries,
-        documents=documents,
-        query_id_field=query_id_field,
-        document_id_field=document_id_field,
-        text_field=text_field,
-    )
+    fields = {
+        "train": tuple(data),
+        "format": form.value,
+        "query_field": query_field or ("query" if form is Format.TEXTS else "query_id"),
+        "document_fields": tuple(document_fields or DOCUMENT_FIELDS[form.value]),
+        "queries": queries,
+        "documents": documents,
+        "query_id_field": query_id_field,
+        "document_id_field": document_id_field,
+        "text_field": text_field,
+    }
+    section = parse(DataSection, fields, source="options")
     encoding = open_executor(executor, workers=workers, address=address)
     record = score_rows(
         section,
