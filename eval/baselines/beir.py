@@ -85,7 +85,7 @@ class IndexRetriever:
 
     Args:
         model: Encodes queries and documents.
-        index: ``exact``, or a FAISS factory string with its settings; see ``quiver.retrieval.index.build.index_vectors``.
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
         cache: Folder that keeps vectors by model and text, as in ``evaluate``; None keeps the vectors for one search.
         progress: Show how far the encoding is.
 
@@ -95,10 +95,10 @@ class IndexRetriever:
     """
 
     def __init__(
-        self, model: DenseModel | TokenModel, *, index: str = "exact", cache: str | Path | None = None, progress: bool = False
+        self, model: DenseModel | TokenModel, *, engine: str = "exact", cache: str | Path | None = None, progress: bool = False
     ) -> None:
         self._model = model
-        self._index = index
+        self._engine = engine
         self._cache = None if cache is None else Path(cache)
         self._progress = progress
 
@@ -120,7 +120,7 @@ class IndexRetriever:
         texts = (_document(key, fields).content() for key, fields in corpus.items())
         asked = [Query(key, text) for key, text in queries.items()]
         with vector_store(self._cache) as store:
-            search = VectorSearch(self._model, store, list(corpus), texts, index=self._index, progress=self._progress)
+            search = VectorSearch(self._model, store, list(corpus), texts, engine=self._engine, progress=self._progress)
             run = search.search(asked, depth(top_k, _POLICY), progress=self._progress)
         return cut(run, top_k, _POLICY)
 

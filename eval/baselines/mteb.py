@@ -39,7 +39,7 @@ class QuiverSearch:
 
     Args:
         model: A model of either kind.
-        index: ``exact``, or a FAISS factory string with its settings; see ``quiver.retrieval.index.build.index_vectors``. Re-ranking
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`. Re-ranking
             scores its candidates exactly whatever this is.
         cache: Folder that keeps vectors by model and text, as in ``evaluate``; None keeps the vectors of one corpus at a time.
         name: What mteb calls the model, ``organisation/model``; by default the hub id, or ``local/`` and the folder's name.
@@ -55,10 +55,10 @@ class QuiverSearch:
     """
 
     def __init__(
-        self, model: DenseModel | TokenModel, *, index: str = "exact", cache: str | Path | None = None, name: str | None = None
+        self, model: DenseModel | TokenModel, *, engine: str = "exact", cache: str | Path | None = None, name: str | None = None
     ) -> None:
         self._model = model
-        self._index = index
+        self._engine = engine
         self._cache = None if cache is None else Path(cache)
         self._name = name or _name(model.card)
         if "/" not in self._name:
@@ -96,7 +96,7 @@ class QuiverSearch:
             use_instructions=bool(card.query_prompt or card.document_prompt),
             training_datasets=None,
             model_type=[_KINDS[card.kind]],
-            experiment_kwargs=None if self._index == "exact" else {"index": self._index},
+            experiment_kwargs=None if self._engine == "exact" else {"engine": self._engine},
         )
 
     def index(
@@ -130,7 +130,7 @@ class QuiverSearch:
             raise InputError(f"{task_metadata.name}: documents without a text, which is all this model reads")
         store = self._stack.enter_context(vector_store(self._cache))
         ids = list(corpus["id"])
-        self._corpus = VectorSearch(self._model, store, ids, _contents(corpus), index=self._index, progress=_progress(encode_kwargs))
+        self._corpus = VectorSearch(self._model, store, ids, _contents(corpus), engine=self._engine, progress=_progress(encode_kwargs))
 
     def search(
         self,

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.eval.ranking import query_vectors
 from quiver.retrieval.data.vectors import VectorStore
-from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
-from quiver.retrieval.index.exact.dense import ExactDenseIndex
-from quiver.retrieval.index.in_memory import index_vectors
-from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.index.exact import token_rows
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Query
 
 
@@ -33,7 +33,7 @@ class VectorSearch:
         store: Where the vectors go.
         ids: P document ids.
         texts: Their texts, titles joined in; read once.
-        index: ``exact``, or a FAISS factory string with its settings; see ``quiver.retrieval.index.in_memory.index_vectors``.
+        engine: Index engine with settings; see `quiver.retrieval.index.engine_table.parse_engine`.
         progress: Show how far the encoding is.
     """
 
@@ -44,13 +44,13 @@ class VectorSearch:
         ids: Sequence[str],
         texts: Iterable[str],
         *,
-        index: str,
+        engine: str,
         progress: bool,
     ) -> None:
         self._model = model
         self._store = store
         self._ids = ids
-        self._kind = index
+        self._engine = engine
         self._documents = store.encode(model, texts, "document", total=len(ids), progress=progress)
         lengths = self._documents.lengths
         self._offsets = None if lengths is None else np.cumsum([0, *lengths], dtype=np.int64)
@@ -87,8 +87,9 @@ class VectorSearch:
         return run
 
     @cached_property
-    def _index(self) -> VectorIndex[Any]:
-        return index_vectors(self._ids, self._documents, self._model.card, kind=self._kind)
+    def _index(self) -> Index:
+        stored = self._documents
+        return index_vectors(self._ids, stored.rows, self._model.card, lengths=stored.lengths, engine=self._engine)
 
     @cached_property
     def _rows(self) -> dict[str, int]:
@@ -105,10 +106,10 @@ class VectorSearch:
         rows = [self._rows[document] for document in dict.fromkeys(documents)]
         return [row for row in rows if self._offsets is None or self._offsets[row] < self._offsets[row + 1]]
 
-    def _exact(self, rows: Sequence[int]) -> VectorIndex[Any]:
-        ids = [self._ids[row] for row in rows]
+    def _exact(self, rows: Sequence[int]) -> Index:
+        """An exact index of some documents."""
+        ids, numbers, card = [self._ids[row] for row in rows], np.array(rows, np.int64), self._model.card
         if self._offsets is None:
-            vectors = self._documents.rows.take(np.array(rows, np.int64))
-            return ExactDenseIndex.from_vectors(ids, vectors)
-        places: list[NDArray[np.int64]] = [np.arange(self._offsets[row], self._offsets[row + 1]) for row in rows]
-        return ExactColBERTIndex.from_packed(ids, self._documents.rows.take(np.concatenate(places)), [len(place) for place in places])
+            return index_vectors(ids, self._documents.rows.take(numbers), card)
+        vectors = self._documents.rows.take(token_rows(self._offsets, numbers))
+        return index_vectors(ids, vectors, card, lengths=self._offsets[numbers + 1] - self._offsets[numbers])

@@ -116,7 +116,10 @@ def evaluate(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for results.json, reports, runs and scores by query.")],
     split: Annotated[str | None, typer.Option(help="Which judgements; by default those of published figures, else test.")] = None,
-    index: Annotated[str, typer.Option(help="exact, or a FAISS factory string with its settings: HNSW32,Flat?efSearch=128.")] = "exact",
+    engine: Annotated[str, EngineOption] = "exact",
+    effort: Annotated[
+        str, typer.Option(help="Search effort: exact, balanced or fast, or search parameters such as nprobe=8,k_factor=2.")
+    ] = "balanced",
     int8: Annotated[bool, Int8Option] = False,
     library: Annotated[Library, typer.Option(help="What runs the model.")] = Library.QUIVER,
     k: Annotated[int, typer.Option("-k", min=1, help="Documents kept a query.")] = 1000,
@@ -142,7 +145,8 @@ def evaluate(
         split=split,
         out=out,
         k=k,
-        index=index,
+        engine=engine,
+        effort=parse_effort(effort),
         baselines=("bm25",) if bm25 else (),
         in_domain=in_domain or (),
         library=library.value,

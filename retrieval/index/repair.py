@@ -29,7 +29,7 @@ from quiver.retrieval.index.documents.salvage import SalvagedDocuments, salvage_
 from quiver.retrieval.index.engine_table import open_codec
 from quiver.retrieval.index.engines import AnyCodec, Bitmap
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.exact import engine as exact
+from quiver.retrieval.index import exact
 from quiver.retrieval.index.mapped import Files, SalvagedFile
 from quiver.retrieval.index.segments import OpenSegment, merge_segments
 from quiver.retrieval.index.store.blocks import BLOCK, CHECKSUMS, block_digest, corrected, count_blocks, read_digests

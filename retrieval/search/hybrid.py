@@ -24,7 +24,7 @@ from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from quiver.retrieval.records import Hits, Query, Run
 from quiver.retrieval.search.bm25 import WordIndex

@@ -11,8 +11,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex
 from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.exact.ranking import check_k
 from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.similarity import comparable
 from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts

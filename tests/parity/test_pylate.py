@@ -86,7 +86,7 @@ def test_token_vectors_and_rankings_are_pylates(base: Path, tmp_path: Path, sett
     our_queries, our_documents = ours.encode_queries(QUERIES), ours.encode_documents(DOCUMENTS)
     for expected, found in [*zip(their_queries, our_queries, strict=True), *zip(their_documents, our_documents, strict=True)]:
         np.testing.assert_allclose(found, np.asarray(expected), atol=1e-5, rtol=0)
-    from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
+    from quiver.retrieval.index.exact import ExactColBERTIndex
 
     full = [place for place, vectors in enumerate(our_documents) if len(vectors)]
     index = ExactColBERTIndex.from_vectors([str(place) for place in full], [our_documents[place] for place in full])

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
+from quiver.retrieval.index.exact import ExactColBERTIndex
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.projection import Projection

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.text_keys import KeyTable, text_keys
 from quiver.retrieval.data.vectors import StoredVectors
-from quiver.retrieval.index.exact.colbert import token_rows
-from quiver.retrieval.index.exact.ranking import in_order
+from quiver.retrieval.index.exact import token_rows
+from quiver.retrieval.index.ranking import in_order
 from quiver.retrieval.protocols import VectorIndex
 from quiver.retrieval.search.bm25.scoring import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
 from quiver.retrieval.training.mining.margins import Ranked

@@ -30,7 +30,7 @@ from quiver.retrieval.index import (
 )
 from quiver.retrieval.index.engine_table import ENGINES, Engine
 from quiver.retrieval.index.engines import AnyCodec, Sample, Setting
-from quiver.retrieval.index.exact.engine import open_tokens, train_tokens
+from quiver.retrieval.index.exact import open_tokens, train_tokens
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts
 

@@ -13,7 +13,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense import faiss_files
-from quiver.retrieval.index.dense.faiss_files import index_bytes, read_index, write_index
+from quiver.retrieval.index.dense.faiss_engine import index_bytes, read_index, write_index
 from quiver.retrieval.index.disk import REAL, RealDisk
 from quiver.retrieval.index.engine_table import ENGINES
 from quiver.retrieval.index.engines import Sample

@@ -15,8 +15,8 @@ from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.engine_table import open_codec, train_codec
 from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.exact.arrays import largest_norm
 from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.ranking import largest_norm
 from quiver.retrieval.records import ModelCard
 
 DIM = 12

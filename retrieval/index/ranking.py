@@ -1,23 +1,121 @@
-"""Exact search as a walk over parts of the documents, of which one is in memory at a time.
+"""Exact rankings from float32 scores: ties are found and broken by document id, wherever the documents are stored.
 
-Every part gives its nearest documents to every query; the nearest of all parts are kept, k and a margin. Those whose float32 scores
-are too close to tell their order are scored again in float64. Where the margin does not show the end of a tie at the cut, a second
-walk looks at everything that may belong above it. The ranking is thus that of exact scores, wherever the borders of the parts are.
+Matrix products round the same inner product differently at different positions of the matrix: with FAISS and 300 queries of width 768,
+copies of one document got different scores for most queries. Scores that are too close to order in float32 are therefore computed again
+in float64 and rounded once. Equal vectors then have equal scores, and a ranking depends neither on how many queries are searched
+together nor on the number of threads.
 
-The peak is one part and Q x (k + margin) candidates, never the documents nor Q x P scores.
+`search_walk` searches the documents block by block, one block in memory at a time. Each block returns its nearest documents for every
+query; the k best of all blocks and a margin are kept. If the margin does not contain the end of a tie at position k, a second pass reads
+every document whose score may reach the k best. Peak memory: one block and Q x (k + margin) candidates.
 
-Shapes: Q queries, P documents, n documents of a part, k hits a query.
+Shapes: Q queries, P documents, n documents of a block, k hits, d width.
+Source of the error bound: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.exact.ranking import candidates, in_order, is_complete
+from quiver.encoder.errors import InputError
+from quiver.retrieval.protocols import Rows
+
+_UNIT_ROUNDOFF = 2.0**-24
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def float32_error(terms: int, magnitude: float) -> float:
+    """Bound on the error of a float32 sum of products, whatever the order of summation.
+
+    Args:
+        terms: Number of roundings on the way to one score.
+        magnitude: Bound on the sum of the products' absolute values, such as the product of two lengths.
+
+    Returns:
+        The bound, with room for rounding the exact score to float32 once more.
+
+    Raises:
+        ValueError: The scores may exceed float32, where infinities and NaN have no order.
+    """
+    if not magnitude < _LARGEST:
+        raise ValueError(f"scores up to {magnitude:.3g} do not fit into float32; the vectors are too long")
+    return (terms + 2) * _UNIT_ROUNDOFF * magnitude
+
+
+def is_complete(scores: NDArray[np.float32], k: int, error: float) -> bool:
+    """Whether documents that were not retrieved, none scoring above the last, cannot belong to the k best.
+
+    Args:
+        scores: Scores of the documents retrieved, best first, more than k.
+        k: Number of hits wanted.
+        error: Bound on the error of a score.
+    """
+    return bool(scores[k - 1] - scores[-1] > 2 * error)
+
+
+def candidates(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, error: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.intp]]:
+    """Those of some rows that may belong to the k best.
+
+    Args:
+        rows: Rows of the index; all that may belong to the k best must be among them.
+        scores: Their scores, with an error of at most ``error``.
+        k: Hits wanted, 1 <= k <= number of rows.
+        error: Bound on the error of a score.
+
+    Returns:
+        Rows and scores, best first, and the places of those whose scores are too close to another to tell the order.
+    """
+    threshold = np.partition(scores, len(scores) - k)[len(scores) - k] - 2 * error
+    kept = np.flatnonzero(scores >= threshold)
+    kept = kept[np.argsort(-scores[kept], kind="stable")]
+    scores = scores[kept]
+    close = scores[:-1] - scores[1:] <= 2 * error
+    doubtful = np.zeros(len(scores), bool)
+    doubtful[:-1] = close
+    doubtful[1:] |= close
+    return rows[kept], scores, np.flatnonzero(doubtful)
+
+
+def in_order(
+    rows: NDArray[np.int64], scores: NDArray[np.float32], k: int, *, ids: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The first k rows by score and then by document id, both descending, with their scores.
+
+    Args:
+        rows: Rows of the index.
+        scores: Their scores: what is equal is a tie.
+        k: Hits wanted; fewer are given where there are fewer rows.
+        ids: Document ids of all rows of the index, or numbers in the order of the ids.
+    """
+    order = np.argsort(-scores, kind="stable")
+    if len(order) > k:  # a tie at the cut is sorted whole, what is below it is not
+        order = order[: np.searchsorted(-scores[order], -scores[order[k - 1]], side="right")]
+    rows, scores = rows[order], scores[order]
+    if (scores[:-1] == scores[1:]).any():
+        named: list[tuple[float, Any, int]] = sorted(zip(scores.tolist(), ids[rows].tolist(), rows.tolist(), strict=True), reverse=True)
+        rows = np.array([row for _, _, row in named], np.int64)
+    return rows[:k], scores[:k]
+
+
+def check_k(k: SupportsIndex) -> int:
+    """The number of hits as an ``int``, whichever integer it was, such as NumPy's: FAISS takes no other.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: k < 1.
+    """
+    hits = operator.index(k)
+    if hits < 1:
+        raise ValueError(f"k must be >= 1, got {k}")
+    return hits
+
 
 MARGIN = 32
 """Documents kept beyond k, so that a tie at the cut is usually seen whole."""
@@ -154,3 +252,51 @@ def nearest_by_scores(part: Part, queries: int, count: int, k: int) -> tuple[NDA
 def _best(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     places = np.argpartition(scores, -k, axis=1)[:, -k:]
     return np.take_along_axis(scores, places, axis=1), places
+
+
+ROWS = 8192
+"""Rows of a matrix that are looked at in one step, so that a check never copies the matrix."""
+
+BLOCK_BYTES = 128 << 20
+"""Vectors that a search holds at a time where they are not in memory."""
+
+
+def first_bad_row(rows: Rows) -> int | None:
+    """Number of the first row that holds a NaN or an infinity, or None."""
+    for start, block in rows.blocks(ROWS):
+        bad = ~np.isfinite(block).all(axis=1)
+        if bad.any():
+            return start + int(bad.argmax())
+    return None
+
+
+def largest_norm(rows: Rows) -> float:
+    """Length of the longest row; not finite where a row is not, or where a length does not fit into float32."""
+    largest = np.float32(0)
+    for _, block in rows.blocks(ROWS):
+        with np.errstate(over="ignore", invalid="ignore"):
+            largest = np.maximum(largest, np.linalg.norm(block, axis=1).max())
+    return float(largest)
+
+
+def block_rows(dim: int) -> int:
+    """Rows of one block of a walk over vectors of width d: 128 MiB of them."""
+    return max(1, BLOCK_BYTES // (4 * dim))
+
+
+def check_new_ids(ids: Sequence[str], count: int) -> None:
+    """Refuse ids that cannot name ``count`` documents.
+
+    Raises:
+        InputError: There are no documents, or an id is there twice.
+        ValueError: The numbers of ids and of documents differ.
+    """
+    if len(ids) != count:
+        raise ValueError(f"{len(ids)} ids for the vectors of {count} documents")
+    if not count:
+        raise InputError("an index needs at least one document, got none")
+    seen: set[str] = set()
+    for key in ids:
+        if key in seen:
+            raise InputError(f"document id '{key}' is there twice; ids must be unique")
+        seen.add(key)
