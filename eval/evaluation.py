@@ -22,7 +22,7 @@ from quiver.encoder.config import Precision
 from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_json
-from quiver.eval.baselines import load_peer
+from quiver.eval.baselines import load_baseline
 from quiver.eval.benchmark import Benchmark, resolve
 from quiver.eval.metrics import MEASURES, Scores, judged_at, score
 from quiver.eval.provenance import DataChecksum, provenance
@@ -46,7 +46,7 @@ from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.run import write_run
 from quiver.retrieval.data.vectors import vector_store
 from quiver.retrieval.index.engine_table import check_engine
-from quiver.retrieval.index.engines import Preset, Setting, check_preset
+from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
@@ -93,7 +93,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     out: str | Path | None = None,
     k: int = 1000,
     engine: str = "exact",
-    effort: Preset | Mapping[str, Setting] = "balanced",
+    effort: str | Mapping[str, Setting] = "balanced",
     baselines: Sequence[str] = ("bm25",),
     in_domain: Sequence[str] = (),
     library: Library = "quiver",
@@ -293,7 +293,7 @@ def _load(model: str | Path | DenseModel | TokenModel, library: Library, precisi
         return model
     if model == "bm25":
         return None
-    return load_model(str(model), precision=precision) if library == "quiver" else load_peer(library, model)
+    return load_model(str(model), precision=precision) if library == "quiver" else load_baseline(library, model)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from quiver.cli.output import (
     show_progress,
     vector_cache,
 )
+from quiver.cli.settings import EngineOption
 from quiver.cli.workers import AddressOption, ExecutorOption, WorkersOption
 from quiver.eval.evaluation import evaluate as run_evaluation
 from quiver.eval.quickstart import QuickstartResult
@@ -31,6 +32,7 @@ from quiver.eval.report.writing import write_report
 from quiver.eval.results import CollectionResult, Results
 from quiver.eval.results_folder import REPORTS
 from quiver.retrieval.cluster import open_executor
+from quiver.retrieval.index.engines import parse_effort
 
 # On a terminal of 80 columns there is no room for "Recall".
 SHORT_LABELS = {key: label.replace("Recall", "R") for key, label in LABELS.items()}

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.index import exact
 from quiver.retrieval.index.dense import codec as dense
 from quiver.retrieval.index.dense import faiss_engine as faiss_dense
 from quiver.retrieval.index.dense import settings as dense_settings
 from quiver.retrieval.index.engines import AnyCodec, Sample, Setting, check_names, did_you_mean, format_settings, parse_settings
-from quiver.retrieval.index import exact
 from quiver.retrieval.index.tokens import codec as tokens
 from quiver.retrieval.index.tokens import settings as tokens_settings
 from quiver.retrieval.records import ModelCard

@@ -258,9 +258,8 @@ def check_preset(effort: str | Mapping[str, Setting]) -> None:
     """
     names = get_args(Preset)
     if isinstance(effort, str) and effort not in names:
-        raise InputError(
-            f"unknown search effort {effort!r}{did_you_mean(effort, names)}; choose {', '.join(names)}, or search parameters such as nprobe=8"
-        )
+        choices = f"{', '.join(names)}, or search parameters such as nprobe=8"
+        raise InputError(f"unknown search effort {effort!r}{did_you_mean(effort, names)}; choose {choices}")
 
 
 def parse_effort(text: str) -> str | dict[str, Setting]:

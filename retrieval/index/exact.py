@@ -14,7 +14,6 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,19 +23,15 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.data.rows import Matrix, MatrixRows, PickedRows
+from quiver.retrieval.data.rows import MatrixRows, PickedRows
 from quiver.retrieval.index.disk import Disk, little_endian, write_array, write_file
 from quiver.retrieval.index.engines import Bitmap, Found, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import CheckedArray, Files, lengths_around, rows_with
-from quiver.retrieval.index.queries import dense_queries, token_queries
+from quiver.retrieval.index.mapped import Files, lengths_around, rows_with
 from quiver.retrieval.index.ranking import (
     ROWS,
     Ranked,
     block_rows,
-    check_k,
-    check_new_ids,
-    first_bad_row,
     float32_error,
     largest_norm,
     nearest_by_scores,
@@ -44,7 +39,7 @@ from quiver.retrieval.index.ranking import (
 )
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.protocols import Rows
-from quiver.retrieval.records import DenseVectors, Hits, ModelCard, TokenVectors
+from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
 
 # Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.
 _DENSE_QUERIES = 4096
@@ -329,9 +324,7 @@ class ExactDenseSegment:
         all_exact: Compute every score in float64. Required where scores of several segments are merged; an index in memory has only one.
     """
 
-    def __init__(
-        self, rows: Rows, largest_norm: float, *, damaged: Callable[[], Bitmap] | None = None, all_exact: bool = True
-    ) -> None:
+    def __init__(self, rows: Rows, largest_norm: float, *, damaged: Callable[[], Bitmap] | None = None, all_exact: bool = True) -> None:
         self._rows = rows
         self._largest_norm = largest_norm
         self._damaged = damaged
@@ -422,9 +415,7 @@ class ExactTokenSegment:
         """See `quiver.retrieval.index.engines.Segment`."""
         del effort
         norm, all_exact = self._largest_norm, self._all_exact
-        found = search_tokens(
-            self._rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact
-        )
+        found = search_tokens(self._rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact)
         return [Found(rows, scores) for rows, scores in found]
 
     def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -154,9 +154,7 @@ def _offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np
     return offsets
 
 
-def _trained(
-    name: str, spec: EngineSpec, rows: Rows, offsets: NDArray[np.int64], card: ModelCard, *, dense: bool, seed: int
-) -> AnyCodec:
+def _trained(name: str, spec: EngineSpec, rows: Rows, offsets: NDArray[np.int64], card: ModelCard, *, dense: bool, seed: int) -> AnyCodec:
     """The codec of an engine, trained on documents chosen at random."""
     chosen_engine = engine(name, card)
     chosen_engine.check(spec.settings, card)

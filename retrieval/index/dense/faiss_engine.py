@@ -21,25 +21,20 @@ Source: https://github.com/facebookresearch/faiss/wiki/The-index-factory; FAISS,
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from quiver.retrieval.index.disk import Disk
-from quiver.retrieval.index.errors import DamagedIndexError
-import logging
-import re
-from collections.abc import Mapping
+
 from quiver.encoder.errors import InputError
-from quiver.retrieval.protocols import Rows
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeAlias
 from quiver.encoder.files import read_json
 from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
@@ -57,10 +52,12 @@ from quiver.retrieval.index.dense.settings import (
 )
 from quiver.retrieval.index.disk import Disk, write_file
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
+from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.lazy import Lazy
 from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.record_files import RecordFiles
 from quiver.retrieval.index.threads import one_thread
+from quiver.retrieval.protocols import Rows
 from quiver.retrieval.records import ModelCard
 
 # FAISS's type stubs know nothing of what its Python layer adds.
@@ -153,9 +150,6 @@ def _limits(size: int) -> Iterator[None]:
 
 
 logger = logging.getLogger(__name__)
-
-# FAISS's type stubs know nothing of what its Python layer adds.
-_faiss: Any = faiss
 
 # Vectors that a coarse quantizer learns from, a centroid: FAISS wants 39 at least and uses 256 at most.
 _TRAINING_A_CENTROID = 64
@@ -266,9 +260,6 @@ def _reason(error: RuntimeError) -> str:
     """What FAISS says, without the place in its source."""
     return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", " ".join(str(error).split()))
 
-
-# FAISS's type stubs know nothing of what its Python layer adds.
-_faiss: Any = faiss
 
 _INDEX = "index.faiss"
 _JSON, _TRAINED = "codec.json", "trained.faiss"

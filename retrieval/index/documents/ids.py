@@ -62,7 +62,7 @@ class IdTable:
     def of(cls, ids: Sequence[str]) -> IdTable:
         """A table in memory of ids that differ from each other."""
         strings = PackedStrings.pack(ids)
-        return cls(strings, *map(CheckedArray, _tables(strings)))
+        return cls(strings, *(CheckedArray(table) for table in _tables(strings)))
 
     @property
     def ranks(self) -> NDArray[np.uint32]:

@@ -279,7 +279,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], tmp_path: Path, minil
         (("--model", "minilm-l6", "--docs", "5", "--preset-collection", "beir"), "give --docs, --preset-collection"),
         (("--model", "minilm-l6", "--docs", "5", "--measure"), "give --sample CORPUS"),
         (("--model", "minilm-l6", "--docs", "5", "--device", "abacus"), "--device must be one of h200"),
-        (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "none for a dense model"),
+        (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "does not exist for a dense model"),
         (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits must be 8 or 16"),
         (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length are for presets"),
         (("--model", "minilm-l6", "--docs", "5", "--rates", tmp_path / "none.json"), "none.json"),

@@ -63,7 +63,7 @@ def test_an_index_of_several_segments_is_searched_as_one(tmp_path: Path, word_su
     assert after.ids == before.ids
     np.testing.assert_array_equal(np.array(after.scores), np.array(before.scores))
     np.testing.assert_allclose(compacted.scores(queries[0], after.ids[0]), after.scores[0])
-    with pytest.raises(InputError, match="has no knob 'nothing'"):
+    with pytest.raises(InputError, match="has no search parameter 'nothing'"):
         index.search(queries, 3, effort={"nothing": 3})
 
 
