@@ -21,11 +21,10 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.data.rows import MatrixRows, PickedRows
 from quiver.retrieval.index.disk import Disk, little_endian, write_array, write_file
-from quiver.retrieval.index.engines import Bitmap, Found, Preset, Sample, Setting, Size
+from quiver.retrieval.index.engines import Bitmap, Found, Preset, Sample, Setting, Size, check_names
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files, lengths_around, rows_with
 from quiver.retrieval.index.ranking import (
@@ -42,7 +41,7 @@ from quiver.retrieval.protocols import Rows
 from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
 
 # Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.
-_DENSE_QUERIES = 4096
+DENSE_QUERIES = 4096
 # Where a smaller part of the rows may be found than this, they are gathered; otherwise all are scored and the others hidden.
 _FEW = 0.25
 
@@ -80,8 +79,8 @@ def search_dense(
     errors = np.array([float32_error(rows.shape[1], float(length) * largest_norm) for length in lengths])
     findable = rows.shape[0] if allowed is None else int(np.count_nonzero(allowed))
     ranked: list[Ranked] = []
-    for start in range(0, len(queries), _DENSE_QUERIES):
-        group = slice(start, start + _DENSE_QUERIES)
+    for start in range(0, len(queries), DENSE_QUERIES):
+        group = slice(start, start + DENSE_QUERIES)
         ranked += search_walk(
             _DenseWalk(rows, queries[group], allowed), k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact
         )
@@ -139,9 +138,9 @@ class _DenseWalk:
 
 
 # Queries of one walk over the documents: their tokens and their candidates are held.
-_TOKEN_QUERIES = 1024
+TOKEN_QUERIES = 1024
 # Tokens gathered at a time to score doubtful documents again in float64.
-_RESCORED_TOKENS = 65_536
+TOKENS_RESCORED = 65_536
 
 
 def search_tokens(
@@ -181,8 +180,8 @@ def search_tokens(
         return [(picked[places], scores) for places, scores in found]
     errors = np.array([_error(query, largest_norm) for query in queries])
     ranked: list[Ranked] = []
-    for start in range(0, len(queries), _TOKEN_QUERIES):
-        group = slice(start, start + _TOKEN_QUERIES)
+    for start in range(0, len(queries), TOKEN_QUERIES):
+        group = slice(start, start + TOKEN_QUERIES)
         ranked += search_walk(
             _TokenWalk(rows, offsets, queries[group], allowed), k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact
         )
@@ -279,11 +278,11 @@ def document_blocks(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int
 
 
 def token_pieces(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
-    """Runs of documents with at most ``_RESCORED_TOKENS`` tokens together, one document at least."""
+    """Runs of documents with at most ``TOKENS_RESCORED`` tokens together, one document at least."""
     ends = np.cumsum(offsets[documents + 1] - offsets[documents])
     begin = held = 0
     while begin < len(documents):
-        end = max(begin + 1, int(np.searchsorted(ends, held + _RESCORED_TOKENS, side="right")))
+        end = max(begin + 1, int(np.searchsorted(ends, held + TOKENS_RESCORED, side="right")))
         yield begin, end
         begin, held = end, int(ends[end - 1])
 
@@ -538,8 +537,7 @@ class ExactCodec(Generic[ExactSegment]):
 
     def effort_from(self, knobs: Mapping[str, Setting]) -> ExactEffort:
         """See `quiver.retrieval.index.engines.Codec`."""
-        if knobs:
-            raise InputError(f"exact search has no knobs, got {', '.join(knobs)}")
+        check_names(f"this {self.name} index", "search parameter", knobs, ())
         return ExactEffort()
 
 
@@ -561,7 +559,7 @@ def train_dense(
 ) -> ExactCodec[ExactDenseSegment]:
     """The exact codec for one vector a document; see `quiver.retrieval.index.engine_table.train_codec`."""
     del sample, documents, vectors, seed
-    _check_settings(settings)
+    check_names(DENSE, "setting", settings, ())
     return ExactCodec(DENSE, card.dim, _open_dense)
 
 
@@ -570,7 +568,7 @@ def train_tokens(
 ) -> ExactCodec[ExactTokenSegment]:
     """The exact codec for one vector a token; see `quiver.retrieval.index.engine_table.train_codec`."""
     del sample, documents, vectors, seed
-    _check_settings(settings)
+    check_names(TOKENS, "setting", settings, ())
     return ExactCodec(TOKENS, card.dim, _open_tokens)
 
 
@@ -590,11 +588,6 @@ def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
         InputError: It is something else.
     """
     return ExactCodec(TOKENS, _width_of(folder / _CODEC), _open_tokens)
-
-
-def _check_settings(settings: Mapping[str, Setting]) -> None:
-    if settings:
-        raise InputError(f"an exact index has no settings, got {', '.join(settings)}")
 
 
 def _open_dense(files: Files, dim: int, rows: int) -> ExactDenseSegment:

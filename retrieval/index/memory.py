@@ -47,7 +47,7 @@ MEMORY = Path("(in memory)")
 # Documents that are encoded in one call, as in a build on disk.
 _CHUNK = 512
 # Vectors outside memory up to this size are read once and searched in memory.
-_READ_BYTES = 256 << 20
+READ_BYTES = 256 << 20
 
 
 def index_vectors(
@@ -81,7 +81,7 @@ def index_vectors(
     name = engine_name(spec.name, card, len(ids))
     if rows.shape[1] != card.dim:
         raise ValueError(f"the vectors have the shape {rows.shape}, but the model's vectors have width {card.dim}")
-    if not isinstance(rows, MatrixRows) and 4 * rows.shape[0] * rows.shape[1] <= _READ_BYTES:
+    if not isinstance(rows, MatrixRows) and 4 * rows.shape[0] * rows.shape[1] <= READ_BYTES:
         rows = MatrixRows(rows.span(0, rows.shape[0]))
     norm = largest_norm(rows)
     if not np.isfinite(norm) and (bad := first_bad_row(rows)) is not None:

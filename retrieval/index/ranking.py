@@ -121,10 +121,10 @@ MARGIN = 32
 """Documents kept beyond k, so that a tie at the cut is usually seen whole."""
 
 # Queries whose candidates are fetched together: enough to share what is read from the disk, few enough to hold.
-_TOGETHER = 32
+QUERIES_RESCORED = 32
 
 # Scores of a part that are held at a time where it is not FAISS that finds the best, queries x documents: 32 MiB.
-_SCORES = 8 << 20
+SCORES_HELD = 8 << 20
 
 Ranked = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Rows and scores of one query, best first."""
@@ -175,8 +175,8 @@ def search_walk(
     cut_off = [query for query in range(len(errors)) if fetched < findable and not is_complete(scores[query], k, errors[query])]
     found = _second_walk(walk, cut_off, k, thresholds=scores[cut_off, k - 1] - 2 * errors[cut_off], ids=ids) if cut_off else {}
     rest = [query for query in range(len(errors)) if query not in found]
-    for start in range(0, len(rest), _TOGETHER):
-        kept = {query: candidates(rows[query], scores[query], k, errors[query]) for query in rest[start : start + _TOGETHER]}
+    for start in range(0, len(rest), QUERIES_RESCORED):
+        kept = {query: candidates(rows[query], scores[query], k, errors[query]) for query in rest[start : start + QUERIES_RESCORED]}
         if all_exact:
             kept = {query: (some, values, np.arange(len(some))) for query, (some, values, _) in kept.items()}
         exact = _rescored(walk, {query: rows[doubtful] for query, (rows, _, doubtful) in kept.items()})
@@ -224,9 +224,9 @@ def _second_walk(walk: Walk, queries: list[int], k: int, *, thresholds: NDArray[
     """Query -> its ranking, by looking at every document whose float32 score reaches the threshold."""
     best = {query: (np.empty(0, np.int64), np.empty(0, np.float32)) for query in queries}
     for start, part in walk.parts():
-        for head in range(0, len(queries), _TOGETHER):
-            group = queries[head : head + _TOGETHER]
-            near = part.scores(group) >= thresholds[head : head + _TOGETHER, None]
+        for head in range(0, len(queries), QUERIES_RESCORED):
+            group = queries[head : head + QUERIES_RESCORED]
+            near = part.scores(group) >= thresholds[head : head + QUERIES_RESCORED, None]
             for query, reached in zip(group, near, strict=True):
                 if (places := np.flatnonzero(reached)).size:
                     rows, scores = best[query]
@@ -244,7 +244,7 @@ def nearest_by_scores(part: Part, queries: int, count: int, k: int) -> tuple[NDA
         count: Number of documents n of the part.
         k: Documents a query.
     """
-    group = max(1, _SCORES // count)
+    group = max(1, SCORES_HELD // count)
     found = [_best(part.scores(range(start, min(start + group, queries))), min(k, count)) for start in range(0, queries, group)]
     return np.concatenate([scores for scores, _ in found]), np.concatenate([places for _, places in found])
 

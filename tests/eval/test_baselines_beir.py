@@ -114,7 +114,7 @@ def test_token_vectors_are_scored_with_maxsim(model: Any) -> None:
 
 def test_ivf_index_that_probes_every_list_agrees_with_exact_search(model: Any) -> None:
     exact = IndexRetriever(model).search(CORPUS, QUERIES, 10)
-    agree(IndexRetriever(model, index="IVF2,Flat?nprobe=2").search(CORPUS, QUERIES, 10), exact)
+    agree(IndexRetriever(model, engine="faiss-dense:factory=IVF2,Flat").search(CORPUS, QUERIES, 10), exact)
 
 
 def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ def test_with_a_cache_no_text_is_encoded_twice(model: Any, make_collection: Make
 
 
 def test_an_index_that_is_not_exact_says_how_far_it_is_from_it(model: Any, make_collection: MakeCollection) -> None:
-    used = evaluate(model, make_collection(), index="Flat", baselines=()).collections[0].index
+    used = evaluate(model, make_collection(), engine="faiss-dense:factory=Flat", baselines=()).collections[0].index
     assert used.kind != "exact"
     assert used.recall == {"overlap@10": 1.0, "overlap@100": 1.0}
     assert used.bytes is not None
@@ -482,7 +482,7 @@ def test_measures_that_look_below_what_was_kept_are_left_out(model: Any, make_co
 
 def test_an_index_that_cannot_be_built_is_refused_before_anything_is_encoded(model: Any, make_collection: MakeCollection) -> None:
     with pytest.raises(InputError, match="NoSuchIndex"):
-        evaluate(model, make_collection(), index="NoSuchIndex")
+        evaluate(model, make_collection(), engine="faiss-dense:factory=NoSuchIndex")
     assert model.encoded == []
 
 
@@ -490,9 +490,9 @@ def test_overlap_is_not_reported_deeper_than_was_kept(model: Any, make_collectio
     documents = {f"d{number:03}": ("", f"word{number % 7} word{number}") for number in range(300)}
     folder = make_collection(documents=documents, queries={"q": "word1 word2"}, qrels={"q": {"d001": 1}})
     for k, overlaps in ((5, {}), (10, {"overlap@10": 1.0}), (50, {"overlap@10": 1.0}), (100, {"overlap@10": 1.0, "overlap@100": 1.0})):
-        used = evaluate(model, folder, k=k, index="Flat", baselines=()).collections[0].index
+        used = evaluate(model, folder, k=k, engine="faiss-dense:factory=Flat", baselines=()).collections[0].index
         assert used.recall == overlaps
-        assert (used.kind, used.parameters["k"]) == ("faiss", k)
+        assert (used.kind, used.parameters["k"]) == ("faiss-dense", k)
 
 
 def test_equals_at_the_cut_are_as_good_as_each_other() -> None:
