@@ -325,12 +325,12 @@ def test_what_is_finished_when_a_run_is_stopped_is_not_done_again(model: Any, ma
     assert not (out / ".unfinished").exists()
 
 
-@pytest.mark.parametrize("change", ["k", "index"])
+@pytest.mark.parametrize("change", ["k", "engine"])
 def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     model: Any, make_collection: MakeCollection, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, out = make_collection(), tmp_path / "out"
-    settings: dict[str, Any] = {"k": 5} if change == "k" else {"index": "Flat"}
+    settings: dict[str, Any] = {"k": 5} if change == "k" else {"engine": "faiss-dense:factory=Flat"}
     _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
     with pytest.raises(InputError, match=r"holds an evaluation that was stopped, of other choices; finish it .*, or say overwrite"):
@@ -517,8 +517,8 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "bm25", "index": "Flat"}, "bm25 has no index"),
-        ({"model": "bm25", "precision": "int8"}, "bm25 has no index, no precision"),
+        ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
+        ({"model": "bm25", "precision": "int8"}, "bm25 has no engine, precision or library"),
         ({"model": "bm25", "library": "pylate"}, "no other library"),
         ({"model": "folder", "library": "pylate", "precision": "int8"}, "int8 is of Quiver's own models"),
         ({"library": "pylate"}, "the model is loaded already"),
