@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from quiver.cli.output import (
     AddressOption,
     CacheOption,
+    EngineOption,
     ExecutorOption,
     Int8Option,
     JsonOption,
@@ -172,12 +173,11 @@ def evaluate(
         str | None,
         typer.Option("--split", help="Split of the relevance judgements. Default: the split of the published results, otherwise test."),
     ] = None,
-    index: Annotated[
+    engine: Annotated[str, EngineOption] = "exact",
+    effort: Annotated[
         str,
-        typer.Option(
-            "--index", help="Index to search with: exact, or a FAISS factory string with settings, such as HNSW32,Flat?efSearch=128."
-        ),
-    ] = "exact",
+        typer.Option("--effort", help="Search effort: exact, balanced or fast, or search parameters such as nprobe=8,k_factor=2."),
+    ] = "balanced",
     int8: Annotated[bool, Int8Option] = False,
     library: Annotated[
         Library, typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate.")
@@ -205,6 +205,7 @@ def evaluate(
     from quiver.eval.report.writing import write_report
     from quiver.eval.results_folder import REPORTS
     from quiver.retrieval.cluster import open_executor
+    from quiver.retrieval.index.engines import parse_effort
 
     results = run_evaluation(
         model,
@@ -212,7 +213,8 @@ def evaluate(
         split=split,
         out=out,
         k=k,
-        index=index,
+        engine=engine,
+        effort=parse_effort(effort),
         baselines=("bm25",) if bm25 else (),
         in_domain=in_domain or (),
         library=library.value,

@@ -167,11 +167,26 @@ def test_vectors_are_kept_unless_told_otherwise(
 
 
 def test_an_approximate_index_says_what_it_costs(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
-    done = quiver("evaluate", "--model", model, "--data", data, "--index", "HNSW8,Flat?efSearch=64", "--out", tmp_path / "out")
+    done = quiver(
+        "evaluate",
+        "--model",
+        model,
+        "--data",
+        data,
+        "--engine",
+        "faiss-dense:factory=HNSW8,Flat",
+        "--effort",
+        "efSearch=64",
+        "--out",
+        tmp_path / "out",
+    )
     assert done.code == 0, done.err
     used = json.loads((tmp_path / "out" / "results.json").read_text())["collections"][0]["index"]
     assert used["recall"]["overlap@10"] == 1.0
-    assert quiver("evaluate", "--model", model, "--data", data, "--index", "IVF9999,Flat", "--out", tmp_path / "no").code == 2
+    assert (
+        quiver("evaluate", "--model", model, "--data", data, "--engine", "faiss-dense:factory=IVF9999,Flat", "--out", tmp_path / "no").code
+        == 2
+    )
 
 
 def test_a_name_that_is_not_here_is_not_fetched_offline(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:

@@ -1,28 +1,32 @@
-"""The engine ``faiss-dense``: any index that FAISS's factory makes finds candidates, a byte a coordinate gives the scores.
+"""The engine ``faiss-dense``: an index made by FAISS's factory finds candidates, int8 or int16 codes give the scores.
 
-    codec.json       width, factory string, bits of a final code
+    codec.json       width, factory string, bits of a code
     centre.f32       of the refine store, (d,)
     spread.f32       of the refine store, (d,)
-    trained.faiss    the index, trained and empty
+    trained.faiss    the FAISS index, trained and empty
 
-A segment is, beside its refine store, one file:
+A segment has, beside its refine store, one file:
 
-    index.faiss      the index of its vectors
+    index.faiss      the FAISS index of its vectors
 
-The index is made from the refine store once that is written, and not from the vectors as they came: segments that are merged then give the
-index that they would have given if they had been written as one, for a graph too, which no bytes of other graphs can be copied into. It
-is made on one thread, since FAISS makes another graph with several in every run.
+The FAISS index is built from the refine store after that is written, not from the incoming vectors: merged segments then get the index
+that they would have got if they had been written as one. This also holds for graphs, which cannot be merged byte by byte. It is built on
+one thread because FAISS builds a different graph in every run with several.
 
-Which rows a filter allows is told to FAISS where the index can be told, and otherwise more are asked for until enough of them are allowed.
+Filters are passed to FAISS where the index supports selectors; otherwise more candidates are requested until enough are allowed.
 
 Shapes: n vectors, P documents, d width.
+Source: https://github.com/facebookresearch/faiss/wiki/The-index-factory; FAISS, arXiv:2401.08281.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,16 +37,6 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.data.rows import MatrixRows
-from quiver.retrieval.index.dense.factory import (
-    add_vectors,
-    lists_of,
-    make_index,
-    parts_of,
-    search_parameters,
-    search_settings,
-    train_index,
-)
-from quiver.retrieval.index.dense.faiss_files import index_bytes, read_index, write_index
 from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
 from quiver.retrieval.index.dense.scalar import ScalarCoding, open_scalar, save_scalar
 from quiver.retrieval.index.dense.segment import DenseSegment, widened
@@ -63,10 +57,211 @@ from quiver.retrieval.index.lazy import Lazy
 from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.record_files import RecordFiles
 from quiver.retrieval.index.threads import one_thread
+from quiver.retrieval.protocols import Rows
 from quiver.retrieval.records import ModelCard
 
 # FAISS's type stubs know nothing of what its Python layer adds.
 _faiss: Any = faiss
+
+_BUFFER = 1 << 20
+# FAISS applies the limit also to tables that it computes while it reads, which may be larger than the file.
+_TABLES = 256 << 20
+# The limits are FAISS's, for the whole process.
+_READING = threading.Lock()
+
+
+def write_index(index: Any, path: Path, disk: Disk) -> None:
+    """Write an index to a new file.
+
+    Raises:
+        OSError: The disk's.
+    """
+    errors: list[OSError] = []
+    with disk.create(path) as file:
+
+        def write(data: bytes) -> int:
+            if not errors:  # FAISS has to be let go on: an exception does not come back out of it
+                try:
+                    file.write(data)
+                except OSError as error:
+                    errors.append(error)
+            return len(data)
+
+        faiss.write_index(index, _faiss.PyCallbackIOWriter(write, _BUFFER))
+        if errors:
+            raise errors[0]
+
+
+def index_bytes(index: Any) -> int:
+    """Size of an index as FAISS writes it."""
+    written = 0
+
+    def count(data: bytes) -> int:
+        nonlocal written
+        written += len(data)
+        return len(data)
+
+    faiss.write_index(index, _faiss.PyCallbackIOWriter(count))
+    return written
+
+
+def read_index(content: NDArray[np.uint8], path: Path) -> Any:
+    """Read an index whose bytes are known to be those that were written.
+
+    Args:
+        content: The file, mapped.
+        path: Where it is, for errors.
+
+    Raises:
+        DamagedIndexError: It is no index, or one of its parts would be larger than the file.
+    """
+    stream = _Stream(content)
+    try:
+        with _limits(max(len(content), _TABLES)):
+            return faiss.read_index(_faiss.PyCallbackIOReader(stream.read, _BUFFER))
+    except RuntimeError as error:
+        raise DamagedIndexError(f"{path}: FAISS cannot read it; quiver index repair") from error
+
+
+class _Stream:
+    """Bytes, from the first to the last."""
+
+    def __init__(self, content: NDArray[np.uint8]) -> None:
+        self._content = content
+        self._place = 0
+
+    def read(self, size: int) -> bytes:
+        part = self._content[self._place : self._place + size]
+        self._place += len(part)
+        return part.tobytes()
+
+
+@contextmanager
+def _limits(size: int) -> Iterator[None]:
+    """No part of what is read is larger than so many bytes; older versions of FAISS cannot be told."""
+    if not hasattr(_faiss, "set_deserialization_vector_byte_limit"):
+        yield
+        return
+    with _READING:
+        former = _faiss.get_deserialization_vector_byte_limit()
+        _faiss.set_deserialization_vector_byte_limit(size + 1)  # what is read has to be smaller than the limit
+        try:
+            yield
+        finally:
+            _faiss.set_deserialization_vector_byte_limit(former)
+
+
+logger = logging.getLogger(__name__)
+
+# Vectors that a coarse quantizer learns from, a centroid: FAISS wants 39 at least and uses 256 at most.
+_TRAINING_A_CENTROID = 64
+# Vectors that anything else learns from, such as product quantizers and rotations: 256 centroids times 256 vectors.
+_TRAINING = 65_536
+
+
+def make_index(factory: str, dim: int) -> Any:
+    """An empty index that ranks by inner product.
+
+    Raises:
+        InputError: FAISS does not know the factory string, or cannot rank by inner product with it.
+    """
+    try:
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise InputError(f"index {factory!r}: FAISS cannot make it for width {dim} ({_reason(error)}); see its index factory") from error
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise InputError(f"index {factory!r}: it cannot rank by inner product; choose another")
+    return index
+
+
+def train_index(index: Any, rows: Rows, factory: str, *, seed: int) -> None:
+    """Train an index on a sample of the vectors, the same in every run; one that learns nothing stays as it is.
+
+    Raises:
+        InputError: FAISS has too few vectors to train it.
+    """
+    if index.is_trained:
+        return
+    size = min(rows.shape[0], max(_TRAINING, _TRAINING_A_CENTROID * lists_of(index)))
+    chosen = np.sort(np.random.default_rng(seed).choice(rows.shape[0], size, replace=False))
+    if any(getattr(part, "do_polysemous_training", False) for part in parts_of(index)):
+        logger.warning("index %r trains polysemous codes, which takes minutes; with 'np' behind PQ it does not", factory)
+    logger.info("index %r: training on %d of %d vectors", factory, size, rows.shape[0])
+    try:
+        index.train(rows.take(chosen))
+    except RuntimeError as error:
+        raise InputError(
+            f"index {factory!r}: FAISS cannot train it on {size} vectors ({_reason(error)}); choose one with fewer lists or codes"
+        ) from error
+
+
+def add_vectors(index: Any, vectors: NDArray[np.float32], factory: str) -> None:
+    """Append vectors, (n, d), to a trained index.
+
+    Raises:
+        InputError: FAISS cannot add vectors to such an index.
+    """
+    try:
+        index.add(np.ascontiguousarray(vectors))
+    except RuntimeError as error:
+        raise InputError(f"index {factory!r}: FAISS cannot add vectors to it ({_reason(error)}); choose another") from error
+
+
+def parts_of(index: Any) -> list[Any]:
+    """An index and the one that it wraps, and so on, from the outside in."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        return [index, *parts_of(index.index)]
+    if isinstance(index, faiss.IndexRefine):
+        return [index, *parts_of(index.base_index)]
+    return [index]
+
+
+def lists_of(index: Any) -> int:
+    """How many inverted lists an index has; 0 for one that has none."""
+    return max((part.nlist for part in parts_of(index) if isinstance(part, faiss.IndexIVF)), default=0)
+
+
+def search_settings(index: Any) -> dict[str, float]:
+    """Every setting of an index's search, with FAISS's own value."""
+    settings: dict[str, float] = {}
+    for part in parts_of(index):
+        if isinstance(part, faiss.IndexIVF):
+            settings["nprobe"] = part.nprobe
+            quantizer = faiss.downcast_index(part.quantizer)
+            if isinstance(quantizer, faiss.IndexHNSW):
+                settings["quantizer_efSearch"] = quantizer.hnsw.efSearch
+        elif isinstance(part, faiss.IndexHNSW):
+            settings["efSearch"] = part.hnsw.efSearch
+    return settings
+
+
+def search_parameters(index: Any, settings: Mapping[str, float], selector: Any = None) -> Any:
+    """The settings as FAISS takes them with a search, for each wrapped index inside those of its wrapper; None where there are none.
+
+    Args:
+        index: The index.
+        settings: A value for each of its ``search_settings``.
+        selector: FAISS's selector of the rows that may be found, which not every index takes; None for all rows.
+    """
+    chosen = {} if selector is None else {"sel": selector}
+    parameters = _faiss.SearchParameters(**chosen) if chosen else None
+    for part in reversed(parts_of(index)):
+        if isinstance(part, faiss.IndexIVF):
+            inner = settings.get("quantizer_efSearch")
+            quantizer = {} if inner is None else {"quantizer_params": _faiss.SearchParametersHNSW(efSearch=inner)}
+            parameters = _faiss.SearchParametersIVF(nprobe=settings["nprobe"], **quantizer, **chosen)
+        elif isinstance(part, faiss.IndexHNSW):
+            parameters = _faiss.SearchParametersHNSW(efSearch=settings["efSearch"], **chosen)
+        elif isinstance(part, faiss.IndexPreTransform) and parameters is not None:
+            parameters = _faiss.SearchParametersPreTransform(index_params=parameters)
+    return parameters
+
+
+def _reason(error: RuntimeError) -> str:
+    """What FAISS says, without the place in its source."""
+    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", " ".join(str(error).split()))
+
 
 _INDEX = "index.faiss"
 _JSON, _TRAINED = "codec.json", "trained.faiss"
@@ -209,7 +404,7 @@ class FaissWriter:
     def close(self) -> Mapping[str, str]:
         """Make the index, and finish the files; file name -> what it holds."""
         written = self._files.close()
-        store = RefineStore(self._codec.scalar, Files(self._folder), self._count)
+        store = RefineStore(self._codec.scalar, Files.written(self._folder, self._disk), self._count)
         write_index(self._codec.index_of(store), self._folder / _INDEX, self._disk)
         return {**written, _INDEX: f"FAISS's index {self._codec.factory} of the vectors"}
 
