@@ -287,7 +287,7 @@ class Trainer:
         # One synchronisation with the device per step.
         *own, grad_norm = torch.stack([*losses, norm.to(losses[0].device)]).tolist()
         counts = [sum(getattr(batch, name) for batch in batches) for name in ("texts", "truncated", "tokens")]
-        total, texts, truncated, tokens, stop = self._processes.sums([sum(own), *counts, self._stop.name is not None])
+        total, texts, truncated, tokens, stop = self._processes.sum([sum(own), *counts, self._stop.name is not None])
         mean = total / self._processes.size
         # Gradients and the mean loss are equal in all processes, so all of them raise, or none.
         if not (math.isfinite(mean) and math.isfinite(grad_norm)):
@@ -353,7 +353,7 @@ class Trainer:
         progress = self.progress
         for callback in self._output.callbacks:
             callback.on_log(progress.step, values)
-        if self._processes.leads:
+        if self._processes.is_main_process:
             epoch = progress.epoch + progress.epoch_batches / self._settings.batches_per_epoch
             self._output.log.append({"step": progress.step, "epoch": epoch, **values, "seconds": progress.seconds})
 
@@ -373,9 +373,9 @@ class Trainer:
 
     def _save(self) -> None:
         progress, checkpoints = self.progress, self._output.checkpoints
-        states = self._processes.gathered(random_state())
+        states = self._processes.gather(random_state())
         progress.seconds = self._earlier + time.perf_counter() - self._start
-        if not self._processes.leads:
+        if not self._processes.is_main_process:
             self._task.save(None, progress, states)
             return
         self._output.log.sync()

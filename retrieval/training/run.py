@@ -20,10 +20,10 @@ import torch
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.encoder.training.lock import alone
+from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog, read_log
 from quiver.encoder.training.machine import keep_freed_memory
-from quiver.encoder.training.processes import Processes, joined
+from quiver.encoder.training.processes import Processes, init_distributed
 from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.encoder.training.stopping import RunStoppedError
 from quiver.encoder.training.trainer import Callback, Progress
@@ -96,7 +96,7 @@ def train(  # noqa: PLR0913  # each is an option of the command, or what a calle
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training)
-    with joined(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
+    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         session = _Session(Run(recipe, out, processes, scorer, progress, callbacks), command, data_folder or out / DATA)
         return session.resume() if resume else session.begin(overwrite=overwrite)
 
@@ -121,7 +121,7 @@ def train_and_save(
         InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
         RunStoppedError: As `train`.
     """
-    with joined(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
+    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         return _Session(Run(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
 
 
@@ -136,7 +136,7 @@ def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
 
 def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
     """The folder of a run, held by the process that leads."""
-    return alone(out) if processes.leads else nullcontext()
+    return exclusive_lock(out) if processes.is_main_process else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -157,43 +157,43 @@ class _Session:
         """From the first update."""
         out, processes = self.run.out, self.run.processes
         room: AbstractContextManager[None] = nullcontext()
-        if processes.leads:
+        if processes.is_main_process:
             refuse_existing(out, overwrite=overwrite)
             room = new_run(out)
         with room:
-            if processes.leads:
+            if processes.is_main_process:
                 self._beginning(None).write(out)
-            processes.wait()
+            processes.barrier()
             rows, model = at_hand if at_hand is not None else (self._rows(), None)
-            if processes.leads:
+            if processes.is_main_process:
                 self._beginning(rows).write(out)
             return self._go_on(rows, model, step=None)
 
     def resume(self) -> dict[str, Any]:
         """From the last checkpoint that is sound, or from the first update if there is none."""
         run, processes = self.run, self.run.processes
-        if processes.leads and is_run(run.out) and (run.out / RECORD).exists():  # killed when it was complete
+        if processes.is_main_process and is_run(run.out) and (run.out / RECORD).exists():  # killed when it was complete
             remove_leftovers(run.out)
         refuse_nothing_to_resume(run.out)
         refuse_other_run(run.out, self._beginning(None))
         rows = self._rows()
         now = self._beginning(rows)
         refuse_other_run(run.out, now)
-        processes.wait()  # all have read what is written now
+        processes.barrier()  # all have read what is written now
         newest = 0
-        if processes.leads:
+        if processes.is_main_process:
             warn_of_changes(run.out, now)
             now.write(run.out)
             newest = run.checkpoints.newest() or 0
             RunLog(run.out / LOG).cut(newest)
-        step = int(processes.told(newest))
-        if processes.leads:
+        step = int(processes.broadcast(newest))
+        if processes.is_main_process:
             logger.info("%s: going on from step %d", run.out, step)
         return self._go_on(rows, None, step=step)
 
     def _rows(self) -> TrainingRows:
         run = self.run
-        recipe, bar = run.recipe, run.progress and run.processes.leads
+        recipe, bar = run.recipe, run.progress and run.processes.is_main_process
         return prepare_rows(recipe.data, self.data, seed=recipe.training.seed, progress=bar)
 
     def _beginning(self, rows: TrainingRows | None) -> Beginning:
@@ -207,9 +207,9 @@ class _Session:
     def _go_on(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         run = self.run
         progress, schedule = fit(run, rows, lambda: model if model is not None else build_model(run.recipe, rows.texts()), step=step)
-        if run.processes.leads:
+        if run.processes.is_main_process:
             self._finish(rows, progress, schedule)
-        run.processes.wait()
+        run.processes.barrier()
         return read_json(run.out / RECORD)
 
     def _finish(self, rows: TrainingRows, progress: Progress, schedule: Schedule) -> None:

@@ -39,7 +39,6 @@ PACKAGES = (
     "pylate",
     "transformers",
     "datasets",
-    "accelerate",
     "schedulefree",
 )
 

@@ -90,7 +90,7 @@ def shard(model: BiEncoder | ColBERT, library: nn.Module, processes: Processes) 
         library: The same weights as the trainer calls them.
         processes: Two or more.
     """
-    whole = _copied(model) if processes.leads else None
+    whole = _copied(model) if processes.is_main_process else None
     mesh = init_device_mesh(model.encoder.device.type, (processes.size,))
     if isinstance(model.encoder, Encoder):
         for block in model.encoder.layers:

@@ -133,9 +133,9 @@ class RetrievalTask:
         processes, score = self._run.processes, 0.0
         with self._state.together() as model:
             self.module.eval()
-            if processes.leads and model is not None and self._run.score is not None:
+            if processes.is_main_process and model is not None and self._run.score is not None:
                 score = self._run.score(model)
-        return {SCORE: processes.told(score)}
+        return {SCORE: processes.broadcast(score)}
 
     def save_due(self, progress: Progress) -> bool:
         """Whether the recipe asks for a checkpoint after this step."""
@@ -183,7 +183,7 @@ def fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step:
     schedule = Schedule.of(recipe, order.per_epoch)
     model = _model(run, first_model, step=step or 0)
     student = build_student(recipe, model)
-    if processes.leads and not any(learning_rate_share(training, update, schedule.steps) for update in range(schedule.steps)):
+    if processes.is_main_process and not any(learning_rate_share(training, update, schedule.steps) for update in range(schedule.steps)):
         logger.warning(
             "nothing is trained: the warm-up begins with a learning rate of 0, and the run has one update; "
             "set training.warmup_ratio to 0, or raise training.max_steps"
@@ -209,9 +209,11 @@ def fit(run: Run, rows: TrainingRows, first_model: Callable[[], Model], *, step:
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
         bar = training_bar(
-            progress.step, schedule.steps, enabled=run.progress and processes.leads, forms={**FORMS, SCORE: "nDCG@10 {:.4f}"}
+            progress.step, schedule.steps, enabled=run.progress and processes.is_main_process, forms={**FORMS, SCORE: "nDCG@10 {:.4f}"}
         )
-        board = tensorboard(run.out / TENSORBOARD, step=progress.step + 1, enabled=processes.leads, names={SCORE: "development/ndcg_at_10"})
+        board = tensorboard(
+            run.out / TENSORBOARD, step=progress.step + 1, enabled=processes.is_main_process, names={SCORE: "development/ndcg_at_10"}
+        )
         callbacks = [BarCallback(stack.enter_context(bar)), stack.enter_context(board), *run.callbacks]
         output = RunOutput(run.out, run.checkpoints, RunLog(run.out / LOG), callbacks)
         task = RetrievalTask(run, schedule, student, state, loader)
@@ -227,7 +229,7 @@ def batch_order(recipe: Recipe, rows: TrainingRows, processes: Processes) -> Bat
     """
     training = recipe.training
     size = training.batch_size * processes.size
-    return BatchOrder(rows, size=size, seed=training.seed, no_duplicates=training.no_duplicates, warn=processes.leads)
+    return BatchOrder(rows, size=size, seed=training.seed, no_duplicates=training.no_duplicates, warn=processes.is_main_process)
 
 
 def _train_state(run: Run, schedule: Schedule, student: Student) -> TrainState:
@@ -246,7 +248,7 @@ def _model(run: Run, first_model: Callable[[], Model], *, step: int) -> Model:
     if lora is None:
         return open_snapshot_model(run.checkpoints.path(step)) if step else first_model()
     model = open_snapshot_model(start) if step else first_model()
-    if not step and run.processes.leads:
+    if not step and run.processes.is_main_process:
         # The starting model may have changed or be gone when the run is resumed, and the frozen weights must stay these.
         shutil.rmtree(start, ignore_errors=True)
         model.save(start)
