@@ -279,7 +279,7 @@ class Trainer:
             loss = task.loss(inputs[-1]) / settings.accumulation
             # Divided twice, as transformers 5 with accelerate 1 does for losses of sentence-transformers: gradients, and with them the norm
             # that is logged and clipped, are the mean divided by `accumulation`. AdamW does not depend on their scale.
-            (loss / settings.accumulation).backward()
+            (loss / settings.accumulation).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             losses.append(loss.detach())
         weights = [weight for weight in task.module.parameters() if weight.requires_grad]
         average_gradients(weights, self._processes)
