@@ -12,7 +12,7 @@ the adapter's files as PEFT reads them (huggingface/peft, LoraConfig).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
-from quiver.encoder.cpu.linear import Linear, Product, Rows, in_parts, multiply, ready_products
+from quiver.encoder.cpu.linear import Linear, Rows, multiply, split_matrix
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
@@ -70,10 +70,6 @@ class LoRALinear(nn.Module):
             total = torch.addmm(self.weight.to(wide), self.lora_b.to(wide), self.lora_a.to(wide), alpha=self.scale)
         return total.to(self.weight.dtype)
 
-    def products(self, x: Tensor) -> Sequence[Product]:
-        """The merged matrix's parts as products; see `quiver.encoder.cpu.linear.Linear.products`."""
-        return ready_products(x, self.merged(), self.bias, self.parts)
-
     readable = True
     levels = 0
 
@@ -84,10 +80,12 @@ class LoRALinear(nn.Module):
 
     def rows(self) -> list[Rows]:
         """The merged matrix's parts; see `quiver.encoder.cpu.linear.Linear.rows`."""
-        return in_parts(self.merged(), self.bias, self.parts)
+        return split_matrix(Rows(self.merged(), None if self.bias is None else self.bias.detach()), self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
+        if not (self.training or torch.is_grad_enabled()):
+            return multiply(x, self.merged(), self.bias)  # the states of an encoder after `merge_lora`, to the bit
         low = F.linear(drop(x, self.dropout, training=self.training), self.lora_a.to(x.dtype))  # (N, r)
         return torch.addmm(multiply(x, self.weight, self.bias), low, self.lora_b.to(x.dtype).t(), alpha=self.scale)
 
@@ -118,7 +116,7 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
     """
     if not isinstance(encoder, Encoder):
         raise InputError(f"{encoder.config.model_type} runs in transformers, and only native encoders are trained")
-    if encoder.frozen:
+    if encoder.prepacked:
         raise ValueError("a frozen encoder has no gradients; to train, load the checkpoint with load_encoder")
     if lora_matrices(encoder):
         raise ValueError("this encoder has low-rank updates already; merge_lora first")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.cpu.availability import serves_rows
+from quiver.encoder.cpu.support import row_kernels_run
 from quiver.encoder.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 ROTARY_CHUNK = 1024
 
 
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Turn queries and keys to their positions, with gradients.
 
     The arithmetic is float32 whatever the input: at position 8,191 a bfloat16 angle is off by whole turns.
@@ -264,6 +264,7 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
         qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: they may be turned where they lie.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
+        batch_invariant: See `quiver.encoder.PackedBatch`.
 
     Returns:
         Queries, keys and values, (N, H, K) each, in the input's dtype.
@@ -273,7 +274,7 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tenso
 
         return triton_kernels.rotate(qkv, cos, sin)
     if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
-        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin, batch_invariant)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return turned
     return rotate_reference(qkv, cos, sin)
 
@@ -297,19 +298,19 @@ class _RotateInPlace(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, batch_invariant: bool) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         q, k, v = qkv.unbind(1)
-        return rotate_(q, cos, sin), rotate_(k, cos, sin), v
+        return rotate_(q, cos, sin, batch_invariant=batch_invariant), rotate_(k, cos, sin, batch_invariant=batch_invariant), v
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         gradient = join_qkv(grad_q, grad_k, grad_v)
         for turned in gradient.unbind(1)[:2]:
             rotate_(turned, cos, -sin)
-        return gradient, None, None
+        return gradient, None, None, None
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> Tensor:
@@ -325,10 +326,10 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = 
         ``heads``.
     """
     half = cos.shape[-1]
-    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
-        from quiver.encoder.cpu import token_rows
+    if cos.dtype == torch.float32 and row_kernels_run(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
+        from quiver.encoder.cpu import row_kernels
 
-        token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())
+        row_kernels.rotate_(heads, cos.contiguous(), sin.contiguous())
         return heads
     for start in range(0, len(heads), ROTARY_CHUNK):
         chunk = heads[start : start + ROTARY_CHUNK]

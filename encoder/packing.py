@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -322,6 +322,7 @@ class PaddedBatch:
     ids: Tensor
     positions: Tensor
     attended: Tensor
+    batch_invariant: ClassVar[bool] = False
 
     @classmethod
     def of(cls, ids: Tensor, mask: Tensor) -> PaddedBatch:

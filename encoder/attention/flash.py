@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from quiver.encoder.packing import PackedBatch
 
@@ -81,12 +80,6 @@ def installed() -> frozenset[str]:
     names = {name for name in PACKAGES if package_function(name) is not None}
     if torch.version.hip is None and torch.backends.cuda.is_flash_attention_available():
         names.add("aten_flash")
-        # From 2.14 on varlen_attn may take cuDNN's kernel, several times slower on packed batches (pytorch issue 187770);
-        # there the operator below it is called, which is the flash kernel by definition.
-        if torch.__version__ >= "2.11" and torch.__version__ < "2.14":  # compared as versions, not as text
-            names.add("varlen")
-    if torch.__version__ >= "2.7":  # sdpa_kernel takes an order of preference
-        names.add("dense")
     return frozenset(names)
 
 
@@ -119,17 +112,6 @@ def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
 def _sides(window: int | None) -> tuple[int, int]:
     """A window as flash attention counts it: distances to the left and to the right, -1 without end."""
     return (-1, -1) if window is None else (window // 2, window // 2)
-
-
-def attend_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """torch.nn.attention.varlen, torch's public way to the flash kernel; see `quiver.encoder.attention.attend`."""
-    del slopes, dropout  # `choose_backend` sees to it that there are none
-    from torch.nn.attention.varlen import varlen_attn
-
-    attention: Callable[..., Any] = varlen_attn  # its signature differs between torch's releases; `installed` knows them
-    keys = readable(k, v, batch)
-    borders = (batch.cu_seqlens, keys.cu_seqlens, batch.max_seqlen, keys.max_seqlen)
-    return _first(attention(q, keys.k, keys.v, *borders, window_size=_sides(window)))
 
 
 def attend_aten_flash(
@@ -218,21 +200,3 @@ def attend_flash_attn_4(
 def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """The output alone: some releases give the logarithms of the sums beside it."""
     return output[0] if isinstance(output, tuple) else output
-
-
-def attend_dense(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Equally long sequences as one dense, mask-free call, cuDNN's kernel first; see `quiver.encoder.attention.attend`.
-
-    Never chosen by itself. Reports differ between twice as fast as FlashAttention 2 (long texts, Hopper) and several
-    times slower; cuDNN plans anew for every (B, S); and a choice by stopwatch would wait for the device in a forward
-    pass and give other last bits from run to run. Where it is measured to be faster, QUIVER_ATTENTION=dense takes it.
-    """
-    del window, slopes
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    shape = (len(batch), batch.max_seqlen, *q.shape[1:])
-    query, key, value = (x.view(shape).transpose(1, 2) for x in (q, k, v))  # (B, H, S, K), nothing copied
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    with sdpa_kernel(order, set_priority=True):
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-    return mixed.transpose(1, 2).flatten(0, 1)  # (N, H, K)

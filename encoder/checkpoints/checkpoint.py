@@ -3,7 +3,7 @@
 Reading is strict: every tensor of the encoder must be there with its shape, and every tensor of the file must be either
 the encoder's or one of a head's, which are named in the log. Writing gives what the family's own code writes.
 
-The families' names are in `quiver.encoder.checkpoints.key_maps`.
+The families' names are in `quiver.encoder.checkpoints.families`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
+from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.folder import local_folder, read_weights
-from quiver.encoder.checkpoints.key_maps import KEY_MAPS
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
@@ -48,7 +48,7 @@ def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
         InputError: The family's checkpoints have no such tensor.
     """
     config = encoder.config
-    family = KEY_MAPS[config.family]
+    family = FORMATS[config.family].tensors
     keys = {}
     for ours in encoder.state_dict():
         module, _, parameter = ours.rpartition(".")
@@ -97,7 +97,7 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
     Raises:
         InputError: A tensor is missing, has another shape, or belongs to nothing we know.
     """
-    family = KEY_MAPS[encoder.config.family]
+    family = FORMATS[encoder.config.family].tensors
     stripped = {family.current_name(key): tensor for key, tensor in state.items()}
     if len(stripped) < len(state):
         raise InputError(f"{where}: two tensors have the same name once their prefixes are taken away")
@@ -147,9 +147,9 @@ def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
     Raises:
         InputError: The family's checkpoints have no place for a tensor, or the weights are quantised.
     """
-    if encoder.frozen == "int8":
+    if encoder.prepacked == "int8":
         raise InputError("this encoder is quantised to int8, for inference alone; save the one it was made from")
-    start = KEY_MAPS[encoder.config.family].prefix if prefix else ""
+    start = FORMATS[encoder.config.family].tensors.prefix if prefix else ""
     wanted = their_keys(encoder)
     state = {}
     for name, tensor in encoder.state_dict().items():

@@ -15,9 +15,8 @@ from quiver.encoder import EncoderConfig, pack_ids
 from quiver.encoder.attention import AttentionCall, choose_backend
 from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
 from quiver.encoder.attention.flash import installed
-from quiver.encoder.cpu import fused
-from quiver.encoder.cpu.availability import available
-from quiver.encoder.cpu.processor import has_amx
+from quiver.encoder.cpu.fast_blocks import inference_is_supported
+from quiver.encoder.cpu.support import has_amx, kernels_available
 from quiver.encoder.layers import Block
 from quiver.encoder.model import Encoder, init_weights
 from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, default_device
@@ -101,7 +100,7 @@ def _commands() -> dict[str, Any]:
 def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> AttentionCall:
     """Attention of a ModernBERT's local layer, as a kind of call."""
     if device == "cpu":
-        return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if available() else ()))
+        return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if kernels_available() else ()))
     capability = torch.cuda.get_device_capability()
     return AttentionCall("cuda", dtype, capability=capability, gradients=gradients, local=True, installed=installed())
 
@@ -115,7 +114,7 @@ def _check() -> dict[str, Any]:
     batch = replace(pack_ids([[1, 2, 3], list(range(64)) * 5]), batch_invariant=True)  # as documents are encoded
     states = []
     with torch.inference_mode():
-        fuses = fused.is_supported(cast("list[Block]", list(encoder.layers)), batch, encoder.embeddings(batch, torch.float32), None)
+        fuses = inference_is_supported(cast("list[Block]", list(encoder.layers)), batch, encoder.embeddings(batch, torch.float32), None)
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             states.append(encoder.to(device)(batch).cpu())
     finite = all(bool(state.isfinite().all()) for state in states)
