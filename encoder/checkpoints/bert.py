@@ -1,9 +1,10 @@
-"""config.json of BERT (MiniLM too), RoBERTa (XLM-R and CamemBERT too) and MosaicBERT.
+"""BERT (and MiniLM), RoBERTa (and XLM-R, CamemBERT) and MosaicBERT: config.json, tensor names and heads.
 
-MosaicBERT's file says ``model_type: bert`` like BERT's; it is known by ``alibi_starting_size`` or by the code it points at.
+MosaicBERT's config.json says ``model_type: bert`` like BERT's; it is recognised by ``alibi_starting_size`` or by the code that it points
+to.
 
-Source: the published config.json files; ``BertConfig`` and ``RobertaConfig`` of transformers 5.3; ``configuration_bert.py``
-and ``bert_layers.py`` of mosaicml/examples, benchmarks/bert.
+Source: the published config.json files; ``BertConfig`` and ``RobertaConfig`` of transformers 5.3 and the state dicts of their classes;
+``configuration_bert.py`` and ``bert_layers.py`` of mosaicml/examples, benchmarks/bert.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ MOSAIC_CODE = "mosaicml/mosaic-bert-base--bert_layers."
 
 
 def read_bert(keys: ConfigReader) -> EncoderConfig:
-    """BERT, or MosaicBERT where the file is one."""
+    """Read a BERT, or a MosaicBERT if the file is one."""
     return _read_mosaicbert(keys) if _is_mosaicbert(keys) else _read_post_norm(keys, "bert", offset=0)
 
 
 def read_roberta(keys: ConfigReader) -> EncoderConfig:
-    """RoBERTa: positions are counted from the padding id + 1, so that the embedding has that many unused rows first."""
+    """Read a RoBERTa: positions start at the padding id + 1, so the embedding begins with that many unused rows."""
     return _read_post_norm(keys, "roberta", offset=keys.integer("pad_token_id", 1) + 1)
 
 
@@ -68,7 +69,7 @@ def _is_mosaicbert(keys: ConfigReader) -> bool:
 def _read_mosaicbert(keys: ConfigReader) -> EncoderConfig:
     keys.require("position_embedding_type", "absolute", "alibi")  # published files say absolute, and the code ignores it
     keys.require("is_decoder", False)
-    keys.require("hidden_act", "gelu")  # the gate is GELU whatever the file says: a file that says otherwise is not understood
+    keys.require("hidden_act", "gelu")  # the gate is always GELU, so a file that says otherwise is refused
     dropout = keys.number("hidden_dropout_prob", 0.1)
     return EncoderConfig(
         family="mosaicbert",
@@ -97,7 +98,7 @@ def _read_mosaicbert(keys: ConfigReader) -> EncoderConfig:
 
 
 def write_bert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    """BERT's keys; they have not changed between transformers 4 and 5."""
+    """Write BERT's keys; they are the same in transformers 4 and 5."""
     del style
     return {
         "architectures": ["BertModel"],
@@ -109,7 +110,7 @@ def write_bert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
 
 
 def write_roberta(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    """RoBERTa's keys, which XLM-R and CamemBERT share."""
+    """Write RoBERTa's keys, which XLM-R and CamemBERT share."""
     return {
         **write_bert(config, style),
         "architectures": ["RobertaModel"],
@@ -119,7 +120,7 @@ def write_roberta(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
 
 
 def write_mosaicbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    """MosaicBERT's keys, pointing at its code: transformers would take the file for a BERT and drop its weights."""
+    """Write MosaicBERT's keys, with a pointer to its code: otherwise transformers would read a BERT and drop its weights."""
     return {
         **write_bert(config, style),
         "architectures": ["BertForMaskedLM"],
@@ -168,7 +169,7 @@ BERT_NAMES = {
     "layers.{}.mlp.down": ("encoder.layer.{}.output.dense",),
     "layers.{}.mlp_norm": ("encoder.layer.{}.output.LayerNorm",),
 }
-# The names of BERT's TensorFlow release; transformers 5 writes them again when it saves such a model.
+# Names of BERT's TensorFlow release; transformers 5 writes them again when it saves such a model.
 TENSORFLOW_NAMES = ((re.compile(r"LayerNorm\.gamma$"), "LayerNorm.weight"), (re.compile(r"LayerNorm\.beta$"), "LayerNorm.bias"))
 BERT_HEADS = re.compile(r"(cls|pooler|classifier|qa_outputs)\.")
 BERT_BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)$")

@@ -1,6 +1,6 @@
-"""From a config.json to an architecture and back: which module reads and writes which family.
+"""All families: which module reads and writes which config.json.
 
-A writer never loses anything: what it has written is read again, and where the two architectures differ the field is named.
+Writing loses nothing: the written config.json is read again, and if the architectures differ the error names the field.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ FORMATS: dict[Family, CheckpointFormat] = {
 
 
 def families_with_head(task: Task) -> list[Family]:
-    """Families whose checkpoints can hold a head of this task."""
+    """Return the families whose checkpoints can hold a head of this task."""
     return [family for family, checkpoint_format in FORMATS.items() if task in checkpoint_format.heads]
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
-    """Read a parsed config.json.
+    """Convert a parsed config.json to an `EncoderConfig`.
 
     Raises:
-        InputError: The architecture or a setting is not one of ours; the message names the key.
+        InputError: The architecture or a setting is not supported; the message names the key.
     """
     family = hf.get("model_type")
     if not isinstance(family, str) or family not in READERS:
@@ -57,7 +57,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
 
 
 def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[str, Any]:
-    """An architecture as its family's config.json.
+    """Convert an `EncoderConfig` to its family's config.json.
 
     Args:
         config: The architecture.
@@ -81,7 +81,7 @@ def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[st
 
 
 def _with_effect(config: EncoderConfig) -> dict[str, Any]:
-    """The fields of an architecture without those that its other fields make meaningless."""
+    """Return the fields of an architecture that have an effect, given its other fields."""
     values = asdict(config)
     for kind in {"global", "local"} - (set(config.layer_types) if config.positions == "rope" else set()):
         del values[f"{kind}_theta"], values[f"{kind}_scaling"]
