@@ -21,7 +21,7 @@ from quiver.eval.metrics import score
 from quiver.eval.ranking import ModelRanker
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import vector_store
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.training.sections import DevelopmentSection

@@ -43,14 +43,14 @@ from quiver.eval.significance import bootstrap_interval
 from quiver.eval.worst import Explain, worst_queries
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.embedding_store import vector_store
 from quiver.retrieval.data.run import write_run
-from quiver.retrieval.data.vectors import vector_store
 from quiver.retrieval.index.in_memory import check_kind
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Run
-from quiver.retrieval.search.token_matches import token_matches
+from quiver.retrieval.search.explain import token_matches
 
 logger = logging.getLogger(__name__)
 

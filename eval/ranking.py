@@ -18,7 +18,7 @@ from quiver.eval.benchmark import Policy, cut, depth
 from quiver.eval.bm25 import bm25_run
 from quiver.eval.results import IndexUsed, Truncated
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.data.vectors import StoredVectors, VectorStore
+from quiver.retrieval.data.embedding_store import StoredVectors, VectorStore
 from quiver.retrieval.index.in_memory import index_vectors
 from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from quiver.retrieval.records import Hits, ModelCard

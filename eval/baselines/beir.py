@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quiver.eval.baselines.vector_search import VectorSearch
 from quiver.eval.benchmark import Policy, cut, depth
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import vector_store
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseVectors, Document, Query
 

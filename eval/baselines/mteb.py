@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.encoder.errors import InputError
 from quiver.eval.baselines.vector_search import VectorSearch
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import vector_store
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.protocols import DenseModel, TokenModel

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.eval.ranking import query_vectors
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import VectorStore
 from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
 from quiver.retrieval.index.exact.dense import ExactDenseIndex
 from quiver.retrieval.index.in_memory import index_vectors

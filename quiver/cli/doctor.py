@@ -21,7 +21,7 @@ from quiver.encoder.cpu.processor import has_amx
 from quiver.encoder.init import init_weights
 from quiver.encoder.layers import Block
 from quiver.encoder.model import Encoder
-from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, default_device
+from quiver.retrieval.models.loading import INFERENCE_DTYPE, default_device
 from quiver.retrieval.versions import installed_version
 
 PACKAGES = {

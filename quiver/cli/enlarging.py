@@ -27,7 +27,7 @@ from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.files import read_json
 from quiver.encoder.pretraining.tiling import enlarge as enlarge_encoder
 from quiver.encoder.pretraining.tiling import enlarge_masked_lm
-from quiver.retrieval.models.export.target import check_target, replacing_folder
+from quiver.retrieval.models.export.export import check_target, replacing_folder
 
 TO_HELP = f"A config.json, or whose width, heads, MLP and layers to take: {', '.join(PRESETS)}."
 

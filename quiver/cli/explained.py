@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.cli.sources import Explained
-from quiver.retrieval.search.bm25 import WordScore
-from quiver.retrieval.search.explain import Explanation
-from quiver.retrieval.search.token_matches import TokenMatch
+from quiver.retrieval.search.bm25_index import WordScore
+from quiver.retrieval.search.explain import Explanation, TokenMatch
 
 # From which similarity on which style; the lowest has no limit.
 _SHADES = ((0.8, "bold green"), (0.6, "green"), (0.4, "yellow"), (-1.0, "dim"))

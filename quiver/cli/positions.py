@@ -12,7 +12,7 @@ from quiver.cli.output import JsonOption, OverwriteOption, print_json, say
 from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.files import check_target
 from quiver.eval.report.positions import check_format, write_position_plot
-from quiver.retrieval.models.export.longer import lengthen_model
+from quiver.retrieval.models.export.export import lengthen_model
 
 
 def extend_positions(

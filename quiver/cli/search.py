@@ -27,7 +27,7 @@ from quiver.retrieval.index.errors import LostTextError
 from quiver.retrieval.records import Query, Run
 from quiver.retrieval.search import bm25
 from quiver.retrieval.search.hybrid import Fusion, check_fusible, search_fused
-from quiver.retrieval.search.reranking import rerank as rerank_run
+from quiver.retrieval.search.hybrid import rerank as rerank_run
 
 # Characters of a found document that are shown.
 EXCERPT = 160

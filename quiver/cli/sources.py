@@ -18,13 +18,12 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Metadata, Missing, Query, Run
-from quiver.retrieval.search import bm25
+from quiver.retrieval.search import bm25, bm25_index
 from quiver.retrieval.search.explain import Explanation, explain, explain_texts
-from quiver.retrieval.search.hybrid import System, word_system
-from quiver.retrieval.search.reranking import IndexScorer, Scorer, TextScorer
+from quiver.retrieval.search.hybrid import IndexScorer, Scorer, System, TextScorer, word_system
 from quiver.retrieval.search.search import search
 
-Explained: TypeAlias = Explanation | Sequence[bm25.WordScore]
+Explained: TypeAlias = Explanation | Sequence[bm25_index.WordScore]
 """Why a source gives a document its score."""
 
 Explain: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Explained]]
@@ -179,7 +178,7 @@ class Opened:
         Raises:
             InputError: It was built without texts, or bm25s is not installed.
         """
-        words = bm25.WordIndex(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
+        words = bm25_index.WordIndex(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
         return Source(bm25.NAME, word_system(words, where=choices.where), _explain_words(words))
 
     def second_stage(self, given: str) -> SecondStage:
@@ -235,7 +234,7 @@ def _explain_index(index: Index, model: BiEncoder | ColBERT) -> Explain:
     return explained
 
 
-def _explain_words(words: bm25.WordIndex) -> Explain:
+def _explain_words(words: bm25_index.WordIndex) -> Explain:
     def explained(query: str, documents: Sequence[str]) -> dict[str, Explained]:
         places = words.index.locate(documents)
         there = [document for document, place in zip(documents, places, strict=True) if place is not None]

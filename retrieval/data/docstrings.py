@@ -1,43 +1,170 @@
-"""Docstring -> function pairs mined from Python source: a code search collection that needs no download.
+"""Mine docstring -> function pairs from Python source: a code search collection that needs no download.
 
-The rules are CodeSearchNet's, as its Python parser applies them; where the paper leaves a rule open, the choice is stated
-at the constant or function that makes it. Source is read, never imported. Nothing here knows of models or indexes.
+The rules are those of CodeSearchNet's Python parser; where the paper leaves a rule open, the constant or function that implements it says
+what was chosen. Source files are parsed, never imported.
 
-- Functions and methods with a docstring, at module or class level. A function inside a function is part of its
-  parent's text and would only be a near-duplicate of it.
-- The query is the docstring's first paragraph; the document is the source, decorators and comments included, without
-  the docstring.
-- Out go names with ``test`` in them, dunder methods, bodies that only pass or raise, short bodies, queries that are not
-  English text, repeated code, repeated queries, and near-duplicates.
+- Functions and methods with a docstring, at module or class level. Nested functions are part of their parent's text.
+- The query is the docstring's first paragraph. The document is the source without the docstring, with decorators and comments.
+- Excluded are names containing ``test``, dunder methods, bodies that only pass or raise, short bodies, queries that are not English text,
+  repeated code, repeated queries, and near-duplicates.
 
-The standard library differs from interpreter to interpreter, and the pairs with it: compare figures only where the
-version of Python is the same.
+The standard library differs between Python versions, and so do the pairs: compare scores only within one version.
 
 Source: CodeSearchNet, arXiv:1909.09436, section 2; its parser, github.com/github/CodeSearchNet at e792e1c,
-function_parser/parsers/python_parser.py; the 256-token and URL rules are those of CodeXGLUE's AdvTest,
-arXiv:2102.04664.
+function_parser/parsers/python_parser.py; the 256-token and URL rules are those of CodeXGLUE's AdvTest, arXiv:2102.04664.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
+import keyword
 import logging
+import math
 import re
+import sys
+import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.near_duplicates import first_of_each
-from quiver.retrieval.data.python_sources import package_files, stdlib_files
 from quiver.retrieval.progress import progress_bar
 
 logger = logging.getLogger(__name__)
+
+
+_APPLICATIONS = frozenset({"idlelib", "turtledemo"})
+"""Parts of the standard library that are programs, not libraries."""
+
+_TEST = re.compile(r"(^|_)tests?(_|$)|^conftest$")
+"""The word in a part of a module's name; ``unittest`` and ``doctest`` have it not, they are libraries."""
+
+
+def stdlib_files() -> dict[str, Path]:
+    """Module name -> file of the standard library, by name of the top-level module.
+
+    IDLE and the turtle demos are programs and left out; modules written in C have no file.
+
+    Raises:
+        InputError: The interpreter was installed without the library's source.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files: dict[str, Path] = {}
+    for name in sorted(sys.stdlib_module_names - _APPLICATIONS):  # neither site-packages nor the test package is in it
+        if (root / name).is_dir():
+            files.update(_files_below(root / name, name))
+        elif (root / f"{name}.py").is_file():
+            files[name] = root / f"{name}.py"
+    if not files:
+        raise InputError(f"{root}: no source of the standard library here; install it, or mine packages alone")
+    return files
+
+
+def package_files(package: str) -> dict[str, Path]:
+    """Module name -> file of an installed package, by name.
+
+    Args:
+        package: The name it is imported by, top level.
+
+    Raises:
+        InputError: Not installed, without Python source, or a part of the standard library.
+    """
+    if package in sys.stdlib_module_names:
+        raise InputError(f"{package!r} belongs to the standard library, which is mined as a whole")
+    # find_spec would import the parent of a dotted name, and a script's __main__ has no spec.
+    spec = importlib.util.find_spec(package) if package.isidentifier() and package != "__main__" else None
+    if spec is None:
+        raise InputError(f"package {package!r} is not installed{_hint(package, importlib.metadata.packages_distributions())}")
+    files: dict[str, Path] = {}
+    for folder in spec.submodule_search_locations or ():
+        files.update(_files_below(Path(folder), package))
+    if spec.submodule_search_locations is None and spec.origin is not None and spec.origin.endswith(".py"):
+        files[package] = Path(spec.origin)
+    if not files:
+        raise InputError(f"package {package!r} has no Python source where it is installed")
+    return files
+
+
+def _hint(name: str, distributions: Mapping[str, list[str]]) -> str:
+    """What to do about a name that is not found; ``distributions`` maps import names to what is installed under them."""
+    wanted = name.lower().replace("_", "-")
+    imports = sorted(module for module, owners in distributions.items() if wanted in {owner.lower().replace("_", "-") for owner in owners})
+    if imports:
+        return f": that is a distribution, give the name it is imported by: {' or '.join(imports)}"
+    close = difflib.get_close_matches(name, distributions, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; install it, or give the name it is imported by, without dots"
+
+
+def _files_below(folder: Path, package: str) -> dict[str, Path]:
+    """Module name -> file of a package's folder and its sub-packages, by name."""
+    if not folder.is_dir():  # an editable install lists a placeholder among a namespace package's folders
+        return {}
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if not path.stem.isidentifier() or _TEST.search(path.stem):
+            continue
+        if path.suffix == ".py" and path.is_file():
+            files[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path
+        elif path.suffix == "" and path.is_dir() and not path.is_symlink():  # a link may lead back up
+            files.update(_files_below(path, f"{package}.{path.stem}"))
+    return files
+
+
+SET_SIMILARITY = Fraction(8, 10)
+"""Least Jaccard similarity of two sets of identifiers. A fraction: 0.8 times a count must round up exactly."""
+
+MULTISET_SIMILARITY = Fraction(7, 10)
+"""Least Jaccard similarity of two multisets of identifiers."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+def first_of_each(texts: Sequence[str]) -> list[int]:
+    """Rows of the texts that are no near-duplicate of an earlier row in this list, ascending.
+
+    No two of the rows that come back are near-duplicates of each other. A text without identifiers repeats nothing.
+
+    Args:
+        texts: Source code, in order of preference.
+
+    Example:
+        >>> first_of_each(["total = a + b + c + d", "total = a+b + c + d # sum", "total = x * y", "TOTAL = a + b + c + d"])
+        [0, 2, 3]
+    """
+    bags = [Counter(word for word in _IDENTIFIER.findall(text) if not keyword.iskeyword(word)) for text in texts]
+    frequency = Counter(word for bag in bags for word in bag)
+    kept: list[int] = []
+    by_rare_word: defaultdict[str, list[int]] = defaultdict(list)
+    for row, bag in enumerate(bags):
+        words = sorted(bag, key=lambda word: (frequency[word], word))
+        # Two sets that share at least ceil(t * n) of n words share one of the first n - ceil(t * n) + 1 in any common order.
+        rare = words[: len(words) - math.ceil(SET_SIMILARITY * len(words)) + 1]
+        candidates = {earlier for word in rare for earlier in by_rare_word[word]}
+        if any(_similar(bag, bags[earlier]) for earlier in candidates):
+            continue
+        kept.append(row)
+        for word in rare:
+            by_rare_word[word].append(row)
+    return kept
+
+
+def _similar(first: Counter[str], second: Counter[str]) -> bool:
+    shared = len(first.keys() & second.keys())
+    if shared < SET_SIMILARITY * (len(first) + len(second) - shared):
+        return False
+    overlap = sum((first & second).values())
+    return overlap >= MULTISET_SIMILARITY * (first.total() + second.total() - overlap)
+
 
 MIN_TOKENS = 3
 """Blank-separated tokens a query has at least."""

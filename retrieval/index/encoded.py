@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.vectors import packed
+from quiver.retrieval.data.embedding_store import packed
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.mapped import map_array
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Document, TextTokens
 

@@ -15,16 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.entries import checked_document
-from quiver.retrieval.data.rows import MatrixRows
-from quiver.retrieval.data.vectors import StoredVectors, packed
+from quiver.retrieval.data.corpus import checked_document
+from quiver.retrieval.data.embedding_store import StoredVectors, packed
 from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
 from quiver.retrieval.index.exact.dense import ExactDenseIndex
 from quiver.retrieval.index.faiss_dense import FaissDenseIndex, check_factory
 from quiver.retrieval.index.segments import total_counts
-from quiver.retrieval.models.similarity import make_comparable
+from quiver.retrieval.models.pooling import make_comparable
 from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.protocols import DenseModel, MatrixRows, TokenModel, VectorIndex
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TokenCounts, TokenEncoding
 
 logger = logging.getLogger(__name__)

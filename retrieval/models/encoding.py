@@ -19,7 +19,7 @@ from torch import nn
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, pack
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Role, TextTokens
 
@@ -99,7 +99,7 @@ def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokeniz
 
     Args:
         encoder: Its weights and its configuration are hashed.
-        projections: `quiver.retrieval.models.projection.Projection` modules, in order.
+        projections: `quiver.retrieval.models.pooling.Projection` modules, in order.
         tokenizer: Its rules are hashed, and which ids its special tokens have.
         settings: Anything else that changes vectors; JSON with sorted keys.
     """

@@ -13,7 +13,7 @@ from quiver.retrieval.index.documents.filters import Where
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.exact.ranking import check_k
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
 from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
 

@@ -136,8 +136,8 @@ def _random_collection() -> Collection:
 @pytest.mark.parametrize(("documents", "characters"), [(1, 1 << 24), (7, 1 << 24), (100_000, 100), (100_000, 1 << 24)])
 @pytest.mark.parametrize("k", [1, 10, 1000])
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, documents: int, characters: int, k: int) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", documents)
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_CHARACTERS", characters)
+    monkeypatch.setattr("quiver.retrieval.search.bm25._BLOCK_DOCUMENTS", documents)
+    monkeypatch.setattr("quiver.retrieval.search.bm25._BLOCK_CHARACTERS", characters)
     collection = _random_collection()
     expected = _all_at_once(collection)
     run = bm25_run(collection, k=k)
@@ -150,7 +150,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, documents: int, 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_ties_across_blocks_are_by_id_descending(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", 2)
+    monkeypatch.setattr("quiver.retrieval.search.bm25._BLOCK_DOCUMENTS", 2)
     documents = [Document(f"d{number}", "same words") for number in (3, 1, 5, 2, 4, 0)][::order]
     assert list(bm25_run(_collection(documents, [Query("q", "same")]), k=3)["q"]) == ["d5", "d4", "d3"]
 
@@ -182,7 +182,7 @@ def test_the_corpus_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
         def __len__(self) -> int:
             return 500
 
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", 10)
+    monkeypatch.setattr("quiver.retrieval.search.bm25._BLOCK_DOCUMENTS", 10)
     collection = Collection("c", "test", Streamed(), [Query("q", "word3")], {"q": {"d3": 1}}, 0)
     assert len(bm25_run(collection, use_title=False)["q"]) == 71
     assert 10 <= most <= 30
@@ -191,7 +191,7 @@ def test_the_corpus_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.data
 @pytest.mark.parity
 def test_equal_to_bm25s_on_a_real_collection(quiver_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", 1_000)
+    monkeypatch.setattr("quiver.retrieval.search.bm25._BLOCK_DOCUMENTS", 1_000)
     collection = load_collection(quiver_data / "scifact", "test")
     expected = _all_at_once(collection)
     run = bm25_run(collection, k=100)

@@ -20,7 +20,7 @@ from quiver.eval.baselines.beir import DenseRetriever, IndexRetriever
 from quiver.eval.baselines.mteb import QuiverSearch
 from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import VectorStore
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import VectorStore
 from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25_index import WordIndex
 
 DAY = 86_400
 

@@ -13,12 +13,10 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import HERE, LocalProcesses
-from quiver.retrieval.data import vectors
-from quiver.retrieval.data.encoded_chunks import Chunk, encode_chunks
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data import embedding_store as vectors
+from quiver.retrieval.data.embedding_store import Chunk, VectorStore, encode_chunks
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder, load_model
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.entries import Columns, Place, to_document, to_judgement, to_query, unique
+from quiver.retrieval.data.corpus import Columns, Place, to_document, to_judgement, to_query, unique
 from quiver.retrieval.records import Document, Query
 
 FILE = Path("c.jsonl")

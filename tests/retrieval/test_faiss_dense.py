@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index import ExactDenseIndex, FaissDenseIndex
 from quiver.retrieval.index.dense import factory
 from quiver.retrieval.index.faiss_dense import FaissKind, check_factory
+from quiver.retrieval.protocols import MatrixRows
 from quiver.retrieval.records import Hits
 
 WIDTH = 32

@@ -22,14 +22,11 @@ from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export import export
-from quiver.retrieval.models.export.export import LAYOUTS, Scores, export_model
-from quiver.retrieval.models.export.prefixes import reads_as_token, with_prefixes
-from quiver.retrieval.models.export.target import FILES, MODULE, MODULE_FILES
-from quiver.retrieval.models.export.white_space import without_strip
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, read_model_folder
-from quiver.retrieval.models.projection import Projection
-from quiver.retrieval.search.token_matches import text_tokens
+from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, Scores, export_model
+from quiver.retrieval.models.export.tokenizer_rules import reads_as_token, with_prefixes, without_strip
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, read_model_folder
+from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.search.explain import text_tokens
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64

@@ -18,12 +18,10 @@ import torch
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights, pack_padded, preset
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export import onnx_graph
-from quiver.retrieval.models.export.export import export_model
-from quiver.retrieval.models.export.target import FILES
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.export import onnx as onnx_graph
+from quiver.retrieval.models.export.export import FILES, export_model
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.pooling import Projection
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.python_sources import package_files, stdlib_files
+from quiver.retrieval.data.docstrings import package_files, stdlib_files
 
 
 @pytest.fixture

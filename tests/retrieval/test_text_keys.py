@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
+from quiver.retrieval.data.embedding_store import KEY, KeyTable, text_keys
 
 
 def test_a_key_is_the_head_of_the_sha256_of_the_text() -> None:

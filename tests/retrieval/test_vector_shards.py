@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import text_keys
-from quiver.retrieval.data.vector_shards import DamagedError, Shard, make_records, open_shard, write_shard
+from quiver.retrieval.data.embedding_store import DamagedError, Shard, make_records, open_shard, text_keys, write_shard
 from quiver.retrieval.records import TextTokens
 
 TEXTS = ["a", "b c", "", "d e f"]

@@ -20,8 +20,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data import vectors
-from quiver.retrieval.data.vectors import StoredVectors, VectorStore
+from quiver.retrieval.data import embedding_store as vectors
+from quiver.retrieval.data.embedding_store import StoredVectors, VectorStore
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
@@ -147,7 +147,7 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import test_vectors as t
-from quiver.retrieval import vectors
+from quiver.retrieval.data import embedding_store as vectors
 vectors._CHUNK, vectors._SHARD_TEXTS = 10, 40
 calls = 0
 def killing(function):
@@ -408,7 +408,7 @@ from pathlib import Path
 import numpy as np
 from quiver.retrieval.index import index_vectors
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import VectorStore
 
 class Random:
     card = ModelCard("random", "dense", "f" * 64, 384, "cosine", 9, 9)

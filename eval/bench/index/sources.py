@@ -7,7 +7,7 @@ from pathlib import Path
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.index.vectors import VectorFolder, write_vectors
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import vector_store
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from quiver.encoder.data_files import atomic_file
 from quiver.eval.bench.index.vectors import DOCUMENTS, VectorFolder, drawn
 from quiver.eval.metrics import score
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
 from quiver.retrieval.index.exact.dense import ExactDenseIndex
+from quiver.retrieval.protocols import MatrixRows
 from quiver.retrieval.records import Qrels
 
 # Documents whose exact scores are apart by rounding are equally right.

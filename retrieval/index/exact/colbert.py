@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import MatrixRows, PickedRows
 from quiver.retrieval.index.exact.arrays import block_rows, check_new_ids, first_bad_row, largest_norm
 from quiver.retrieval.index.exact.ranking import check_k, float32_error
 from quiver.retrieval.index.exact.walk import Ranked, nearest_by_scores, search_walk
 from quiver.retrieval.index.queries import token_queries
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.protocols import Rows
+from quiver.retrieval.protocols import MatrixRows, PickedRows, Rows
 from quiver.retrieval.records import Hits, TokenVectors
 
 # Queries of one walk over the documents: their tokens and their candidates are held.

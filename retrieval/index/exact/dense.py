@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import Matrix, MatrixRows, PickedRows
 from quiver.retrieval.index.exact.arrays import ROWS, block_rows, check_new_ids, first_bad_row, largest_norm
 from quiver.retrieval.index.exact.ranking import check_k, float32_error
 from quiver.retrieval.index.exact.walk import Ranked, nearest_by_scores, search_walk
 from quiver.retrieval.index.queries import dense_queries
-from quiver.retrieval.protocols import Rows
+from quiver.retrieval.protocols import Matrix, MatrixRows, PickedRows, Rows
 from quiver.retrieval.records import DenseVectors, Hits
 
 # Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.

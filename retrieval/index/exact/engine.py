@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index.disk import Disk, little_endian, write_array, write_file
 from quiver.retrieval.index.engines import Bitmap, Found, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
@@ -26,6 +25,7 @@ from quiver.retrieval.index.exact.arrays import ROWS, largest_norm
 from quiver.retrieval.index.exact.colbert import document_blocks, exact_maxsim, search_tokens, token_rows
 from quiver.retrieval.index.exact.dense import exact_products, search_dense
 from quiver.retrieval.index.mapped import CheckedArray, Files, lengths_around, rows_with
+from quiver.retrieval.protocols import MatrixRows
 from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
 
 _CODEC = "codec.json"

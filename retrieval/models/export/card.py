@@ -1,24 +1,211 @@
-"""The README.md of an exported model: what it is, how each library opens it, how it was trained, what it scored.
+"""The README.md of an exported model: code for each library that opens it, settings, training and scores.
 
-The metadata at its top are those the Hugging Face Hub reads. Nothing is guessed: what a run or a result does not say is left out.
+The metadata at its top follow the Hugging Face Hub. Facts that the run or the results do not record are omitted, never guessed. The code
+snippets give the same vectors as Quiver.
 
-Source: huggingface_hub's ``ModelCardData``; the cards of sentence-transformers 6.2 and PyLate 1.6 (library names, tags).
+Source: huggingface_hub's ``ModelCardData``; the cards of sentence-transformers 6.2 and PyLate 1.6 (library names, tags); ISO 639-1.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from quiver.encoder import Tokenizer
+from quiver.encoder import InputError, Tokenizer
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.usage import usage
+from quiver.retrieval.models.export.onnx import COLBERT_USAGE, DENSE_USAGE
+from quiver.retrieval.models.export.tokenizer_rules import ignores_outer_space, reads_as_token, with_prefixes
+from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.versions import installed_version
+
+_TWO_LETTERS = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es et eu fa ff fi "
+    "fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv "
+    "kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm "
+    "rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa "
+    "wo xh yi yo za zh zu"
+)
+ISO_639_1 = frozenset(_TWO_LETTERS.split())
+"""The codes of two letters."""
+
+SPECIAL = frozenset({"code", "multilingual"})
+"""What the Hub takes beside languages."""
+
+_THREE_LETTERS = re.compile(r"[a-z]{3}")  # ISO 639-3 has some 7,900 of them
+
+
+def check_languages(codes: Iterable[str]) -> None:
+    """Say that something is no code of a language.
+
+    Raises:
+        InputError: Names it.
+
+    Example:
+        >>> check_languages(["en", "yue", "code"])
+    """
+    for code in codes:
+        if code not in ISO_639_1 | SPECIAL and not _THREE_LETTERS.fullmatch(code):
+            special = ", ".join(sorted(SPECIAL))
+            raise InputError(f"no language is called {code!r}; give its ISO 639 code, such as en, ko or yue, or one of {special}")
+
+
+QUERIES = '["which animal has wings"]'
+DOCUMENTS = '["A bird has wings, feathers and a beak."]'
+
+SENTENCE_TRANSFORMER = """\
+from sentence_transformers import SentenceTransformer  # {versions}
+
+model = SentenceTransformer({name})
+queries = model.encode_query({queries})
+documents = model.encode_document({documents})
+print(model.similarity(queries, documents))
+"""
+
+MULTI_VECTOR = """\
+from sentence_transformers import MultiVectorEncoder  # 6
+
+model = MultiVectorEncoder({name})
+queries = model.encode_query({queries})
+documents = model.encode_document({documents})
+print(model.similarity(queries, documents))
+"""
+
+PYLATE = """\
+from pylate import models, scores
+
+model = models.ColBERT({name})
+queries = model.encode({queries}, is_query=True)
+documents = model.encode({documents}, is_query=False)
+print(scores.colbert_scores(queries, documents))
+"""
+
+STANFORD = """\
+from colbert.infra import ColBERTConfig
+from colbert.modeling.checkpoint import Checkpoint
+
+model = Checkpoint({name}, colbert_config=ColBERTConfig.load_from_checkpoint({name}))
+queries = model.queryFromText({queries})
+documents = model.docFromText({documents})
+"""
+
+TRANSFORMERS = """\
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained({name}), AutoModel.from_pretrained({name})
+
+
+def encode(texts, prompt=""):
+    texts = [(prompt + text).strip() for text in texts]
+    batch = tokenizer(texts, padding=True, truncation=True, max_length={max_length}, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    {steps}
+
+
+queries = encode({queries}, {query_prompt})
+documents = encode({documents}, {document_prompt})
+print(queries @ documents.T)
+"""
+
+QUIVER = """\
+from quiver.retrieval import {kind}
+
+model = {kind}.from_pretrained({name})
+queries = model.encode_queries({queries})
+documents = model.encode_documents({documents})
+"""
+
+POOLING = {
+    "mean": "(hidden * mask).sum(1) / mask.sum(1)",
+    "max": 'hidden.masked_fill(mask == 0, float("-inf")).amax(1)',
+    "cls": "hidden[:, 0]",
+    "lasttoken": "hidden[torch.arange(len(hidden)), mask.sum((1, 2)) - 1]",
+}
+"""`quiver.retrieval.models.pooling.POOLINGS` over padded hidden states."""
+
+SNIPPETS = {
+    ("sentence-transformers", "dense"): (SENTENCE_TRANSFORMER,),
+    ("sentence-transformers", "colbert"): (MULTI_VECTOR,),
+    ("pylate", "colbert"): (PYLATE, MULTI_VECTOR),
+    ("stanford", "colbert"): (STANFORD, PYLATE, MULTI_VECTOR),
+    ("hf", "dense"): (TRANSFORMERS,),
+    ("hf", "colbert"): (TRANSFORMERS,),
+    ("onnx", "dense"): (DENSE_USAGE,),
+    ("onnx", "colbert"): (COLBERT_USAGE,),
+}
+"""Layout and kind -> what opens it, the first first."""
+
+
+def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokenizer) -> str:
+    """Markdown with a block of code for each library that opens the layout.
+
+    Args:
+        model: What is exported.
+        layout: A key of `quiver.retrieval.models.export.export.LAYOUTS`.
+        name: Of the model, as a hub id or a folder.
+        written: The tokenizer as the folder has it.
+    """
+    settings = model.settings
+    in_6 = _same_in_6(settings, layout, written)
+    missing = left_out(settings) if layout == "hf" else []
+    values = {
+        "versions": "5 or 6" if in_6 else "5",
+        "name": json.dumps(name, ensure_ascii=False),
+        "queries": QUERIES,
+        "documents": DOCUMENTS,
+        "kind": type(model).__name__,
+        "max_length": model.card.document_length,
+        "steps": "return hidden, mask" if missing else _steps(settings),
+        "query_prompt": json.dumps(settings.query_prompt, ensure_ascii=False),
+        "document_prompt": json.dumps(settings.document_prompt, ensure_ascii=False),
+    }
+    templates = SNIPPETS[layout, settings.kind]
+    if not in_6:
+        templates = tuple(template for template in templates if template != MULTI_VECTOR)
+    if missing:
+        templates = (TRANSFORMERS.partition("\n\nqueries =")[0],)
+    if layout not in ("hf", "onnx"):  # the one keeps neither pooling nor prompts, the other no weights that Quiver reads
+        templates = (*templates, QUIVER)
+    blocks = [f"```python\n{template.format(**values).rstrip()}\n```\n" for template in templates]
+    if missing:
+        blocks.insert(0, f"This folder holds the encoder alone. Not in it, and needed for the model's vectors: {', '.join(missing)}.\n")
+    return "\n".join(blocks)
+
+
+def left_out(settings: ModelFolder) -> list[str]:
+    """What the encoder alone, with pooling and prompts by hand, lacks for the model's vectors."""
+    if settings.kind == "colbert":
+        return ["the projection", "the prefixes", "query expansion", "the skiplist"]
+    prompted = settings.query_prompt or settings.document_prompt
+    without_prompt = ["that prompts are not pooled"] if prompted and not settings.include_prompt else []
+    lower_case = ["that texts are lower-cased"] if settings.lower_case else []
+    return ["the Dense modules"] * bool(settings.projections) + without_prompt + lower_case
+
+
+def _same_in_6(settings: ModelFolder, layout: str, written: Tokenizer) -> bool:
+    """Whether sentence-transformers 6, which does not strip white space around texts, gives the vectors too.
+
+    It puts a space behind a marker of Stanford's layout.
+    """
+    if layout != "stanford":
+        return ignores_outer_space(written)
+    prefixes = (settings.colbert.query_prefix, settings.colbert.document_prefix)
+    tokenizer = with_prefixes(written, prefixes)  # it does the same when it loads the folder
+    return ignores_outer_space(tokenizer) and all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes)
+
+
+def _steps(settings: ModelFolder) -> str:
+    vectors = POOLING.get(settings.pooling, "hidden")
+    return f"return torch.nn.functional.normalize({vectors}, dim=-1)" if settings.normalize else f"return {vectors}"
+
 
 PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}
 """The Hub's name of what a model does."""

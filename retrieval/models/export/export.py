@@ -1,38 +1,156 @@
-"""A model written for another library, with its card.
+"""Export a model in another library's layout, with a model card, or with more positions.
 
-Every layout is whole or not there (`quiver.retrieval.models.export.target`). What cannot be said in a layout without changing vectors is an
-error, not an approximation; where one library of several would read it otherwise, a warning, and the card does not name that library.
+An export is written to a temporary folder that replaces the target by one rename. In a git clone, such as one of a Hub repository, the
+files are replaced one by one, so that its history and other files stay. If a layout cannot express a model without changing its vectors,
+exporting fails; if only one of several libraries would read it differently, a warning is logged and the card omits that library.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.checkpoints.hub import local_folder
-from quiver.encoder.files import read_json, write_text
+from quiver.encoder.files import read_json, sync_folder, write_json, write_text
+from quiver.encoder.pretraining.position_extension import extend_checkpoint
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.card import Origin, render_card
-from quiver.retrieval.models.export.dense import write_dense
-from quiver.retrieval.models.export.languages import check_languages
-from quiver.retrieval.models.export.modules import write_encoder
-from quiver.retrieval.models.export.multi_vector import write_multi_vector
-from quiver.retrieval.models.export.onnx_graph import require_libraries, write_onnx
+from quiver.retrieval.models.export.card import Origin, check_languages, left_out, render_card
+from quiver.retrieval.models.export.onnx import require_libraries, write_onnx
 from quiver.retrieval.models.export.pylate import write_colbert
-from quiver.retrieval.models.export.stanford import write_stanford
-from quiver.retrieval.models.export.target import check_target, replacing_folder
-from quiver.retrieval.models.export.usage import left_out
-from quiver.retrieval.models.export.white_space import ignores_outer_space
-from quiver.retrieval.models.model_folder import ModelFolder, load_parts, warn_if_bare
-from quiver.retrieval.models.model_settings import Kind
+from quiver.retrieval.models.export.sentence_transformers import transformer_settings, write_dense, write_encoder, write_multi_vector
+from quiver.retrieval.models.export.stanford import is_stanford, write_stanford
+from quiver.retrieval.models.export.tokenizer_rules import ignores_outer_space
+from quiver.retrieval.models.loading import Kind, ModelFolder, load_parts, read_model_folder, warn_if_bare
 
 logger = logging.getLogger(__name__)
+
+
+FILES = frozenset(
+    {
+        "README.md",
+        "artifact.metadata",
+        "config.json",
+        "config_sentence_transformers.json",
+        "model.onnx",
+        "model.onnx.data",
+        "model.safetensors",
+        "modules.json",
+        "onnx_config.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+)
+"""What an export writes."""
+
+MODULE = re.compile(r"\d+_(Dense|MultiVectorMask|Normalize|Pooling)")
+MODULE_FILES = frozenset({"config.json", "model.safetensors"})
+
+GIT = ".git"
+_KEPT = frozenset({GIT, ".gitattributes", ".gitignore"})
+
+
+def check_target(out: Path, source: Path, *, overwrite: bool) -> None:
+    """Say before a model is loaded that it cannot be written there.
+
+    Args:
+        out: Folder to write.
+        source: Folder of the model.
+        overwrite: Replace an export that is there.
+
+    Raises:
+        InputError: ``out`` is a file, or holds the model itself, an export that is not to be replaced, or something else.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file; --out names a folder")
+    if source.resolve().is_relative_to(out.resolve()):
+        raise InputError(f"{out}: the model to be exported lies there; choose another --out")
+    found = {} if not out.exists() else dict(_contents(out))
+    clone = (out / GIT).exists()
+    foreign = [path for path, ours in found.items() if not ours]
+    if not any(found.values()) and (clone or not foreign):
+        return
+    if not overwrite:
+        raise InputError(f"{out}: not empty; choose another --out, or --overwrite")
+    if not clone and not any(Path(name) in found for name in ("modules.json", "config.json")):
+        raise InputError(f"{out}: holds something other than a model, which is not replaced; choose another --out")
+    if not clone and foreign:
+        raise InputError(f"{out}: holds {foreign[0]}, which no export writes, and is not replaced; choose another --out")
+
+
+@contextmanager
+def replacing_folder(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` that takes its place when the block ends without an error, and vanishes otherwise."""
+    target = out.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    stage = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unfinished")
+    stage.mkdir()
+    try:
+        yield stage
+        if (target / GIT).exists():
+            _write_into(target, stage)
+        else:
+            _put(stage, target)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)  # a leftover must not hide what went wrong
+    sync_folder(target.parent)
+
+
+def _put(stage: Path, target: Path) -> None:
+    old = stage.with_suffix(".replaced")
+    if target.exists():
+        target.rename(old)
+    try:
+        stage.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_into(clone: Path, stage: Path) -> None:
+    before = dict(_contents(clone))
+    made = {path.relative_to(stage) for path in stage.rglob("*")}
+    for path in sorted(made):  # a folder before what is in it
+        if (stage / path).is_dir():
+            (clone / path).mkdir(exist_ok=True)
+        else:
+            (stage / path).replace(clone / path)
+    for path in sorted((path for path, ours in before.items() if ours and path not in made), reverse=True):
+        if not (clone / path).is_dir():
+            (clone / path).unlink()
+        elif not any((clone / path).iterdir()):
+            (clone / path).rmdir()
+    sync_folder(clone)
+    if left := [str(path) for path, ours in before.items() if not ours]:
+        logger.warning("%s: left there, since no export writes it: %s", clone, ", ".join(left))
+
+
+def _contents(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """What lies in a folder, sorted, and in a clone but for git's; relative to it, with whether an export writes that."""
+    kept = _KEPT if (folder / GIT).exists() else frozenset[str]()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if name.parts[0] not in kept:
+            yield name, _is_ours(name, folder=path.is_dir() and not path.is_symlink())
+
+
+def _is_ours(name: Path, *, folder: bool) -> bool:
+    if len(name.parts) == 1:
+        return bool(MODULE.fullmatch(name.name)) if folder else name.name in FILES
+    return not folder and len(name.parts) == 2 and bool(MODULE.fullmatch(name.parts[0])) and name.name in MODULE_FILES
+
 
 RUN_SCHEMA = "quiver-run/2"
 """``schema`` of a run.json that a card is made from; `quiver.retrieval.training.run_record` says what stands in it."""
@@ -219,3 +337,103 @@ def _entries(scores: Sequence[Scores], fingerprint: str) -> list[Mapping[str, An
 
 def _short(fingerprint: str | None) -> str:
     return (fingerprint or "unknown")[:12]
+
+
+# The old weights, in whatever form, and what is made of them; git's history would bring them along too.
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite")
+OTHER_FORMS = ("onnx", "openvino", ".git", ".cache")
+
+ST_SETTINGS = "config_sentence_transformers.json"
+
+
+@dataclass(frozen=True)
+class Lengthened:
+    """What was written.
+
+    Attributes:
+        folder: Where.
+        positions: Of a text, before and after.
+        max_length: Tokens that texts (of a ColBERT model: documents) are cut to, before and after; None where no limit was set.
+    """
+
+    folder: Path
+    positions: tuple[int, int]
+    max_length: tuple[int | None, int]
+
+
+def lengthen_model(
+    source: str | Path, out: Path, *, factor: int, max_length: int | None = None, revision: str | None = None, overwrite: bool = False
+) -> Lengthened:
+    """Write a model with ``factor`` times as many positions, whole or not at all.
+
+    Args:
+        source: Folder or hub id.
+        out: Folder to write.
+        factor: k >= 1.
+        max_length: Tokens that texts are cut to from now on; all positions by default. Queries of ColBERT models stay as they are.
+        revision: Branch, tag or commit on the hub.
+        overwrite: Replace a model that is there.
+
+    Raises:
+        InputError: It is no model with absolute positions, or one in Stanford's layout; ``max_length`` is beyond its positions; or
+            ``out`` cannot be written. Nothing is left there.
+    """
+    folder = local_folder(source, revision=revision)
+    settings = read_model_folder(folder)
+    if is_stanford(folder):
+        raise InputError(f"{source}: a folder of Stanford's ColBERT; write it anew with quiver export --layout pylate, and extend that")
+    _check_lengthen_target(out, folder, overwrite=overwrite)
+    inner = settings.encoder_folder.relative_to(folder)
+    try:
+        with replacing_folder(out) as stage:
+            shutil.copytree(folder, stage, dirs_exist_ok=True, ignore=_skip_old_weights(settings.encoder_folder))
+            config = extend_checkpoint(settings.encoder_folder, stage / inner, factor)
+            wanted = config.max_positions if max_length is None else max_length
+            if not 3 <= wanted <= config.max_positions:
+                raise InputError(f"{source}: max_length must be 3 to {config.max_positions}, its new number of positions, got {wanted}")
+            _write_limits(stage, stage / inner, wanted)
+            kept = _length_limit(read_model_folder(stage))
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written ({error.strerror})") from error
+    return Lengthened(out, (config.max_positions // factor, config.max_positions), (_length_limit(settings), kept or config.max_positions))
+
+
+def _length_limit(settings: ModelFolder) -> int | None:
+    return settings.colbert.document_length if settings.kind == "colbert" else settings.max_length
+
+
+def _check_lengthen_target(out: Path, source: Path, *, overwrite: bool) -> None:
+    """As `quiver.retrieval.models.export.export.check_target`, for a folder whose files are not those of an export."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: a file; --out names a folder")
+    if source.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(source.resolve()):
+        raise InputError(f"{out}: is, holds or lies in the model to be extended; choose another --out")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise InputError(f"{out}: not empty; choose another --out, or --overwrite")
+    if not (out / "config.json").is_file() and not (out / "modules.json").is_file():
+        raise InputError(f"{out}: holds something other than a model, which is not replaced; choose another --out")
+
+
+def _skip_old_weights(encoder: Path) -> Callable[[str, list[str]], Collection[str]]:
+    """What `shutil.copytree` leaves out: all forms of the encoder's weights. Those of the modules behind it are copied."""
+    weights = shutil.ignore_patterns(*WEIGHTS)
+
+    def names_left_out(folder: str, names: list[str]) -> Collection[str]:
+        left = {name for name in names if name in OTHER_FORMS}
+        return left | weights(folder, names) if Path(folder) == encoder else left
+
+    return names_left_out
+
+
+def _write_limits(folder: Path, encoder: Path, wanted: int) -> None:
+    """Put the new limit wherever the layouts have one already; a folder that says none is limited by its number of positions alone."""
+    for path, keys in (
+        (transformer_settings(encoder), ("max_seq_length", "document_length")),
+        (folder / ST_SETTINGS, ("document_length",)),
+    ):
+        values = read_json(path) if path.is_file() else {}
+        changed = {key: wanted for key in keys if values.get(key) is not None}
+        if changed:
+            write_json(path, values | changed)

@@ -11,10 +11,18 @@ from typing import Any
 
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.files import write_json
-from quiver.retrieval.models.export.fields import typed, words
-from quiver.retrieval.models.export.modules import PYLATE, VERSIONS, read_stack, write_encoder, write_projection, write_stack
-from quiver.retrieval.models.export.white_space import with_strip
-from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.export.sentence_transformers import (
+    PYLATE_STACK,
+    VERSIONS_5,
+    read_stack,
+    typed,
+    words,
+    write_encoder,
+    write_projection,
+    write_stack,
+)
+from quiver.retrieval.models.export.tokenizer_rules import with_strip
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 
 
 def read_pylate(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
@@ -29,7 +37,7 @@ def read_pylate(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFol
         InputError: The modules are others, or a setting is malformed.
     """
     result = ModelFolder("colbert", folder, similarity="maxsim", colbert=_read_colbert(config, path))
-    return read_stack(folder, PYLATE, result) if (folder / "modules.json").is_file() else result
+    return read_stack(folder, PYLATE_STACK, result) if (folder / "modules.json").is_file() else result
 
 
 def _read_colbert(config: Mapping[str, Any], path: Path) -> ColBERTSettings:
@@ -43,18 +51,8 @@ def _read_colbert(config: Mapping[str, Any], path: Path) -> ColBERTSettings:
         attend_to_expansion=typed(config, "attend_to_expansion_tokens", bool, standard.attend_to_expansion, path),
         skiplist=words(config, "skiplist_words", standard.skiplist, path),
     )
-    check_lengths(colbert, path)
+    colbert.check_lengths(path)
     return colbert
-
-
-def check_lengths(colbert: ColBERTSettings, path: Path) -> None:
-    """Raise where a length leaves no room for [CLS], a prefix, a token and [SEP].
-
-    Raises:
-        InputError: Names the file.
-    """
-    if min(colbert.query_length, colbert.document_length) < 4:
-        raise InputError(f"{path}: query_length and document_length must be >= 4, got {colbert.query_length} and {colbert.document_length}")
 
 
 def beyond_pylate(settings: ModelFolder) -> list[str]:
@@ -88,7 +86,7 @@ def write_colbert(folder: Path, settings: ModelFolder, encoder: Encoder, tokeniz
     write_json(
         folder / "config_sentence_transformers.json",
         {
-            "__version__": VERSIONS,
+            "__version__": VERSIONS_5,
             "model_type": "ColBERT",
             "similarity_fn_name": "MaxSim",
             "prompts": {"query": "", "document": ""},

@@ -21,11 +21,11 @@ from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.weight_files import read_weights
 from quiver.encoder.files import read_json, write_json
-from quiver.retrieval.models.export.fields import required, typed
-from quiver.retrieval.models.export.pylate import beyond_pylate, check_lengths
-from quiver.retrieval.models.export.white_space import with_strip
-from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import IDENTITY, Projection
+from quiver.retrieval.models.export.pylate import beyond_pylate
+from quiver.retrieval.models.export.sentence_transformers import required, typed
+from quiver.retrieval.models.export.tokenizer_rules import with_strip
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import IDENTITY, Projection
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def read_stanford(folder: Path) -> ModelFolder:
         attend_to_expansion=typed(values, "attend_to_mask_tokens", bool, False, path),
         skiplist=tuple(string.punctuation) if typed(values, "mask_punctuation", bool, True, path) else (),
     )
-    check_lengths(colbert, path)
+    colbert.check_lengths(path)
     return ModelFolder("colbert", folder, projections=(_read_projection(folder),), similarity="maxsim", colbert=colbert)
 
 

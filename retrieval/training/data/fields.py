@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.entries import key_of
+from quiver.retrieval.data.corpus import key_of
 from quiver.retrieval.training.sections import DataSection
 
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)"

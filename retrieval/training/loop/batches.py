@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import text_keys
+from quiver.retrieval.data.embedding_store import text_keys
 from quiver.retrieval.training.data import TrainingRows
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.files import read_json
 from quiver.retrieval.cluster import HERE, Executor
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import vector_store
 from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.protocols import DenseModel, TokenModel

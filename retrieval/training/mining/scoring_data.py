@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
+from quiver.retrieval.data.embedding_store import KEY, KeyTable, text_keys
 from quiver.retrieval.training.data.blocks import blocks
 from quiver.retrieval.training.data.build import Ids
 from quiver.retrieval.training.data.examples import read_whole

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import KeyTable, text_keys
-from quiver.retrieval.data.vectors import StoredVectors
+from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_keys
 from quiver.retrieval.index.exact.colbert import token_rows
 from quiver.retrieval.index.exact.ranking import in_order
 from quiver.retrieval.protocols import VectorIndex
-from quiver.retrieval.search.bm25.scoring import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
+from quiver.retrieval.search.bm25 import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
 from quiver.retrieval.training.mining.margins import Ranked
 from quiver.retrieval.training.mining.pair_scores import PairScores
 

@@ -31,9 +31,8 @@ from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.cluster import HERE, Executor
-from quiver.retrieval.data.vectors import VectorStore, vector_store
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.data.embedding_store import VectorStore, vector_store
+from quiver.retrieval.models.loading import default_device, load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.training.mining.pair_scores import PairScores
 from quiver.retrieval.training.mining.scoring_data import ScoringData

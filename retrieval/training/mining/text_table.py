@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import KEY, Keys, KeyTable, text_keys
+from quiver.retrieval.data.embedding_store import KEY, Keys, KeyTable, text_keys
 from quiver.retrieval.index import Index
 from quiver.retrieval.records import Document
 from quiver.retrieval.training.data.blocks import BLOCK, blocks

@@ -13,8 +13,8 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.records import Document, Hits
-from quiver.retrieval.search.bm25 import WordIndex, rank_streamed
-from quiver.retrieval.search.bm25.scoring import Words, split_words
+from quiver.retrieval.search.bm25 import Words, rank_streamed, split_words
+from quiver.retrieval.search.bm25_index import WordIndex
 
 QUERIES = ["rare7 common", "word3 text1 word3", "the of", "unknown", "tail title2", "\u00fcber \u6f22\u5b57"]
 
@@ -53,7 +53,7 @@ def same(found: Hits, wanted: Hits) -> None:
 def test_segments_and_deletions(
     changed: tuple[Index, list[Document]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, block: int
 ) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", block)
+    monkeypatch.setattr("quiver.retrieval.search.bm25._BLOCK_DOCUMENTS", block)
     index, alive = changed
     assert len(index.segments) == 3
     words = WordIndex(index, cache=tmp_path / "words" if cached else None)
@@ -99,7 +99,7 @@ def test_words_are_counted_once(
         counted.append(len(found.texts))
         return found
 
-    monkeypatch.setattr("quiver.retrieval.search.bm25.tables.split_words", counting)
+    monkeypatch.setattr("quiver.retrieval.search.bm25_index.split_words", counting)
     cache = tmp_path / "words"
     WordIndex(index, cache=cache)
     assert counted == [30, 20, 22]  # deleted documents are part of a segment

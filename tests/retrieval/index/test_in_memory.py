@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import VectorStore
 from quiver.retrieval.index import (
     ExactColBERTIndex,
     ExactDenseIndex,

@@ -26,10 +26,8 @@ from quiver.retrieval.index.source import Reading, survey
 from quiver.retrieval.index.work import PieceFolders, WorkFolder
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
-from quiver.retrieval.models.model_settings import ColBERTSettings
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -171,7 +169,7 @@ from pathlib import Path
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, build_index, pieces
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.pooling import Projection
 
 if __name__ == "__main__":
     pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 8

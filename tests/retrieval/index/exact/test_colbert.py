@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index import ExactColBERTIndex
 from quiver.retrieval.index.exact import arrays, walk
 from quiver.retrieval.index.exact import colbert as exact_colbert
+from quiver.retrieval.protocols import MatrixRows
 
 Tokens = NDArray[np.float32]
 

@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index import ExactDenseIndex
 from quiver.retrieval.index.exact import arrays, walk
 from quiver.retrieval.index.exact import dense as exact_dense
+from quiver.retrieval.protocols import MatrixRows
 from quiver.retrieval.records import Hits
 
 

@@ -1,48 +1,346 @@
-"""Vectors of texts on disk, so that no text is encoded twice by the same model.
+"""The embedding store: vectors of texts on disk, by model and text, so that no text is encoded twice by the same model.
 
-    FOLDER/<fingerprint>-<role>/manifest.json        which model the vectors come from
-    FOLDER/<fingerprint>-<role>/000000-1a2b3c.shard  some thousand texts, see ``quiver.retrieval.data.vector_shards``
+    FOLDER/<fingerprint>-<role>/manifest.json        the model that the vectors come from
+    FOLDER/<fingerprint>-<role>/000000-1a2b3c.shard  a few thousand texts
 
-A text is known by a hash of its content, whichever collection it is in. Shards are only ever added, each whole and for good, every
-few thousand texts or half a minute: a process that is killed loses what it encoded since, and may leave a temporary file, which a later
-one removes. Several processes may write at once; what two of them encode twice is stored twice and found once. A shard that has
-changed on the disk is set aside with a warning, and its texts are encoded again.
+A text is identified by a hash of its content. Shards are only added, every few thousand texts or 30 seconds, each by one rename: a killed
+process loses what it encoded since the last shard, and may leave a temporary file, which a later process removes. Several processes may
+write at the same time; a text that two of them encode is stored twice, and the older shard is used. A damaged shard is renamed with a
+warning, and its texts are encoded again. Vectors are stored scaled to length 1 if the model compares by cosine.
 
-Vectors are stored as an index wants them: of length 1 where the model compares by cosine.
+A shard is one file:
+
+    one line of JSON, padded with spaces to 512 bytes        number of texts, vector width, sha256 of the two parts below
+    a 28-byte record per text                                key, number of rows, token counts
+    the vectors                                              float32, little-endian, the rows of one text after another
 
 Shapes: B texts of a chunk, P texts in all, T rows of all texts, d vector width.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import logging
 import re
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, write_json
+from quiver.encoder.files import read_json, replacing, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
-from quiver.retrieval.cluster import HERE, Executor
-from quiver.retrieval.data.encoded_chunks import Chunk, Encoding, encode_chunks
-from quiver.retrieval.data.text_keys import Keys, KeyTable, text_keys
-from quiver.retrieval.data.vector_shards import FORMAT, SUFFIX, DamagedError, Shard, make_records, open_shard, write_shard
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.cluster import HERE, Executor, Task
+from quiver.retrieval.models.loading import load_from_card, with_absolute_source
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.protocols import DenseModel, Rows, TokenModel
-from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Role, TokenCounts, TokenEncoding
+from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Role, TextTokens, TokenCounts, TokenEncoding
 
 logger = logging.getLogger(__name__)
+
+
+KEY = np.dtype("S16")
+"""Type of a key: 16 bytes, ordered as bytes."""
+
+Keys: TypeAlias = NDArray[np.bytes_]
+
+
+def text_keys(texts: Sequence[str]) -> Keys:
+    """A key for each text, (B,): the first 128 bits of its sha256, which no two texts share in practice."""
+    # "surrogatepass": what is no text is the tokenizer's to refuse, with a better message than an encoding error.
+    digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[: KEY.itemsize] for text in texts]
+    return np.frombuffer(b"".join(digests), KEY)
+
+
+class KeyTable:
+    """Keys and their numbers; where a key was added twice, the first number counts."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Keys, NDArray[np.int64]]] = []
+
+    def add(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
+        """Add B keys with their numbers."""
+        if not len(keys):
+            return
+        order = np.argsort(keys, kind="stable")
+        self._runs.append((keys[order], numbers[order]))
+        while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
+            newer, older = self._runs.pop(), self._runs.pop()
+            keys, numbers = np.concatenate([older[0], newer[0]]), np.concatenate([older[1], newer[1]])
+            order = np.argsort(keys, kind="stable")
+            self._runs.append((keys[order], numbers[order]))
+
+    def find(self, keys: Keys) -> NDArray[np.int64]:
+        """The number of each key, (B,); -1 where the key is unknown."""
+        found = np.full(len(keys), -1, np.int64)
+        for known, numbers in self._runs:
+            open_places = np.flatnonzero(found < 0)
+            asked = keys[open_places]
+            places = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+            same = known[places] == asked
+            found[open_places[same]] = numbers[places[same]]
+        return found
+
+    def drop(self, first: int, last: int) -> None:
+        """Forget the keys with the numbers ``first`` to ``last - 1``."""
+        runs = []
+        for keys, numbers in self._runs:
+            kept = (numbers < first) | (numbers >= last)
+            if kept.any():
+                runs.append((keys[kept], numbers[kept]))
+        self._runs = runs
+
+
+FORMAT = "quiver-vectors"
+SUFFIX = ".shard"
+RECORD = np.dtype([("key", KEY), ("rows", "<i4"), ("tokens", "<i4"), ("truncated", "<u2"), ("empty", "<u2")])
+_HEADER = 512
+_BLOCK = 1 << 20
+_FLOAT = np.dtype("<f4")
+
+
+class DamagedError(Exception):
+    """A shard is not what was written; the message says in what. Its texts have to be encoded again."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An opened shard: what it says of its texts is in memory, its vectors are in the file.
+
+    Attributes:
+        path: The file.
+        records: A record of the type ``RECORD`` for each text, (B,).
+        dim: Vector width d.
+        vectors_sha256: Checksum of the vectors' bytes, which ``verify`` compares.
+    """
+
+    path: Path
+    records: NDArray[np.void]
+    dim: int
+    vectors_sha256: str
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows T."""
+        return int(self.records["rows"].sum(dtype=np.int64))
+
+    @property
+    def _start(self) -> int:
+        return _HEADER + self.records.nbytes
+
+    def verify(self) -> None:
+        """Read the vectors once and compare their checksum.
+
+        Raises:
+            DamagedError: They have changed or are gone.
+        InputError: Too many files are open.
+        """
+        digest = hashlib.sha256()
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._start)
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        if digest.hexdigest() != self.vectors_sha256:
+            raise DamagedError("its vectors have changed since they were written")
+
+    def read(self, rows: NDArray[np.intp], out: DenseVectors) -> None:
+        """Copy some rows out of the file.
+
+        Args:
+            rows: Their numbers in this shard, (n,).
+            out: Takes them in the order given, (n, d), contiguous.
+
+        Raises:
+            InputError: The file is gone or cannot be read.
+        """
+        first, bytes_a_row = int(rows[0]), self.dim * _FLOAT.itemsize
+        try:
+            if rows[-1] - first == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+                with self.path.open("rb") as file:
+                    file.seek(self._start + first * bytes_a_row)
+                    whole = file.readinto(out.data.cast("B")) == out.nbytes
+            else:
+                whole = self.path.stat().st_size == self._start + self.rows * bytes_a_row
+                if whole:
+                    out[:] = np.memmap(self.path, _FLOAT, "r", self._start, (self.rows, self.dim))[rows]
+            mark_used(self.path)  # a process that takes days keeps what it reads
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read any more ({error.strerror}); run it again") from error
+        if not whole:
+            raise InputError(f"{self.path}: cut short while it was in use; run it again")
+
+
+def write_shard(path: Path, records: NDArray[np.void], vectors: Sequence[DenseVectors]) -> Shard:
+    """Write a shard; it appears under its name when it is whole and on the disk.
+
+    Args:
+        path: The file.
+        records: A record of the type ``RECORD`` for each text.
+        vectors: The rows in parts of (n, d), text after text.
+
+    Raises:
+        InputError: It cannot be written.
+    """
+    parts = [np.ascontiguousarray(part, _FLOAT) for part in vectors]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.data)
+    dim = parts[0].shape[1]
+    fields = {"format": FORMAT, "texts": len(records), "dim": dim}
+    fields |= {"records_sha256": hashlib.sha256(records.tobytes()).hexdigest(), "vectors_sha256": digest.hexdigest()}
+    try:
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            file.write(json.dumps(fields).ljust(_HEADER - 1).encode("ascii") + b"\n")
+            file.write(records.tobytes())
+            for part in parts:
+                file.write(part.data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); make room, or name another folder for vectors") from error
+    return Shard(path, records, dim, digest.hexdigest())
+
+
+def open_shard(path: Path, dim: int) -> Shard:
+    """Read all of a shard but its vectors.
+
+    Args:
+        path: The file.
+        dim: The width d that its vectors must have.
+
+    Raises:
+        DamagedError: It is not a shard, or not the one that was written.
+        InputError: Too many files are open.
+    """
+    try:
+        with path.open("rb") as file:
+            fields = _fields(file.read(_HEADER))
+            records = np.frombuffer(file.read(int(fields["texts"]) * RECORD.itemsize), RECORD)
+        shard = Shard(path, records, int(fields["dim"]), str(fields["vectors_sha256"]))
+        size = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"no readable header ({error})") from error
+    if hashlib.sha256(records.tobytes()).hexdigest() != fields.get("records_sha256") or len(records) != fields["texts"]:
+        raise DamagedError("its records have changed since they were written")
+    if shard.dim != dim or size != shard._start + shard.rows * dim * _FLOAT.itemsize:
+        raise DamagedError(f"{size} bytes are not {shard.rows} vectors of width {dim}")
+    return shard
+
+
+def _unreadable(path: Path, error: OSError) -> Exception:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit, such as with ulimit -n 4096")
+    return DamagedError(str(error.strerror))
+
+
+def _fields(header: bytes) -> dict[str, Any]:
+    fields = json.loads(header)
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise ValueError("not a shard of vectors")
+    return fields
+
+
+def make_records(keys: Keys, lengths: Sequence[int], tokens: TextTokens) -> NDArray[np.void]:
+    """The records of B texts from their keys, the number of rows of each, and what tokenising did."""
+    records = np.zeros(len(keys), RECORD)
+    records["key"], records["rows"], records["tokens"] = keys, lengths, tokens.tokens
+    records["truncated"], records["empty"] = tokens.truncated, tokens.empty
+    return records
+
+
+Encoding: TypeAlias = DenseEncoding | TokenEncoding
+"""What a model of either kind gives."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Texts of one call.
+
+    Attributes:
+        number: Its place among the chunks.
+        texts: B texts.
+    """
+
+    number: int
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _EncodeHere:
+    """The task of encoding with a model that is loaded."""
+
+    model: DenseModel | TokenModel
+    role: Role
+    show: bool
+
+    def open(self) -> Callable[[Chunk], Encoding]:
+        return lambda chunk: self.model.encode(list(chunk.texts), self.role, progress=self.show)
+
+
+@dataclass(frozen=True)
+class _EncodeAnywhere:
+    """The task of encoding with a model that a worker loads."""
+
+    card: ModelCard
+    role: Role
+    threads: int
+
+    def open(self) -> Callable[[Chunk], Encoding]:
+        torch.set_num_threads(self.threads)
+        model = load_from_card(self.card)
+        return lambda chunk: model.encode(list(chunk.texts), self.role)
+
+
+def encode_chunks(
+    model: DenseModel | TokenModel, chunks: Iterable[Chunk], role: Role, *, executor: Executor, show: bool = False
+) -> Generator[tuple[Chunk, Encoding], None, None]:
+    """Encode chunks; they come back in their order.
+
+    Args:
+        model: The model; workers load it again by its card.
+        chunks: Numbered from 0; gone through as they are needed.
+        role: Which prompt is put before each text. Queries take seconds, and are encoded here in any case.
+        executor: Who encodes documents.
+        show: Show the model's own bar for every chunk that is encoded here.
+
+    Raises:
+        InputError: A worker cannot load the model.
+        WorkerError: Workers died, again and again.
+    """
+    task: Task[Chunk, Encoding]
+    if role == "query" or not executor.remote:
+        executor, threads, task = HERE, 1, _EncodeHere(model, role, show)
+    else:
+        threads = executor.threads(torch.get_num_threads())
+        task = _EncodeAnywhere(with_absolute_source(model.card), role, threads)
+    early: dict[int, tuple[Chunk, Encoding]] = {}
+    turn = 0
+    with closing(executor.run(task, chunks, threads=threads)) as results:
+        for chunk, encoding in results:
+            early[chunk.number] = (chunk, encoding)
+            while turn in early:
+                yield early.pop(turn)
+                turn += 1
+
 
 VERSION = 1
 MANIFEST = "manifest.json"

@@ -1,11 +1,11 @@
-"""BM25 itself: words of texts, where they stand, and what they add to a document's score.
+"""BM25: words of texts, postings and scores, and searching documents that are streamed rather than indexed.
 
-Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, whatever the language or the kind of text. Words and scores
-are those of bm25s. Its own index is not used: the scores in it hold the word frequencies of the whole corpus, so that one document more
-or less would change all of them, and it takes the corpus in one piece. Here documents come in blocks, a block's postings are facts of its
-texts alone, and frequencies are summed over the blocks when somebody searches.
+Lucene's variant with k1 = 0.9 and b = 0.4, English stop words and no stemmer, for any language. Words and scores are those of bm25s. Its
+index is not used: its scores include the document frequencies of the whole corpus, so adding one document would change all of them, and it
+needs the corpus in memory. Here documents come in blocks: postings depend on one block's texts only, and document frequencies are summed
+over the blocks at search time.
 
-Shapes: D documents, P postings (a word in a document) of one block, V words of a vocabulary, k hits.
+Shapes: Q queries, D documents, P postings (a word in a document) of one block, V words of a vocabulary, k hits.
 Source: Robertson and Zaragoza 2009, doi 10.1561/1500000019; bm25s, arXiv:2407.03618; k1 and b are Anserini's for BEIR,
 arXiv:2306.07471.
 """
@@ -16,14 +16,15 @@ import importlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.exact.ranking import in_order
+from quiver.retrieval.index.exact.ranking import check_k, in_order
+from quiver.retrieval.records import Hits
 
 NAME = "bm25"
 """What tables, files and options call it."""
@@ -270,3 +271,49 @@ def _bm25s() -> Any:
     # Importing it sets its logger to DEBUG, and whoever has a handler at the root would read how an index is built.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return library
+
+
+@dataclass(frozen=True)
+class _StreamedBlock:
+    """Some documents: their ids, (D,), and where the queries' words stand in them."""
+
+    ids: NDArray[np.object_]
+    postings: Postings
+
+    def named(self, rows: NDArray[np.intp]) -> list[str]:
+        """The ids of some documents by number."""
+        return list(self.ids[rows])
+
+
+def rank_streamed(read: Callable[[], Iterable[tuple[str, str]]], queries: Sequence[str], k: int) -> Hits:
+    """The best documents of each query.
+
+    Args:
+        read: Starts a reading: id and text of each document.
+        queries: Q texts.
+        k: Documents a query, at most. Only documents that share a word with the query are found: the top k of bm25s is padded with
+            documents of score 0, whose order would be that of the file.
+
+    Raises:
+        InputError: bm25s is not installed.
+        ValueError: k < 1.
+    """
+    k = check_k(k)
+    words = split_words(queries)
+    reading = _streamed_blocks(read(), words.vocabulary)
+    first = list(islice(reading, 2))
+    statistics = total_statistics(((block.postings, None) for block in chain(first, reading)), len(words.vocabulary))
+    best = [Best(k) for _ in queries]
+    for block in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary):
+        scored = score_postings(block.postings, statistics)
+        for found, query in zip(best, words.texts, strict=True):
+            found.add(scored.totals(query), block.named)
+    return Hits([found.ids for found in best], [found.scores for found in best])
+
+
+def _streamed_blocks(documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int]) -> Iterator[_StreamedBlock]:
+    for block in in_blocks(documents, lambda document: document[1]):
+        ids = np.array([key for key, _ in block], np.object_)
+        words = split_words(text for _, text in block)
+        block.clear()  # the texts are gone before the postings are used
+        yield _StreamedBlock(ids, count_words(words, vocabulary))
