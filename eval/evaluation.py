@@ -43,7 +43,7 @@ from quiver.eval.significance import bootstrap_interval
 from quiver.eval.worst import Explain, worst_queries
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.data.embedding_store import vector_store
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.data.run import write_run
 from quiver.retrieval.index.in_memory import check_kind
 from quiver.retrieval.models.colbert import ColBERT
@@ -297,7 +297,7 @@ def _ranker(
     if model is None:
         yield rank_with_bm25
         return
-    with vector_store(None if cache is None else Path(cache), executor) as store:
+    with open_embedding_store(None if cache is None else Path(cache), executor) as store:
         yield ModelRanker(model, store, index, progress)
 
 

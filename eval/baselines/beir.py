@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quiver.eval.baselines.vector_search import VectorSearch
 from quiver.eval.benchmark import Policy, cut, depth
-from quiver.retrieval.data.embedding_store import vector_store
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseVectors, Document, Query
 
@@ -119,7 +119,7 @@ class IndexRetriever:
         del score_function
         texts = (_document(key, fields).content() for key, fields in corpus.items())
         asked = [Query(key, text) for key, text in queries.items()]
-        with vector_store(self._cache) as store:
+        with open_embedding_store(self._cache) as store:
             search = VectorSearch(self._model, store, list(corpus), texts, index=self._index, progress=self._progress)
             run = search.search(asked, depth(top_k, _POLICY), progress=self._progress)
         return cut(run, top_k, _POLICY)

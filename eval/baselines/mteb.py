@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver.encoder.errors import InputError
 from quiver.eval.baselines.vector_search import VectorSearch
-from quiver.retrieval.data.embedding_store import vector_store
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.protocols import DenseModel, TokenModel
@@ -128,7 +128,7 @@ class QuiverSearch:
         self._stack.close()
         if "text" not in corpus.column_names:
             raise InputError(f"{task_metadata.name}: documents without a text, which is all this model reads")
-        store = self._stack.enter_context(vector_store(self._cache))
+        store = self._stack.enter_context(open_embedding_store(self._cache))
         ids = list(corpus["id"])
         self._corpus = VectorSearch(self._model, store, ids, _contents(corpus), index=self._index, progress=_progress(encode_kwargs))
 

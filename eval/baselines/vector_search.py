@@ -1,6 +1,6 @@
 """A corpus under a model, for another harness to search: what mteb and beir ask of a retriever, in our records.
 
-Documents are encoded once into a ``VectorStore``; they are indexed when somebody first searches all of them, for a harness that
+Documents are encoded once into a ``EmbeddingStore``; they are indexed when somebody first searches all of them, for a harness that
 re-ranks never does.
 
 Shapes: Q queries, P documents, d vector width, n_i token vectors of text i.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.eval.ranking import query_vectors
-from quiver.retrieval.data.embedding_store import VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
 from quiver.retrieval.index.exact.dense import ExactDenseIndex
 from quiver.retrieval.index.in_memory import index_vectors
@@ -40,7 +40,7 @@ class VectorSearch:
     def __init__(
         self,
         model: DenseModel | TokenModel,
-        store: VectorStore,
+        store: EmbeddingStore,
         ids: Sequence[str],
         texts: Iterable[str],
         *,

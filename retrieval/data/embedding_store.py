@@ -51,25 +51,106 @@ from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Rol
 
 logger = logging.getLogger(__name__)
 
-
 KEY = np.dtype("S16")
-"""Type of a key: 16 bytes, ordered as bytes."""
+"""Dtype of a text's key: 16 bytes, ordered as bytes."""
+
+FORMAT = "quiver-vectors"
+VERSION = 1
+MANIFEST = "manifest.json"
+SUFFIX = ".shard"
+RECORD = np.dtype([("key", KEY), ("rows", "<i4"), ("tokens", "<i4"), ("truncated", "<u2"), ("empty", "<u2")])
 
 Keys: TypeAlias = NDArray[np.bytes_]
 
+Encoding: TypeAlias = DenseEncoding | TokenEncoding
+"""What `encode` of a dense or a token model returns."""
+
+_HEADER = 512
+_BLOCK = 1 << 20
+_FLOAT = np.dtype("<f4")
+# Writing a shard takes seconds: a temporary file of this age belongs to a process that has ended.
+_STALE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """Sizes of encoding calls and shards.
+
+    Attributes:
+        chunk_texts: Texts per encoding call: enough to fill a batch, few enough for the progress bar to move every few seconds.
+        chunk_characters: Characters per encoding call (about 250,000 tokens), so that a kill does not lose an hour of long texts.
+        shard_texts: Texts after which a shard is written.
+        shard_bytes: Bytes of vectors after which a shard is written.
+        shard_seconds: Seconds after which a shard is written.
+        clock: Clock in seconds.
+    """
+
+    chunk_texts: int = 512
+    chunk_characters: int = 1 << 20
+    shard_texts: int = 8192
+    shard_bytes: int = 64 << 20
+    shard_seconds: float = 30.0
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True)
+class StoredVectors:
+    """Vectors of texts, in the order of the texts.
+
+    Attributes:
+        counts: Token counts of the texts.
+        reused: Texts whose vectors were already in the store.
+        rows: All rows, (T, d), which stay on disk; T is P for a dense model.
+        lengths: Rows per text for a token model, (P,) int64; None for a dense model.
+    """
+
+    counts: TokenCounts
+    reused: int
+    rows: Rows
+    lengths: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Texts of one encoding call.
+
+    Attributes:
+        number: Position among the chunks, from 0.
+        texts: B texts.
+    """
+
+    number: int
+    texts: tuple[str, ...]
+
+
+class DamagedError(Exception):
+    """A shard differs from what was written. Its texts have to be encoded again."""
+
+
+# Keys of texts.
+
 
 def text_keys(texts: Sequence[str]) -> Keys:
-    """A key for each text, (B,): the first 128 bits of its sha256, which no two texts share in practice."""
-    # "surrogatepass": what is no text is the tokenizer's to refuse, with a better message than an encoding error.
+    """Hash texts to keys, (B,): the first 128 bits of the sha256 of each."""
+    # "surrogatepass": the tokenizer refuses invalid text with a better message than an encoding error.
     digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[: KEY.itemsize] for text in texts]
     return np.frombuffer(b"".join(digests), KEY)
 
 
 class KeyTable:
-    """Keys and their numbers; where a key was added twice, the first number counts."""
+    """A map from keys to numbers; if a key was added twice, its first number counts.
+
+    A dict of millions of entries takes gigabytes; sorted arrays take 24 bytes per key. They are kept as runs, each at least twice as long
+    as the next, so that adding n keys in small chunks costs O(n log n) and a look-up is a binary search in each run.
+    """
 
     def __init__(self) -> None:
         self._runs: list[tuple[Keys, NDArray[np.int64]]] = []
+
+    @property
+    def runs(self) -> int:
+        """Number of sorted runs; logarithmic in the number of calls to `add`."""
+        return len(self._runs)
 
     def add(self, keys: Keys, numbers: NDArray[np.int64]) -> None:
         """Add B keys with their numbers."""
@@ -84,18 +165,18 @@ class KeyTable:
             self._runs.append((keys[order], numbers[order]))
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
-        """The number of each key, (B,); -1 where the key is unknown."""
+        """Look up the number of each key, (B,); -1 for an unknown key."""
         found = np.full(len(keys), -1, np.int64)
         for known, numbers in self._runs:
-            open_places = np.flatnonzero(found < 0)
-            asked = keys[open_places]
-            places = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-            same = known[places] == asked
-            found[open_places[same]] = numbers[places[same]]
+            pending = np.flatnonzero(found < 0)
+            wanted = keys[pending]
+            positions = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+            same = known[positions] == wanted
+            found[pending[same]] = numbers[positions[same]]
         return found
 
     def drop(self, first: int, last: int) -> None:
-        """Forget the keys with the numbers ``first`` to ``last - 1``."""
+        """Remove the keys with the numbers ``first`` to ``last - 1``."""
         runs = []
         for keys, numbers in self._runs:
             kept = (numbers < first) | (numbers >= last)
@@ -104,27 +185,21 @@ class KeyTable:
         self._runs = runs
 
 
-FORMAT = "quiver-vectors"
-SUFFIX = ".shard"
-RECORD = np.dtype([("key", KEY), ("rows", "<i4"), ("tokens", "<i4"), ("truncated", "<u2"), ("empty", "<u2")])
-_HEADER = 512
-_BLOCK = 1 << 20
-_FLOAT = np.dtype("<f4")
-
-
-class DamagedError(Exception):
-    """A shard is not what was written; the message says in what. Its texts have to be encoded again."""
+# Shards.
 
 
 @dataclass(frozen=True)
-class Shard:
-    """An opened shard: what it says of its texts is in memory, its vectors are in the file.
+class VectorShard:
+    """An open shard: records in memory, vectors in the file.
+
+    Rows are read by plain reads or through a mapping that is closed at once, so that neither the memory of the process nor the number of
+    its open files grows with the number of shards.
 
     Attributes:
         path: The file.
-        records: A record of the type ``RECORD`` for each text, (B,).
+        records: Records of dtype `RECORD`, (B,).
         dim: Vector width d.
-        vectors_sha256: Checksum of the vectors' bytes, which ``verify`` compares.
+        vectors_sha256: Checksum of the vectors' bytes, see `verify`.
     """
 
     path: Path
@@ -141,20 +216,21 @@ class Shard:
         return int(self.records["rows"].sum(dtype=np.int64))
 
     @property
-    def _start(self) -> int:
+    def vectors_start(self) -> int:
+        """Offset of the vectors in the file, in bytes."""
         return _HEADER + self.records.nbytes
 
     def verify(self) -> None:
-        """Read the vectors once and compare their checksum.
+        """Read the vectors and compare their checksum.
 
         Raises:
-            DamagedError: They have changed or are gone.
-        InputError: Too many files are open.
+            DamagedError: The vectors changed or cannot be read.
+            InputError: Too many files are open.
         """
         digest = hashlib.sha256()
         try:
             with self.path.open("rb") as file:
-                file.seek(self._start)
+                file.seek(self.vectors_start)
                 while block := file.read(_BLOCK):
                     digest.update(block)
         except OSError as error:
@@ -163,42 +239,50 @@ class Shard:
             raise DamagedError("its vectors have changed since they were written")
 
     def read(self, rows: NDArray[np.intp], out: DenseVectors) -> None:
-        """Copy some rows out of the file.
+        """Copy rows out of the file.
 
         Args:
-            rows: Their numbers in this shard, (n,).
-            out: Takes them in the order given, (n, d), contiguous.
+            rows: Row numbers in this shard, (n,).
+            out: Filled with the rows in the order given, (n, d), contiguous.
 
         Raises:
-            InputError: The file is gone or cannot be read.
+            InputError: The file was removed, truncated, or cannot be read.
         """
-        first, bytes_a_row = int(rows[0]), self.dim * _FLOAT.itemsize
+        first, row_bytes = int(rows[0]), self.dim * _FLOAT.itemsize
         try:
             if rows[-1] - first == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
                 with self.path.open("rb") as file:
-                    file.seek(self._start + first * bytes_a_row)
-                    whole = file.readinto(out.data.cast("B")) == out.nbytes
+                    file.seek(self.vectors_start + first * row_bytes)
+                    complete = file.readinto(out.data.cast("B")) == out.nbytes
             else:
-                whole = self.path.stat().st_size == self._start + self.rows * bytes_a_row
-                if whole:
-                    out[:] = np.memmap(self.path, _FLOAT, "r", self._start, (self.rows, self.dim))[rows]
-            mark_used(self.path)  # a process that takes days keeps what it reads
+                complete = self.path.stat().st_size == self.vectors_start + self.rows * row_bytes
+                if complete:
+                    out[:] = np.memmap(self.path, _FLOAT, "r", self.vectors_start, (self.rows, self.dim))[rows]
+            mark_used(self.path)  # keeps the shards of a run that takes days in the cache
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read any more ({error.strerror}); run it again") from error
-        if not whole:
-            raise InputError(f"{self.path}: cut short while it was in use; run it again")
+            raise InputError(f"{self.path}: cannot be read any more ({error.strerror}); run the command again") from error
+        if not complete:
+            raise InputError(f"{self.path}: was truncated while in use; run the command again")
 
 
-def write_shard(path: Path, records: NDArray[np.void], vectors: Sequence[DenseVectors]) -> Shard:
-    """Write a shard; it appears under its name when it is whole and on the disk.
+def make_records(keys: Keys, lengths: Sequence[int], tokens: TextTokens) -> NDArray[np.void]:
+    """Make the records of B texts from their keys, rows per text and token counts."""
+    records = np.zeros(len(keys), RECORD)
+    records["key"], records["rows"], records["tokens"] = keys, lengths, tokens.tokens
+    records["truncated"], records["empty"] = tokens.truncated, tokens.empty
+    return records
+
+
+def write_shard(path: Path, records: NDArray[np.void], vectors: Sequence[DenseVectors]) -> VectorShard:
+    """Write a shard by one rename, synced to disk.
 
     Args:
         path: The file.
-        records: A record of the type ``RECORD`` for each text.
-        vectors: The rows in parts of (n, d), text after text.
+        records: Records of dtype `RECORD`.
+        vectors: The rows in parts of (n, d), in the order of the texts.
 
     Raises:
-        InputError: It cannot be written.
+        InputError: The file cannot be written.
     """
     parts = [np.ascontiguousarray(part, _FLOAT) for part in vectors]
     digest = hashlib.sha256()
@@ -214,26 +298,26 @@ def write_shard(path: Path, records: NDArray[np.void], vectors: Sequence[DenseVe
             for part in parts:
                 file.write(part.data)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); make room, or name another folder for vectors") from error
-    return Shard(path, records, dim, digest.hexdigest())
+        raise InputError(f"{path}: cannot be written ({error.strerror}); free space, or choose another folder for vectors") from error
+    return VectorShard(path, records, dim, digest.hexdigest())
 
 
-def open_shard(path: Path, dim: int) -> Shard:
-    """Read all of a shard but its vectors.
+def open_shard(path: Path, dim: int) -> VectorShard:
+    """Open a shard: read its header and records.
 
     Args:
         path: The file.
-        dim: The width d that its vectors must have.
+        dim: Expected vector width d.
 
     Raises:
-        DamagedError: It is not a shard, or not the one that was written.
+        DamagedError: The file is not a shard, or differs from what was written.
         InputError: Too many files are open.
     """
     try:
         with path.open("rb") as file:
-            fields = _fields(file.read(_HEADER))
+            fields = _parse_header(file.read(_HEADER))
             records = np.frombuffer(file.read(int(fields["texts"]) * RECORD.itemsize), RECORD)
-        shard = Shard(path, records, int(fields["dim"]), str(fields["vectors_sha256"]))
+        shard = VectorShard(path, records, int(fields["dim"]), str(fields["vectors_sha256"]))
         size = path.stat().st_size
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -241,52 +325,66 @@ def open_shard(path: Path, dim: int) -> Shard:
         raise DamagedError(f"no readable header ({error})") from error
     if hashlib.sha256(records.tobytes()).hexdigest() != fields.get("records_sha256") or len(records) != fields["texts"]:
         raise DamagedError("its records have changed since they were written")
-    if shard.dim != dim or size != shard._start + shard.rows * dim * _FLOAT.itemsize:
+    if shard.dim != dim or size != shard.vectors_start + shard.rows * dim * _FLOAT.itemsize:
         raise DamagedError(f"{size} bytes are not {shard.rows} vectors of width {dim}")
     return shard
 
 
 def _unreadable(path: Path, error: OSError) -> Exception:
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit, such as with ulimit -n 4096")
+        return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit on open files, for example with ulimit -n 4096")
     return DamagedError(str(error.strerror))
 
 
-def _fields(header: bytes) -> dict[str, Any]:
+def _parse_header(header: bytes) -> dict[str, Any]:
     fields = json.loads(header)
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise ValueError("not a shard of vectors")
     return fields
 
 
-def make_records(keys: Keys, lengths: Sequence[int], tokens: TextTokens) -> NDArray[np.void]:
-    """The records of B texts from their keys, the number of rows of each, and what tokenising did."""
-    records = np.zeros(len(keys), RECORD)
-    records["key"], records["rows"], records["tokens"] = keys, lengths, tokens.tokens
-    records["truncated"], records["empty"] = tokens.truncated, tokens.empty
-    return records
+def _open_shards(folder: Path, dim: int) -> list[VectorShard]:
+    """Open the sound shards of a folder, oldest first; rename damaged ones and remove stale temporary files."""
+    shards = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        try:
+            shards.append(open_shard(path, dim))
+        except DamagedError as error:
+            _set_aside(path, error)
+    for path in folder.glob(".*.tmp"):
+        try:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
+        except FileNotFoundError:
+            continue  # removed by another process
+    return shards
 
 
-Encoding: TypeAlias = DenseEncoding | TokenEncoding
-"""What a model of either kind gives."""
+def _is_sound(shard: VectorShard) -> bool:
+    try:
+        shard.verify()
+    except DamagedError as error:
+        _set_aside(shard.path, error)
+        return False
+    mark_used(shard.path)
+    return True
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Texts of one call.
+def _set_aside(path: Path, error: DamagedError) -> None:
+    aside = path.with_suffix(".damaged")
+    try:
+        path.replace(aside)
+    except OSError:  # another process has renamed it, or the folder is read-only; it is not used in either case
+        aside = path
+    logger.warning("%s: damaged (%s); its texts are encoded again and the file can be deleted", aside, error)
 
-    Attributes:
-        number: Its place among the chunks.
-        texts: B texts.
-    """
 
-    number: int
-    texts: tuple[str, ...]
+# Encoding in chunks, here or in workers.
 
 
 @dataclass(frozen=True)
 class _EncodeHere:
-    """The task of encoding with a model that is loaded."""
+    """Encode with a loaded model."""
 
     model: DenseModel | TokenModel
     role: Role
@@ -297,8 +395,8 @@ class _EncodeHere:
 
 
 @dataclass(frozen=True)
-class _EncodeAnywhere:
-    """The task of encoding with a model that a worker loads."""
+class _EncodeInWorker:
+    """Encode with a model that the worker loads."""
 
     card: ModelCard
     role: Role
@@ -313,77 +411,66 @@ class _EncodeAnywhere:
 def encode_chunks(
     model: DenseModel | TokenModel, chunks: Iterable[Chunk], role: Role, *, executor: Executor, show: bool = False
 ) -> Generator[tuple[Chunk, Encoding], None, None]:
-    """Encode chunks; they come back in their order.
+    """Encode chunks and yield the results in the order of the chunks.
 
     Args:
-        model: The model; workers load it again by its card.
-        chunks: Numbered from 0; gone through as they are needed.
-        role: Which prompt is put before each text. Queries take seconds, and are encoded here in any case.
-        executor: Who encodes documents.
-        show: Show the model's own bar for every chunk that is encoded here.
+        model: The model; workers load it by its card.
+        chunks: Numbered from 0; consumed as needed.
+        role: Queries or documents; decides the prompt.
+        executor: Where documents are encoded. Queries take seconds and are always encoded in this process.
+        show: Show the model's own progress bar for every chunk that is encoded in this process.
 
     Raises:
         InputError: A worker cannot load the model.
-        WorkerError: Workers died, again and again.
+        WorkerError: Workers died repeatedly.
     """
     task: Task[Chunk, Encoding]
     if role == "query" or not executor.remote:
         executor, threads, task = HERE, 1, _EncodeHere(model, role, show)
     else:
         threads = executor.threads(torch.get_num_threads())
-        task = _EncodeAnywhere(with_absolute_source(model.card), role, threads)
+        task = _EncodeInWorker(with_absolute_source(model.card), role, threads)
     early: dict[int, tuple[Chunk, Encoding]] = {}
-    turn = 0
+    following = 0
     with closing(executor.run(task, chunks, threads=threads)) as results:
         for chunk, encoding in results:
             early[chunk.number] = (chunk, encoding)
-            while turn in early:
-                yield early.pop(turn)
-                turn += 1
+            while following in early:
+                yield early.pop(following)
+                following += 1
 
 
-VERSION = 1
-MANIFEST = "manifest.json"
-# Texts read at a time, and encoded in one call: enough to fill a batch, few enough that the bar moves every few seconds on a CPU.
-_CHUNK = 512
-# Long texts go in smaller calls, about 250,000 tokens each, so that a kill does not cost an hour of encoding.
-_CHUNK_CHARACTERS = 1 << 20
-# A shard is committed as soon as it has one of these.
-_SHARD_TEXTS = 8192
-_SHARD_BYTES = 64 << 20
-_SHARD_SECONDS = 30.0
-# Writing a shard takes seconds: a temporary file of this age belongs to a process that is gone.
-_STALE_SECONDS = 3600.0
+def stack_vectors(encoding: Encoding, card: ModelCard) -> tuple[DenseVectors, list[int]]:
+    """Return an encoding as one matrix, (T, d), and the number of rows per text.
 
-
-@dataclass(frozen=True)
-class StoredVectors:
-    """The vectors of some texts, in the order of the texts.
-
-    Attributes:
-        counts: What tokenising did to the texts.
-        reused: Texts whose vectors were there before.
-        rows: All rows, (T, d), which stay on the disk; T is P for a dense model.
-        lengths: For a model with one vector a token how many rows each text has, (P,) int64; None for a dense model.
+    Raises:
+        ValueError: The width of the vectors differs from the model card.
     """
+    if isinstance(encoding, DenseEncoding):
+        vectors, lengths = encoding.vectors, [1] * len(encoding.vectors)
+    else:
+        vectors, lengths = np.concatenate(encoding.vectors), [len(matrix) for matrix in encoding.vectors]
+    if vectors.ndim != 2 or vectors.shape[1] != card.dim:
+        raise ValueError(f"{card.source} returned vectors of width {vectors.shape[-1]}, its card says {card.dim}")
+    return vectors, lengths
 
-    counts: TokenCounts
-    reused: int
-    rows: Rows
-    lengths: NDArray[np.int64] | None
+
+# The store.
 
 
-class VectorStore:
+class EmbeddingStore:
     """A folder of vectors, of any number of models.
 
     Args:
-        folder: Made when something is written to it.
-        executor: Who encodes documents; the shards are written here, in the order of the texts.
+        folder: Folder; created on the first write.
+        executor: Where documents are encoded. Shards are written by this process, in the order of the texts.
+        limits: Sizes of encoding calls and shards.
     """
 
-    def __init__(self, folder: Path, executor: Executor = HERE) -> None:
+    def __init__(self, folder: Path, executor: Executor = HERE, *, limits: StoreLimits | None = None) -> None:
         self._folder = folder
         self._executor = executor
+        self._limits = limits or StoreLimits()
 
     def encode(
         self,
@@ -395,78 +482,62 @@ class VectorStore:
         progress: bool = False,
         description: str | None = None,
     ) -> StoredVectors:
-        """The vectors of texts, encoded where the store has none of this model.
+        """Return the vectors of texts; encode those that the store lacks.
 
         Args:
-            model: Its fingerprint decides which vectors are its own.
-            texts: P texts, consumed in chunks; one that occurs twice is encoded once.
-            role: Queries and documents are kept apart.
-            total: P where it is known, for the time to go.
-            progress: Show a bar over all texts; without a total, the model's own for every chunk.
-            description: Beside the bar; by default what the role is called.
+            model: Its fingerprint identifies the stored vectors.
+            texts: P texts, consumed in chunks; a text that occurs twice is encoded once.
+            role: Queries and documents are stored separately.
+            total: P if known, for the remaining time.
+            progress: Show a progress bar over all texts; without ``total``, the model's own bar for every chunk.
+            description: Label of the bar; by default ``queries`` or ``documents``.
 
         Raises:
-            InputError: The folder cannot be written or holds something else, or a vector is not finite (names the text). What was
-                encoded until then is kept.
-            WorkerError: Workers died, again and again.
-            ValueError: The vectors are not what the model's card says.
+            InputError: The folder cannot be written or belongs to another model, or a vector is not finite (names the text). Vectors
+                encoded before the error stay in the store.
+            WorkerError: Workers died repeatedly.
+            ValueError: The vectors contradict the model card.
         """
         limit = limit_of(self._folder)
         folder = _model_folder(self._folder, model.card, role)
-        named = description or ("queries" if role == "query" else "documents")
-        with progress_bar(named, total or 0, enabled=progress) as advance:
-            session = _Session(folder, model.card, role, advance)
-            show = progress and total is None
-            encodings = encode_chunks(model, session.chunks(texts), role, executor=self._executor, show=show)
+        label = description or ("queries" if role == "query" else "documents")
+        with progress_bar(label, total or 0, enabled=progress) as advance:
+            request = _EncodeRequest(folder, model.card, role, advance, self._limits)
+            encodings = encode_chunks(model, request.chunks(texts), role, executor=self._executor, show=progress and total is None)
             try:
                 with closing(encodings):
                     for chunk, encoding in encodings:
-                        session.keep(chunk, encoding)
+                        request.add(chunk, encoding)
             finally:
-                # Also when the texts or the model fail: what has been encoded is not lost.
-                session.commit()
-        stored = session.stored()
-        logger.info("%d texts, %d of them with vectors in %s", stored.counts.texts, stored.reused, folder)
+                # Vectors that were encoded before an error are kept.
+                request.commit()
+        stored = request.stored()
+        logger.info("%d texts, %d of them with stored vectors in %s", stored.counts.texts, stored.reused, folder)
         if limit is not None and stored.reused < stored.counts.texts:
             prune_cache(limit)
         return stored
 
 
 @contextmanager
-def vector_store(folder: Path | None, executor: Executor = HERE) -> Iterator[VectorStore]:
-    """The store in a folder, or for None one in a temporary folder that is gone when the block ends.
+def open_embedding_store(folder: Path | None, executor: Executor = HERE) -> Iterator[EmbeddingStore]:
+    """Open the store in a folder, or in a temporary folder that is deleted at the end of the block.
 
     Args:
-        folder: The folder.
-        executor: Who encodes documents.
+        folder: The folder; None for a temporary one.
+        executor: Where documents are encoded.
     """
     if folder is not None:
-        yield VectorStore(folder, executor)
+        yield EmbeddingStore(folder, executor)
         return
     with TemporaryDirectory(prefix="quiver-vectors-") as temporary:
-        yield VectorStore(Path(temporary), executor)
+        yield EmbeddingStore(Path(temporary), executor)
 
 
-def packed(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> tuple[DenseVectors, list[int]]:
-    """An encoding as one matrix, (rows, d), and the number of rows of each text.
+class _EncodeRequest:
+    """One call of `EmbeddingStore.encode`. New texts are numbered in the order in which they are encoded and stored."""
 
-    Raises:
-        ValueError: The vectors are not what the model's card says.
-    """
-    if isinstance(encoding, DenseEncoding):
-        vectors, lengths = encoding.vectors, [1] * len(encoding.vectors)
-    else:
-        vectors, lengths = np.concatenate(encoding.vectors), [len(matrix) for matrix in encoding.vectors]
-    if vectors.ndim != 2 or vectors.shape[1] != card.dim:
-        raise ValueError(f"{card.source} gave vectors of width {vectors.shape[-1]}, its card says {card.dim}")
-    return vectors, lengths
-
-
-class _Session:
-    """One walk over texts: every new text gets the next number, which is its place in the shards, and is encoded in that order."""
-
-    def __init__(self, folder: Path, card: ModelCard, role: Role, advance: Advance) -> None:
-        self._folder, self._card, self._role, self._advance = folder, card, role, advance
+    def __init__(self, folder: Path, card: ModelCard, role: Role, advance: Advance, limits: StoreLimits) -> None:
+        self._folder, self._card, self._role, self._advance, self._limits = folder, card, role, advance, limits
         self._shards = _open_shards(folder, self._card.dim)
         self._first = np.cumsum([0, *map(len, self._shards)]).tolist()  # number of each shard's first text
         self._verified: set[int] = set()
@@ -478,21 +549,21 @@ class _Session:
         self._numbers: list[NDArray[np.int64]] = []
         self._pending: list[str] = []
         self._pending_keys: list[Keys] = []
-        self._handed_out: deque[Keys] = deque()
+        self._in_progress: deque[Keys] = deque()
         self._chunks = 0
         self._encoded: list[tuple[NDArray[np.void], DenseVectors]] = []
-        self._committed = time.monotonic()
+        self._committed = limits.clock()
 
     def chunks(self, texts: Iterable[str]) -> Iterator[Chunk]:
-        """What is to be encoded of some texts, in calls of one chunk; what does not fill a call waits for more."""
+        """Yield the texts that have no vectors, in chunks; texts that do not fill a chunk wait for more."""
         stream = iter(texts)
-        while read := list(islice(stream, _CHUNK)):
+        while read := list(islice(stream, self._limits.chunk_texts)):
             self._look_up(read)
             yield from self._full_chunks(everything=False)
         yield from self._full_chunks(everything=True)
 
     def _look_up(self, texts: list[str]) -> None:
-        """Number some texts; those that have no vectors are pending."""
+        """Number texts; those that have no vectors become pending."""
         keys = text_keys(texts)
         numbers = self._find(keys)
         known = numbers >= 0
@@ -505,16 +576,16 @@ class _Session:
         self._next += len(new)
         self._reused += int((known & (numbers < self._known)).sum())
         self._numbers.append(numbers)
-        self._pending += [texts[place] for place in new.tolist()]
+        self._pending += [texts[row] for row in new.tolist()]
         self._pending_keys.append(keys[new])
         self._advance(len(texts) - len(new))
 
     def _find(self, keys: Keys) -> NDArray[np.int64]:
-        """Numbers of the texts whose vectors are sound or still to come; -1 for the others."""
+        """Numbers of the texts that are stored in a sound shard or pending; -1 for the others."""
         while True:
             numbers = self._keys.find(keys)
-            asked = numbers[(numbers >= 0) & (numbers < self._known)]
-            shards = set(np.unique(np.searchsorted(self._first, asked, side="right") - 1).tolist()) - self._verified
+            stored = numbers[(numbers >= 0) & (numbers < self._known)]
+            shards = set(np.unique(np.searchsorted(self._first, stored, side="right") - 1).tolist()) - self._verified
             damaged = [number for number in sorted(shards) if not _is_sound(self._shards[number])]
             self._verified |= shards - set(damaged)
             if not damaged:
@@ -523,47 +594,52 @@ class _Session:
                 self._keys.drop(self._first[number], self._first[number + 1])
 
     def _full_chunks(self, *, everything: bool) -> Iterator[Chunk]:
-        while self._pending and (everything or len(self._pending) >= _CHUNK or sum(map(len, self._pending)) >= _CHUNK_CHARACTERS):
-            size = _chunk_size(self._pending)
+        limits = self._limits
+        while self._pending and (
+            everything or len(self._pending) >= limits.chunk_texts or sum(map(len, self._pending)) >= limits.chunk_characters
+        ):
+            ends = np.cumsum([len(text) for text in self._pending[: limits.chunk_texts]])
+            size = max(1, int(np.searchsorted(ends, limits.chunk_characters, side="right")))
             texts, self._pending = self._pending[:size], self._pending[size:]
             waiting = np.concatenate(self._pending_keys)
-            self._handed_out.append(waiting[:size])
+            self._in_progress.append(waiting[:size])
             self._pending_keys = [waiting[size:]]
             self._chunks += 1
             yield Chunk(self._chunks - 1, tuple(texts))
 
-    def keep(self, chunk: Chunk, encoding: Encoding) -> None:
-        """Take the vectors of the next chunk, and commit what has come together once it is due."""
-        keys, texts = self._handed_out.popleft(), chunk.texts
-        vectors, lengths = packed(encoding, self._card)
+    def add(self, chunk: Chunk, encoding: Encoding) -> None:
+        """Take the vectors of the next chunk; write a shard if one is due."""
+        keys, texts = self._in_progress.popleft(), chunk.texts
+        vectors, lengths = stack_vectors(encoding, self._card)
         if len(lengths) != len(texts):
-            raise ValueError(f"{self._card.source} gave the vectors of {len(lengths)} texts for {len(texts)}")
+            raise ValueError(f"{self._card.source} returned the vectors of {len(lengths)} texts for {len(texts)}")
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             text = texts[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))]
-            raise InputError(f"{self._card.source} gave a vector that is not finite for the {self._role} {text[:60]!r}; it cannot be used")
+            raise InputError(f"{self._card.source}: the vector of the {self._role} {text[:60]!r} is not finite")
         self._encoded.append((make_records(keys, lengths, encoding.tokens), comparable(vectors, self._card)))
         self._advance(len(texts))
         if self._is_due():
             self.commit()
 
     def _is_due(self) -> bool:
+        limits = self._limits
         texts, size = sum(len(records) for records, _ in self._encoded), sum(vectors.nbytes for _, vectors in self._encoded)
-        return texts >= _SHARD_TEXTS or size >= _SHARD_BYTES or time.monotonic() - self._committed >= _SHARD_SECONDS
+        return texts >= limits.shard_texts or size >= limits.shard_bytes or limits.clock() - self._committed >= limits.shard_seconds
 
     def commit(self) -> None:
-        """Write what has been encoded since the last commit."""
+        """Write a shard of the vectors encoded since the last one."""
         if self._encoded:
             records = np.concatenate([records for records, _ in self._encoded])
-            # Numbered, so that of two shards with the same text the same one is found for ever: the older.
+            # Numbered, so that the older one of two shards with the same text is always used.
             path = self._folder / f"{len(self._shards):06d}-{uuid.uuid4().hex[:12]}{SUFFIX}"
             self._shards.append(write_shard(path, records, [vectors for _, vectors in self._encoded]))
             self._encoded = []
             self._first.append(self._first[-1] + len(records))
-        self._committed = time.monotonic()
+        self._committed = self._limits.clock()
 
     def stored(self) -> StoredVectors:
-        """All texts looked up, once everything is encoded and committed."""
+        """Look up the rows of all texts, after everything is committed."""
         numbers = np.concatenate(self._numbers) if self._numbers else np.empty(0, np.int64)
         del self._keys, self._numbers
         stored_rows = np.concatenate([np.empty(0, np.int32), *(shard.records["rows"] for shard in self._shards)])
@@ -580,20 +656,20 @@ class _Session:
 
 
 class _ShardRows:
-    """Rows in the order of some texts, read from shards; see ``quiver.retrieval.protocols.Rows``.
+    """Rows of texts, read from shards (`quiver.retrieval.protocols.Rows`).
 
-    Texts whose rows follow each other in the shards are one run, so that what is remembered is small where the order is that of the
-    encoding, and never more than two numbers a text.
+    Texts whose rows are adjacent in the shards form one run, so that the table is small if texts are read in the order of encoding, and
+    never larger than two numbers per text.
     """
 
-    def __init__(self, shards: list[Shard], dim: int, first: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    def __init__(self, shards: list[VectorShard], dim: int, first: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         filled = lengths > 0
         first, lengths = first[filled], lengths[filled]
         heads = np.flatnonzero(np.append(True, first[1:] != first[:-1] + lengths[:-1])[: len(first)])
         ends = np.cumsum(lengths)
         self._shape = (int(ends[-1]) if len(ends) else 0, dim)
-        self._stored = first[heads]  # where a run begins in the shards
-        self._begins = (ends - lengths)[heads]  # and in the order of the texts
+        self._stored = first[heads]  # first row of each run in the shards
+        self._begins = (ends - lengths)[heads]  # first row of each run in the order of the texts
         self._shards = shards
         self._first_rows = np.cumsum([0, *(shard.rows for shard in shards)], dtype=np.int64)
 
@@ -614,27 +690,21 @@ class _ShardRows:
         stored = self._stored[runs] + (indices - self._begins[runs])
         shards = np.searchsorted(self._first_rows, stored, side="right") - 1
         for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            local = stored[places] - self._first_rows[shard]
-            if places[-1] - places[0] == len(places) - 1:
-                self._shards[shard].read(local, out[places[0] : places[-1] + 1])
+            positions = np.flatnonzero(shards == shard)
+            local = stored[positions] - self._first_rows[shard]
+            if positions[-1] - positions[0] == len(positions) - 1:
+                self._shards[shard].read(local, out[positions[0] : positions[-1] + 1])
             else:
-                part = np.empty((len(places), self._shape[1]), np.float32)
+                part = np.empty((len(positions), self._shape[1]), np.float32)
                 self._shards[shard].read(local, part)
-                out[places] = part
+                out[positions] = part
         return out
 
 
-def _chunk_size(texts: list[str]) -> int:
-    """How many of the first texts are encoded in one call; one at least."""
-    ends = np.cumsum([len(text) for text in texts[:_CHUNK]])
-    return max(1, int(np.searchsorted(ends, _CHUNK_CHARACTERS, side="right")))
-
-
 def _model_folder(store: Path, card: ModelCard, role: Role) -> Path:
-    """The folder of a model's vectors, made if it is not there."""
+    """Create or check the folder of a model's vectors."""
     if not re.fullmatch(r"[0-9a-f]{16,}", card.fingerprint):
-        raise ValueError(f"a fingerprint is a hexadecimal number, got {card.fingerprint!r}")
+        raise ValueError(f"a fingerprint must be a hexadecimal number, got {card.fingerprint!r}")
     folder = store / f"{card.fingerprint}-{role}"
     wanted = {"format": FORMAT, "version": VERSION, "role": role} | {
         name: value for name, value in asdict(card).items() if name in ("fingerprint", "kind", "dim", "similarity")
@@ -642,48 +712,12 @@ def _model_folder(store: Path, card: ModelCard, role: Role) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); name another folder for vectors") from error
+        raise InputError(f"{folder}: cannot be created ({error.strerror}); choose another folder for vectors") from error
     manifest = folder / MANIFEST
     if not manifest.is_file():
         write_json(manifest, wanted | {"source": card.source})
     found = read_json(manifest)
     for name, value in wanted.items():
         if found.get(name) != value:
-            raise InputError(f"{manifest}: its {name} is {found.get(name)!r}, expected {value!r}; delete the folder to encode again")
+            raise InputError(f"{manifest}: {name} is {found.get(name)!r}, expected {value!r}; delete the folder to encode again")
     return folder
-
-
-def _open_shards(folder: Path, dim: int) -> list[Shard]:
-    """The sound shards of a folder, oldest first; others are set aside, and what a killed process has left is removed."""
-    shards = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        try:
-            shards.append(open_shard(path, dim))
-        except DamagedError as error:
-            _set_aside(path, error)
-    for path in folder.glob(".*.tmp"):
-        try:
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                path.unlink()
-        except FileNotFoundError:
-            continue  # another process was faster
-    return shards
-
-
-def _is_sound(shard: Shard) -> bool:
-    try:
-        shard.verify()
-    except DamagedError as error:
-        _set_aside(shard.path, error)
-        return False
-    mark_used(shard.path)
-    return True
-
-
-def _set_aside(path: Path, error: DamagedError) -> None:
-    aside = path.with_suffix(".damaged")
-    try:
-        path.replace(aside)
-    except OSError:  # somebody else has done it, or the folder may only be read: it is not used in any case
-        aside = path
-    logger.warning("%s: damaged (%s); its texts are encoded again, the file may be deleted", aside, error)

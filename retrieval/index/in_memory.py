@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import checked_document
-from quiver.retrieval.data.embedding_store import StoredVectors, packed
+from quiver.retrieval.data.embedding_store import StoredVectors, stack_vectors
 from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
 from quiver.retrieval.index.exact.dense import ExactDenseIndex
 from quiver.retrieval.index.faiss_dense import FaissDenseIndex, check_factory
@@ -140,7 +140,7 @@ class _Part:
 
 
 def _part(encoding: DenseEncoding | TokenEncoding, card: ModelCard) -> _Part:
-    vectors, lengths = packed(encoding, card)
+    vectors, lengths = stack_vectors(encoding, card)
     return _Part(vectors, lengths, encoding.counts)
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
 from quiver.retrieval.models.encoding import clean, describe_tokens, fingerprint, run_batches
-from quiver.retrieval.models.export import write_dense
+from quiver.retrieval.models.export.sentence_transformers import write_dense
 from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from quiver.retrieval.models.pooling import pool
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.embedding_store import VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import (
     ExactColBERTIndex,
     ExactDenseIndex,
@@ -167,7 +167,7 @@ def test_stored_vectors_make_the_same_index(
 ) -> None:
     monkeypatch.setattr("quiver.retrieval.index.in_memory._IN_MEMORY", in_memory)
     model = word_sum if kind == "dense" else word_by_word
-    stored = VectorStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
+    stored = EmbeddingStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
     index, built = index_vectors([document.id for document in DOCUMENTS], stored, model.card), build_in_memory(model, DOCUMENTS)
     assert type(index) is type(built.index)
     assert (list(index.ids), len(index), index.kind, index.nbytes) == (
@@ -189,11 +189,11 @@ def test_the_kind_of_an_index_is_checked_before_anything_is_encoded(tmp_path: Pa
     for kind in ("exact", "Flat", "IVF1024,PQ16x4fs,RFlat?nprobe=8&k_factor=2"):
         check_kind(kind, word_sum.card)
     check_kind("exact", word_by_word.card)
-    stored = VectorStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
+    stored = EmbeddingStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
     index = index_vectors(["x", "y"], stored, word_sum.card, kind="Flat")
     assert isinstance(index, FaissDenseIndex)
     assert index.search(word_sum.encode(["b"], "query").vectors, 1).ids == [["x"]]
-    tokens = VectorStore(tmp_path).encode(word_by_word, ["a b", "c"], "document")
+    tokens = EmbeddingStore(tmp_path).encode(word_by_word, ["a b", "c"], "document")
     for card, vectors, kind, message in (
         (word_sum.card, stored, "exacty", "index 'exacty': FAISS cannot make it for width 256"),
         (word_sum.card, stored, "Flat?nprobe=3", "index 'Flat': 'nprobe' is no setting of its search; it takes none"),
