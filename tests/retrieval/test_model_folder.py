@@ -130,7 +130,7 @@ def test_mistyped_colbert_settings_are_named(colbert: Path, key: str, value: obj
 
 def test_widths_must_chain() -> None:
     settings = ModelFolder("dense", Path(), projections=(Projection(32, 16), Projection(17, 8)))
-    with pytest.raises(InputError, match="Dense module 2 takes 17 features, it is given 16"):
+    with pytest.raises(InputError, match="Dense module 2 expects 17 features, its input has 16"):
         BiEncoder(Encoder(CONFIG), tokenizer(), settings)
 
 

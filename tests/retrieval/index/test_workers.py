@@ -234,7 +234,7 @@ def test_what_workers_cannot_use_is_one_line(tmp_path: Path, word_sum: Any) -> N
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(content))
-    with pytest.raises(InputError, match=r"another model for a worker on .* all need the same files"):
+    with pytest.raises(InputError, match=r"the model on .* has the fingerprint .*; all machines need the same model files"):
         build_index(documents(20), model, tmp_path / "i", executor=LocalProcesses(2))
     assert not (tmp_path / "i").exists()
 
