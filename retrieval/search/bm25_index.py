@@ -1,7 +1,7 @@
 """BM25 over the documents of an open index: the same documents, deletions and filters as its vectors.
 
 The postings of a segment depend only on its texts, which never change: they are counted on first use and cached outside the index folder,
-so that searching needs no lock and writes nothing into the index. Document frequencies are summed over living documents at search time.
+so that searching needs no lock and writes nothing into the index. Document frequencies are summed at search time.
 
     CACHE/<key>/words.json                     sizes and checksums of the other files
     CACHE/<key>/<block>.{words.utf8,words.ends,starts,documents,counts,lengths}

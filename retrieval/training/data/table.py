@@ -272,7 +272,13 @@ class Table:
         batches = _read_batches(folder / "rows.arrow")
         self._first = _first_numbers(batches)
         self._batches = [
-            _RowBatch(queries.to_numpy(), documents.offsets.to_numpy(), documents.values.to_numpy(), scores.offsets.to_numpy(), scores.values.to_numpy())
+            _RowBatch(
+                queries.to_numpy(),
+                documents.offsets.to_numpy(),
+                documents.values.to_numpy(),
+                scores.offsets.to_numpy(),
+                scores.values.to_numpy(),
+            )
             for queries, documents, scores in (batch.columns for batch in batches)
         ]
 

@@ -219,8 +219,7 @@ def _rows_with_keys(rows: TrainingRows, order: Sequence[int]) -> Iterator[_Row]:
 
 def read_columns(rows: TrainingRows, numbers: Sequence[int]) -> dict[str, list[Any]]:
     """Some rows, as columns of equal length."""
-    columns: dict[str, list[Any]] = rows.dataset[list(numbers)]
-    return columns
+    return rows.columns(numbers)
 
 
 def read_rows(rows: TrainingRows, numbers: Sequence[int]) -> list[dict[str, Any]]:

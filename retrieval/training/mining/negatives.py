@@ -30,7 +30,7 @@ from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.search import bm25
-from quiver.retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining.margins import Rules, choose_negatives, rankable
 from quiver.retrieval.training.mining.mined import DOCUMENTS, QUERIES, MinedQuery, write_mined
 from quiver.retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
