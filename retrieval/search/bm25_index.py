@@ -6,8 +6,8 @@ so that searching needs no lock and writes nothing into the index. Document freq
     CACHE/<key>/words.json                     sizes and checksums of the other files
     CACHE/<key>/<block>.{words.utf8,words.ends,starts,documents,counts,lengths}
 
-The key is a hash of the texts' checksum and the tokenization rules, so a cached folder is never stale. Folders are written by one rename and
-may be deleted at any time; a damaged one is counted again.
+The key is a hash of the texts' checksum and the tokenization rules, so a cached folder is never stale. Folders are written by one rename
+and may be deleted at any time; a damaged one is counted again.
 
 Shapes: Q queries, D documents, P postings and V words of a block, k hits.
 """
