@@ -19,10 +19,9 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from quiver.encoder.config import Precision
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_json
-from quiver.eval.baselines import load_peer
+from quiver.encoder.files import file_sha256, write_json
+from quiver.eval.baselines import load_baseline
 from quiver.eval.benchmark import Benchmark, resolve
 from quiver.eval.metrics import MEASURES, Scores, judged_at, score
 from quiver.eval.provenance import DataChecksum, provenance
@@ -287,7 +286,7 @@ def _load(model: str | Path | DenseModel | TokenModel, library: Library, precisi
         return model
     if model == "bm25":
         return None
-    return load_model(str(model), precision=precision) if library == "quiver" else load_peer(library, model)
+    return load_model(str(model), precision=precision) if library == "quiver" else load_baseline(library, model)
 
 
 @contextmanager

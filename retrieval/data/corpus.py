@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from quiver.encoder.data_files import read_json_lines, read_lines
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json_lines, read_lines
 from quiver.retrieval.records import Document, Metadata, Query, Value
 
 # Nine digits fit every integer type that a scorer may keep grades in; a longer one is damage, not a judgement.

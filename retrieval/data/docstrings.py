@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file
 from quiver.retrieval.progress import progress_bar
 
 logger = logging.getLogger(__name__)

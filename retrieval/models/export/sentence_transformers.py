@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from quiver.encoder import Encoder, InputError, Tokenizer, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
-from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.retrieval.models.export.tokenizer_rules import ignores_outer_space, read_tokenizer, reads_as_token, with_prefixes, with_strip
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder

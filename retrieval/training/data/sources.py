@@ -29,9 +29,8 @@ import pyarrow as pa
 import pyarrow.dataset
 from pyarrow import parquet
 
-from quiver.encoder.data_files import read_json_lines
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home
+from quiver.encoder.files import expand_home, read_json_lines
 from quiver.retrieval.data.corpus import key_of
 from quiver.retrieval.progress import Advance
 from quiver.retrieval.training.sections import DataSection

@@ -267,7 +267,7 @@ def test_a_sample_and_its_rates(quiver: Callable[..., Any], minilm: Path, tmp_pa
     (alone,) = plans(quiver(*arguments)).values()
     assert (alone["corpus"]["documents"], alone["corpus"]["tokens"], alone["tokens"]) == (30, 22.0, 660)
     assert alone["rates"]["measured"] is True
-    (many,) = plans(quiver(*arguments, "--docs", "3e6", "--bits", "16")).values()
+    (many,) = plans(quiver(*arguments, "--docs", "3e6", "--engine", "auto:bits=16")).values()
     assert (many["index"]["engine"], many["tokens"]) == ("ivf-dense", 66_000_000)
 
 
@@ -277,11 +277,11 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], tmp_path: Path, minil
         (("--model", "minilm-l6", "--docs", "5", "--preset-collection", "beir"), "give --docs, --preset-collection"),
         (("--model", "minilm-l6", "--docs", "5", "--measure"), "give --sample CORPUS"),
         (("--model", "minilm-l6", "--docs", "5", "--device", "abacus"), "--device must be one of h200"),
-        (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "none for a dense model"),
-        (("--model", "minilm-l6", "--docs", "5e6", "--bits", "7"), "bits must be 8 or 16"),
+        (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "does not exist for a dense model"),
+        (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits must be 8 or 16"),
         (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length are for presets"),
         (("--model", "minilm-l6", "--docs", "5", "--rates", tmp_path / "none.json"), "none.json"),
-        (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense", "--set", "factory=HNSW32,Flat"), "FAISS's to say"),
+        (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense:factory=HNSW32,Flat"), "FAISS's to say"),
     ):
         done = quiver("plan", *arguments)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err

@@ -1,4 +1,4 @@
-"""Models of sentence-transformers under our harness: the library's vectors, its prompts and lengths, one fingerprint a model."""
+"""Models that sentence-transformers runs: vectors, prompts and lengths equal the library's; fingerprints differ between models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 from quiver.encoder import InputError, Tokenizer
 from quiver.eval import evaluate
-from quiver.eval.baselines import load_peer
-from quiver.eval.baselines.sentence_transformers import SentenceTransformersModel
+from quiver.eval.baselines import load_baseline
+from quiver.eval.baselines.models import SentenceTransformersModel
 from quiver.retrieval.models.biencoder import BiEncoder
 
 transformers = pytest.importorskip("transformers")
@@ -79,47 +79,47 @@ PROMPTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", PROMPTS, ids=str)
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_vectors_are_the_librarys(make_model: MakeModel, settings: dict[str, Any], similarity: str) -> None:
+def test_vectors_equal_the_librarys(make_model: MakeModel, settings: dict[str, Any], similarity: str) -> None:
     folder = make_model(similarity=similarity, **settings)
     theirs = library.SentenceTransformer(str(folder), device="cpu")
-    peer = load_peer("sentence-transformers", folder, device="cpu")
-    np.testing.assert_array_equal(peer.encode(TEXTS, "query").vectors, theirs.encode_query(TEXTS))
-    np.testing.assert_array_equal(peer.encode(TEXTS, "document").vectors, theirs.encode_document(TEXTS))
-    card = peer.card
+    baseline = load_baseline("sentence-transformers", folder, device="cpu")
+    np.testing.assert_array_equal(baseline.encode(TEXTS, "query").vectors, theirs.encode_query(TEXTS))
+    np.testing.assert_array_equal(baseline.encode(TEXTS, "document").vectors, theirs.encode_document(TEXTS))
+    card = baseline.card
     assert (card.source, card.kind, card.library) == (str(folder), "dense", "sentence-transformers")
     assert (card.dim, card.similarity, card.query_length, card.document_length) == (32, similarity, 24, 24)
     for role, prompt in (("query", card.query_prompt), ("document", card.document_prompt)):
         expected = theirs.encode(TEXTS, prompt=prompt)
-        np.testing.assert_array_equal(peer.encode(TEXTS, role).vectors, expected)
+        np.testing.assert_array_equal(baseline.encode(TEXTS, role).vectors, expected)
 
 
 def test_tokens_are_counted_by_the_librarys_tokenizer(make_model: MakeModel) -> None:
     folder = make_model(prompts={"query": "find: ", "document": ""})
-    peer = load_peer("sentence-transformers", folder, device="cpu")
+    baseline = load_baseline("sentence-transformers", folder, device="cpu")
     theirs = library.SentenceTransformer(str(folder), device="cpu")
     for role, prompt in (("query", "find: "), ("document", "")):
-        tokens = peer.encode(TEXTS, role).tokens
+        tokens = baseline.encode(TEXTS, role).tokens
         kept = theirs.tokenize([prompt + text for text in TEXTS])["attention_mask"].sum(dim=1)
         assert tokens.tokens.tolist() == kept.tolist()
         assert tokens.truncated.tolist() == [False, False, False, True, False]
         assert tokens.empty.tolist() == [False, True, False, False, False]
     theirs.max_seq_length = 60
     exact = int(theirs.tokenize([TEXTS[0]])["attention_mask"].sum())
-    fits, cuts = (load_peer("sentence-transformers", make_model(f"n{n}", max_length=n), device="cpu") for n in (exact, exact - 1))
+    fits, cuts = (load_baseline("sentence-transformers", make_model(f"n{n}", max_length=n), device="cpu") for n in (exact, exact - 1))
     assert not fits.encode([TEXTS[0]], "query").tokens.truncated[0]
     assert cuts.encode([TEXTS[0]], "query").tokens.truncated[0]
 
 
-def test_no_texts_are_no_vectors(make_model: MakeModel) -> None:
-    encoding = load_peer("sentence-transformers", make_model(), device="cpu").encode([], "query")
+def test_empty_input_gives_no_vectors(make_model: MakeModel) -> None:
+    encoding = load_baseline("sentence-transformers", make_model(), device="cpu").encode([], "query")
     assert (encoding.vectors.shape, len(encoding.tokens.tokens)) == ((0, 32), 0)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_the_score_is_that_of_the_librarys_vectors(make_model: MakeModel, make_collection: Any, similarity: str) -> None:
+def test_evaluation_score_equals_score_of_the_librarys_vectors(make_model: MakeModel, make_collection: Any, similarity: str) -> None:
     folder = make_model(similarity=similarity)
     data = make_collection()
-    found = evaluate(load_peer("sentence-transformers", folder, device="cpu"), data, baselines=()).collections[0]
+    found = evaluate(load_baseline("sentence-transformers", folder, device="cpu"), data, baselines=()).collections[0]
     documents = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()]
     queries = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
     theirs = library.SentenceTransformer(str(folder), device="cpu")
@@ -138,21 +138,21 @@ def test_the_score_is_that_of_the_librarys_vectors(make_model: MakeModel, make_c
     assert found.measures["ndcg@10"] == pytest.approx(sum(values) / 3, abs=1e-9)
 
 
-def test_minilm_agrees_with_our_own_encoder(minilm: Path) -> None:
-    peer, ours = load_peer("sentence-transformers", minilm, device="cpu"), BiEncoder.from_pretrained(minilm)
+def test_quiver_biencoder_agrees_on_minilm(minilm: Path) -> None:
+    baseline, ours = load_baseline("sentence-transformers", minilm, device="cpu"), BiEncoder.from_pretrained(minilm)
     for role in ("query", "document"):
-        theirs = peer.encode(TEXTS, role)
+        theirs = baseline.encode(TEXTS, role)
         np.testing.assert_allclose(theirs.vectors, ours.encode(TEXTS, role).vectors, atol=1e-5, rtol=0)
         assert theirs.counts == ours.encode(TEXTS, role).counts
-    assert peer.card.fingerprint != ours.card.fingerprint
-    assert (peer.card.similarity, peer.card.query_length) == ("cosine", 256)
+    assert baseline.card.fingerprint != ours.card.fingerprint
+    assert (baseline.card.similarity, baseline.card.query_length) == ("cosine", 256)
 
 
 def fingerprint(folder: Path) -> str:
-    return load_peer("sentence-transformers", folder, device="cpu").card.fingerprint
+    return load_baseline("sentence-transformers", folder, device="cpu").card.fingerprint
 
 
-def test_fingerprints_tell_models_apart(make_model: MakeModel, tmp_path: Path) -> None:
+def test_fingerprints_differ_between_models(make_model: MakeModel, tmp_path: Path) -> None:
     variants: dict[str, dict[str, Any]] = {
         "same": {},
         "prompts": {"prompts": {"query": "find: ", "document": ""}},
@@ -174,45 +174,45 @@ def test_fingerprints_tell_models_apart(make_model: MakeModel, tmp_path: Path) -
     assert fingerprint(tmp_path / "tokens") != fingerprint(tmp_path / "weights")
 
 
-def test_encoding_leaves_the_fingerprint_alone(make_model: MakeModel) -> None:
+def test_encoding_does_not_change_the_fingerprint(make_model: MakeModel) -> None:
     folder = make_model()
-    peer = SentenceTransformersModel(folder, device="cpu")
-    peer.encode(TEXTS, "document")
-    assert peer.card.fingerprint == fingerprint(folder)
+    baseline = SentenceTransformersModel(folder, device="cpu")
+    baseline.encode(TEXTS, "document")
+    assert baseline.card.fingerprint == fingerprint(folder)
 
 
-def test_what_we_cannot_compare_is_refused(make_model: MakeModel) -> None:
+def test_unsupported_similarity_is_refused(make_model: MakeModel) -> None:
     with pytest.raises(InputError, match="similarity_fn_name must be cosine or dot, got 'euclidean'"):
-        load_peer("sentence-transformers", make_model(similarity="euclidean"))
+        load_baseline("sentence-transformers", make_model(similarity="euclidean"))
 
 
-def test_a_colbert_is_refused_where_the_library_has_none(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colbert_is_refused_by_versions_without_multi_vector_models(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model()
     settings = json.loads((folder / "config_sentence_transformers.json").read_text())
     (folder / "config_sentence_transformers.json").write_text(json.dumps({**settings, "model_type": "ColBERT"}))
     monkeypatch.delattr(library, "MultiVectorEncoder", raising=False)
-    with pytest.raises(InputError, match=r"a multi-vector model, and sentence-transformers .* has none; .*library pylate"):
-        load_peer("sentence-transformers", folder)
-    with pytest.raises(InputError, match=r"a ColBERT model \(one vector a token\)"):
+    with pytest.raises(InputError, match=r"a multi-vector model, which sentence-transformers .* does not support; .*library pylate"):
+        load_baseline("sentence-transformers", folder)
+    with pytest.raises(InputError, match=r"a ColBERT model \(one vector per token\)"):
         SentenceTransformersModel(folder)
 
 
-def test_models_that_are_none(tmp_path: Path, make_model: MakeModel) -> None:
-    with pytest.raises(InputError, match="no such model: neither a folder nor the hub has"):
-        load_peer("sentence-transformers", tmp_path / "nothing")
+def test_missing_or_damaged_models_are_named(tmp_path: Path, make_model: MakeModel) -> None:
+    with pytest.raises(InputError, match="no such model: neither a folder nor a Hugging Face Hub model"):
+        load_baseline("sentence-transformers", tmp_path / "nothing")
     folder = make_model()
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(InputError) as caught:
-        load_peer("sentence-transformers", folder)
+        load_baseline("sentence-transformers", folder)
     assert "\n" not in str(caught.value)
     (folder / "modules.json").write_text("[{")
     with pytest.raises(InputError, match=r"modules\.json: not JSON"):
-        load_peer("sentence-transformers", folder)
+        load_baseline("sentence-transformers", folder)
 
 
-def test_libraries_that_are_missing_or_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown library 'fasttext'; there are sentence-transformers, pylate"):
-        load_peer("fasttext", tmp_path)
+def test_unknown_and_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown library 'fasttext'; choose one of sentence-transformers, pylate"):
+        load_baseline("fasttext", tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="sentence-transformers is not installed: pip install sentence-transformers"):
-        load_peer("sentence-transformers", tmp_path)
+    with pytest.raises(InputError, match="sentence-transformers is not installed; pip install sentence-transformers"):
+        load_baseline("sentence-transformers", tmp_path)

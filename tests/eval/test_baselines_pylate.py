@@ -1,4 +1,4 @@
-"""Models of PyLate under our harness: PyLate's vectors and counts, one fingerprint a model, no projection drawn at random."""
+"""Models that PyLate runs: vectors and counts equal PyLate's, fingerprints differ between models, missing projections are refused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from quiver.encoder import InputError, Tokenizer
 from quiver.eval import evaluate
-from quiver.eval.baselines import load_peer
-from quiver.eval.baselines.pylate import PyLateModel
+from quiver.eval.baselines import load_baseline
+from quiver.eval.baselines.models import PyLateModel
 from quiver.retrieval.models.colbert import ColBERT
 
 transformers = pytest.importorskip("transformers")
@@ -66,12 +66,12 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ",".join(settings) or "defaults")
-def test_vectors_and_counts_are_pylates(make_model: MakeModel, settings: dict[str, Any]) -> None:
+def test_vectors_and_counts_equal_pylates(make_model: MakeModel, settings: dict[str, Any]) -> None:
     folder = make_model(**settings)
-    theirs, peer = models.ColBERT(str(folder), device="cpu"), load_peer("pylate", folder, device="cpu")
+    theirs, baseline = models.ColBERT(str(folder), device="cpu"), load_baseline("pylate", folder, device="cpu")
     prompt = "find: " if "prompts" in settings else ""
     for role, length in (("query", 12), ("document", 24)):
-        encoding = peer.encode(TEXTS, role)
+        encoding = baseline.encode(TEXTS, role)
         expected = theirs.encode(TEXTS, is_query=role == "query", show_progress_bar=False)
         for found, matrix in zip(encoding.vectors, expected, strict=True):
             np.testing.assert_array_equal(found, matrix)
@@ -81,41 +81,41 @@ def test_vectors_and_counts_are_pylates(make_model: MakeModel, settings: dict[st
         assert encoding.tokens.truncated[3]
         assert encoding.tokens.tokens[3] == length
         assert encoding.tokens.empty.tolist() == [False, True, False, False, False]
-    card = peer.card
+    card = baseline.card
     assert (card.source, card.kind, card.library, card.similarity) == (str(folder), "colbert", "pylate", "maxsim")
     assert (card.dim, card.query_length, card.document_length) == (16, 12, 24)
     prefixes = ("", "") if "query_prefix" in settings else ("[Q] ", "[D] ")
     assert (card.query_prompt, card.document_prompt) == (prefixes[0] + prompt, prefixes[1] + prompt)
 
 
-def test_a_text_that_just_fits_is_not_truncated(make_model: MakeModel) -> None:
+def test_text_of_the_maximum_length_is_not_truncated(make_model: MakeModel) -> None:
     tokenizer = models.ColBERT(str(make_model("any")), device="cpu").tokenizer
     tokens = len(tokenizer([TEXTS[0]])["input_ids"][0]) + 1  # the prefix
     for length, truncated in ((tokens, False), (tokens - 1, True)):
-        peer = load_peer("pylate", make_model(f"l{length}", document_length=length), device="cpu")
-        encoding = peer.encode([TEXTS[0]], "document")
+        baseline = load_baseline("pylate", make_model(f"l{length}", document_length=length), device="cpu")
+        encoding = baseline.encode([TEXTS[0]], "document")
         assert (encoding.tokens.truncated.tolist(), encoding.tokens.tokens.tolist()) == ([truncated], [min(tokens, length)])
 
 
-def test_no_texts_are_no_vectors(make_model: MakeModel) -> None:
-    encoding = load_peer("pylate", make_model(), device="cpu").encode([], "document")
+def test_empty_input_gives_no_vectors(make_model: MakeModel) -> None:
+    encoding = load_baseline("pylate", make_model(), device="cpu").encode([], "document")
     assert (encoding.vectors, len(encoding.tokens.tokens)) == ([], 0)
 
 
-def test_our_own_encoder_agrees(make_model: MakeModel) -> None:
+def test_quiver_colbert_agrees(make_model: MakeModel) -> None:
     folder = make_model()
-    peer, ours = load_peer("pylate", folder, device="cpu"), ColBERT.from_pretrained(folder)
+    baseline, ours = load_baseline("pylate", folder, device="cpu"), ColBERT.from_pretrained(folder)
     for role in ("query", "document"):
-        theirs, mine = peer.encode(TEXTS, role), ours.encode(TEXTS, role)
+        theirs, mine = baseline.encode(TEXTS, role), ours.encode(TEXTS, role)
         assert theirs.counts == mine.counts
         for one, other in zip(theirs.vectors, mine.vectors, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
-    assert peer.card.fingerprint != ours.card.fingerprint
+    assert baseline.card.fingerprint != ours.card.fingerprint
 
 
-def test_the_score_is_that_of_pylates_vectors(make_model: MakeModel, make_collection: Any) -> None:
+def test_evaluation_score_equals_score_of_pylates_vectors(make_model: MakeModel, make_collection: Any) -> None:
     folder, data = make_model(), make_collection()
-    found = evaluate(load_peer("pylate", folder, device="cpu"), data, baselines=()).collections[0]
+    found = evaluate(load_baseline("pylate", folder, device="cpu"), data, baselines=()).collections[0]
     documents = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()]
     queries = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
     theirs = models.ColBERT(str(folder), device="cpu")
@@ -137,7 +137,7 @@ def test_the_score_is_that_of_pylates_vectors(make_model: MakeModel, make_collec
     assert found.truncated.documents == sum(len(theirs.tokenizer([text])["input_ids"][0]) + 1 > 24 for text in texts)
 
 
-def test_fingerprints_tell_models_apart(make_model: MakeModel) -> None:
+def test_fingerprints_differ_between_models(make_model: MakeModel) -> None:
     variants: dict[str, dict[str, Any]] = {
         "same": {},
         "query_length": {"query_length": 13},
@@ -148,28 +148,28 @@ def test_fingerprints_tell_models_apart(make_model: MakeModel) -> None:
         "prefix": {"query_prefix": "[A] "},
         "width": {"embedding_size": 8},
     }
-    found = {name: load_peer("pylate", make_model(name, **settings)).card.fingerprint for name, settings in variants.items()}
+    found = {name: load_baseline("pylate", make_model(name, **settings)).card.fingerprint for name, settings in variants.items()}
     assert len(set(found.values())) == len(found)
-    assert load_peer("pylate", make_model("again")).card.fingerprint == found["same"]
+    assert load_baseline("pylate", make_model("again")).card.fingerprint == found["same"]
 
 
-def test_encoding_leaves_the_fingerprint_alone(make_model: MakeModel) -> None:
+def test_encoding_does_not_change_the_fingerprint(make_model: MakeModel) -> None:
     folder = make_model()
-    peer = PyLateModel(folder, device="cpu")
-    peer.encode(TEXTS, "document")
-    assert peer.card.fingerprint == PyLateModel(folder, device="cpu").card.fingerprint
+    baseline = PyLateModel(folder, device="cpu")
+    baseline.encode(TEXTS, "document")
+    assert baseline.card.fingerprint == PyLateModel(folder, device="cpu").card.fingerprint
 
 
-def test_a_projection_is_never_drawn_at_random(base: Path, minilm: Path) -> None:
-    with pytest.raises(InputError, match="not a ColBERT model: it has no projection, and PyLate would draw one at random"):
-        load_peer("pylate", base)
-    with pytest.raises(InputError, match="its modules are Transformer, Pooling, Normalize, not a Transformer and Dense"):
-        load_peer("pylate", minilm)
+def test_model_without_projection_is_refused(base: Path, minilm: Path) -> None:
+    with pytest.raises(InputError, match="not a ColBERT model: it has no projection, and PyLate would initialise one at random"):
+        load_baseline("pylate", base)
+    with pytest.raises(InputError, match="must be a Transformer and Dense layers, found Transformer, Pooling, Normalize"):
+        load_baseline("pylate", minilm)
 
 
-def test_a_broken_model_is_one_line(make_model: MakeModel) -> None:
+def test_broken_model_raises_a_one_line_error(make_model: MakeModel) -> None:
     folder = make_model()
     (folder / "config.json").write_text('{"model_type": "no such type"}')
     with pytest.raises(InputError, match="pylate cannot load it") as caught:
-        load_peer("pylate", folder)
+        load_baseline("pylate", folder)
     assert "\n" not in str(caught.value)

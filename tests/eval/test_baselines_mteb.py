@@ -1,4 +1,4 @@
-"""Our models under mteb's evaluate: scores, texts, own ids, depth and candidates are as mteb has them for a model of its own."""
+"""Quiver models in MTEB's evaluate: scores, texts, own ids, depth and candidates agree with an MTEB model's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
-from quiver.eval.baselines.mteb import QuiverSearch
+from quiver.eval.baselines import QuiverSearch
 from quiver.eval.metrics import score
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
@@ -44,7 +44,7 @@ def corpus(documents: Mapping[str, tuple[str, str]] = DOCUMENTS) -> Any:
 
 
 def task(queries: Any = None, *, own_ids: bool = False, top_ranked: object = None, depths: Sequence[int] = (1, 3, 10, 1000)) -> Any:
-    """A task that loads nothing."""
+    """A retrieval task whose data are given here."""
 
     class Tiny(retrieval_tasks.AbsTaskRetrieval):
         metadata = mteb.TaskMetadata(
@@ -75,7 +75,7 @@ def evaluated(model: Any, of: Any) -> dict[str, float]:
 
 
 class Recorder:
-    """A model of mteb's own kind, with the same vectors: what it is given is what mteb wants encoded."""
+    """An MTEB encoder with the same vectors that records the texts MTEB gives it."""
 
     mteb_model_meta = mteb.models.ModelMeta.create_empty()
 
@@ -97,7 +97,7 @@ class Recorder:
 
 
 class Words:
-    """Each word a vector of its own, so that MaxSim counts the words of a query that a document has."""
+    """A token model with one vector per word, so that MaxSim counts the query words that a document contains."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -124,15 +124,15 @@ def texts_of(model: Any) -> dict[str, list[str]]:
     return {role: texts for role, texts in model.encoded if texts}
 
 
-def test_it_is_a_search_and_no_encoder(model: Any) -> None:
+def test_quiver_search_is_an_mteb_search_and_not_an_encoder(model: Any) -> None:
     search = QuiverSearch(model)
     assert isinstance(search, mteb.SearchProtocol)
     assert not isinstance(search, mteb.EncoderProtocol | mteb.CrossEncoderProtocol)
 
 
 @pytest.mark.parametrize("own_ids", [False, True])
-def test_scores_are_mtebs_own_and_ours(model: Any, own_ids: bool) -> None:
-    """q2 is a document as well, and finds itself first unless the task says that own ids do not count."""
+def test_scores_agree_with_an_mteb_model_and_with_our_metrics(model: Any, own_ids: bool) -> None:
+    """q2 is also a document id; it is the first hit unless the task ignores own ids."""
     found = evaluated(QuiverSearch(model), task(own_ids=own_ids))
     theirs = evaluated(Recorder(model), task(own_ids=own_ids))
     for name in ("ndcg_at_10", "ndcg_at_1", "map_at_1000", "recall_at_3", "mrr_at_10", "precision_at_10"):
@@ -144,7 +144,7 @@ def test_scores_are_mtebs_own_and_ours(model: Any, own_ids: bool) -> None:
     assert found["ndcg_at_10"] == pytest.approx(score(QRELS, run, ["ndcg@10"]).means["ndcg@10"], abs=1e-5)
 
 
-def test_own_ids_change_the_score(model: Any) -> None:
+def test_ignoring_own_ids_changes_the_score(model: Any) -> None:
     assert evaluated(QuiverSearch(model), task(own_ids=True))["ndcg_at_10"] > evaluated(QuiverSearch(model), task())["ndcg_at_10"]
 
 
@@ -158,7 +158,7 @@ CONVERSATIONS = {
 @pytest.mark.filterwarnings("ignore:Conversations are a list of strings")
 @pytest.mark.parametrize("instructed", [False, True])
 @pytest.mark.parametrize("kind", sorted(CONVERSATIONS))
-def test_texts_are_put_together_as_mteb_does(model: Any, kind: str, instructed: bool) -> None:
+def test_texts_are_joined_as_mteb_does(model: Any, kind: str, instructed: bool) -> None:
     queries = [{"id": key, "text": text} for key, text in zip(QUERIES, CONVERSATIONS[kind], strict=True)]
     if instructed:
         queries = [{**row, "instruction": "Find animals."} for row in queries]
@@ -172,7 +172,7 @@ def test_texts_are_put_together_as_mteb_does(model: Any, kind: str, instructed: 
     assert found["document"][:2] == ["Wings a bird has two wings and flies", "Fish  a fish swims in the deep sea"]
 
 
-def test_depth_is_mtebs(model: Any) -> None:
+def test_depth_follows_top_k(model: Any) -> None:
     run = searched(QuiverSearch(model), top_k=2)
     assert {len(documents) for documents in run.values()} == {2}
     assert next(iter(run["q1"])) == "d1"
@@ -184,7 +184,7 @@ CANDIDATES = {"q1": ["d3", "d1", "d5", "d1"], "q2": ["d4"]}
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_candidates_alone_are_scored(model: Any, kind: str) -> None:
+def test_only_candidates_are_scored_in_reranking(model: Any, kind: str) -> None:
     searching = model if kind == "dense" else Words(model)
     whole = searched(QuiverSearch(searching), top_k=1000)
     run = searched(QuiverSearch(searching), top_ranked=CANDIDATES)
@@ -197,16 +197,16 @@ def test_candidates_alone_are_scored(model: Any, kind: str) -> None:
     assert list(searched(QuiverSearch(searching), top_k=1, top_ranked=CANDIDATES)["q1"]) == ["d1"]
 
 
-def test_reranking_tasks_agree_with_mteb(model: Any) -> None:
+def test_reranking_scores_agree_with_mteb(model: Any) -> None:
     candidates = {"q1": ["d5", "d4", "d1"], "q2": ["d5", "d2", "d1"], "q3": ["d1", "d3"]}
     found, theirs = (evaluated(each, task(top_ranked=candidates)) for each in (QuiverSearch(model), Recorder(model)))
     assert found["ndcg_at_10"] == pytest.approx(theirs["ndcg_at_10"], abs=1e-6)
     assert found["map_at_1000"] == pytest.approx(theirs["map_at_1000"], abs=1e-6)
 
 
-def test_a_candidate_without_vectors_is_not_found(model: Any) -> None:
+def test_candidate_without_vectors_is_not_returned(model: Any) -> None:
     class Half(Words):
-        """Knows no word of d3."""
+        """Gives d3 no vectors."""
 
         def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
             return super().encode(["" if "granite is" in text else text for text in texts], role)
@@ -215,19 +215,19 @@ def test_a_candidate_without_vectors_is_not_found(model: Any) -> None:
     assert (list(run["q1"]), run["q3"]) == (["d1"], {})
 
 
-def test_a_candidate_that_is_no_document_is_named(model: Any) -> None:
-    with pytest.raises(InputError, match="query 'q1' is to rank the document 'd9', which is not in the corpus"):
+def test_unknown_candidate_is_named(model: Any) -> None:
+    with pytest.raises(InputError, match="the candidate 'd9' of query 'q1' is not in the corpus"):
         searched(QuiverSearch(model), top_ranked={"q1": ["d1", "d9"]})
 
 
-def test_an_index_of_another_kind_finds_the_same_when_it_looks_everywhere(model: Any) -> None:
+def test_ivf_index_that_probes_every_list_agrees_with_exact_search(model: Any) -> None:
     exact = searched(QuiverSearch(model), top_k=3)
     found = searched(QuiverSearch(model, index="IVF2,Flat?nprobe=2"), top_k=3)
     for query, documents in exact.items():
         np.testing.assert_allclose(sorted(found[query].values()), sorted(documents.values()), atol=1e-6)
 
 
-def test_vectors_are_kept_in_a_folder(model: Any, tmp_path: Path) -> None:
+def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:
     first = searched(QuiverSearch(model, cache=tmp_path / "vectors"))
     assert texts_of(model).keys() == {"query", "document"}
     model.encoded.clear()
@@ -235,7 +235,7 @@ def test_vectors_are_kept_in_a_folder(model: Any, tmp_path: Path) -> None:
     assert texts_of(model) == {}
 
 
-def test_without_a_folder_nothing_is_left_behind(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_files_remain_without_a_cache(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     search = QuiverSearch(model)
     searched(search)
@@ -246,7 +246,7 @@ def test_without_a_folder_nothing_is_left_behind(model: Any, tmp_path: Path, mon
 
 def test_documents_without_text_are_refused(model: Any) -> None:
     images = datasets.Dataset.from_list([{"id": "d1", "image": "bytes"}])
-    with pytest.raises(InputError, match="QuiverTiny: documents without a text"):
+    with pytest.raises(InputError, match="QuiverTiny: the documents have no text"):
         QuiverSearch(model).index(images, task_metadata=task().metadata, hf_split="", hf_subset="", encode_kwargs={})
 
 
@@ -259,7 +259,7 @@ def biencoder() -> BiEncoder:
     return BiEncoder(init_weights(Encoder(config), seed=1), Tokenizer.train(["bird"], vocab_size=300), settings, source="birds/tiny-bird")
 
 
-def test_the_description_of_a_model_is_true(biencoder: BiEncoder, model: Any) -> None:
+def test_model_meta_describes_the_model(biencoder: BiEncoder, model: Any) -> None:
     meta = QuiverSearch(biencoder).mteb_model_meta
     assert (meta.name, meta.revision) == ("birds/tiny-bird", biencoder.card.fingerprint)
     assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 24, "dot")
@@ -272,7 +272,7 @@ def test_the_description_of_a_model_is_true(biencoder: BiEncoder, model: Any) ->
     assert (other.n_parameters, other.use_instructions, other.experiment_kwargs) == (None, False, {"index": "HNSW32"})
 
 
-def test_names(model: Any) -> None:
+def test_default_name_and_invalid_name(model: Any) -> None:
     assert QuiverSearch(model).mteb_model_meta.name == "local/bag of words"
-    with pytest.raises(InputError, match="organisation/model, got 'bag'"):
+    with pytest.raises(InputError, match="the form organisation/model, got 'bag'"):
         QuiverSearch(model, name="bag")

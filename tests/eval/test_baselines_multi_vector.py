@@ -1,4 +1,4 @@
-"""Multi-vector models of sentence-transformers 6 under our harness; with an older version they are refused by name."""
+"""Multi-vector models that sentence-transformers 6 runs; older versions refuse them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.eval.baselines import load_peer
+from quiver.eval.baselines import load_baseline
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
@@ -25,7 +25,7 @@ CONFIG = EncoderConfig.modernbert(
 
 @pytest.fixture(params=[True, False], ids=["expanded", "plain"])
 def colbert(tmp_path: Path, request: pytest.FixtureRequest) -> ColBERT:
-    """A ColBERT of ours, saved."""
+    """A saved Quiver ColBERT model."""
     tokenizer = Tokenizer.train(TEXTS * 2, vocab_size=384, max_length=64)
     for prefix in ("[Q] ", "[D] "):
         tokenizer.add_token(prefix)
@@ -37,25 +37,25 @@ def colbert(tmp_path: Path, request: pytest.FixtureRequest) -> ColBERT:
 
 
 @pytest.mark.skipif(hasattr(library, "MultiVectorEncoder"), reason="this sentence-transformers has multi-vector models")
-def test_older_versions_say_what_to_do(colbert: ColBERT) -> None:
-    with pytest.raises(InputError, match="pip install 'sentence-transformers>=6', or load it with the library pylate"):
-        load_peer("sentence-transformers", colbert.source)
+def test_older_sentence_transformers_error_names_the_remedy(colbert: ColBERT) -> None:
+    with pytest.raises(InputError, match="pip install 'sentence-transformers>=6', or load it with --library pylate"):
+        load_baseline("sentence-transformers", colbert.source)
 
 
 @pytest.mark.skipif(not hasattr(library, "MultiVectorEncoder"), reason="sentence-transformers 6 brought multi-vector models")
-def test_vectors_and_counts_are_the_librarys(colbert: ColBERT) -> None:
-    peer = load_peer("sentence-transformers", colbert.source, device="cpu")
+def test_vectors_and_counts_equal_the_librarys(colbert: ColBERT) -> None:
+    baseline = load_baseline("sentence-transformers", colbert.source, device="cpu")
     theirs = library.MultiVectorEncoder(colbert.source, device="cpu")
     for role, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
-        encoding, mine = peer.encode(TEXTS, role), colbert.encode(TEXTS, role)
+        encoding, mine = baseline.encode(TEXTS, role), colbert.encode(TEXTS, role)
         for found, expected, ours in zip(encoding.vectors, encode(TEXTS, convert_to_numpy=True), mine.vectors, strict=True):
             np.testing.assert_array_equal(found, expected)
             np.testing.assert_allclose(found, ours, atol=1e-4, rtol=0)
         np.testing.assert_array_equal(encoding.tokens.tokens, mine.tokens.tokens)
         np.testing.assert_array_equal(encoding.tokens.truncated, mine.tokens.truncated)
-    card = peer.card
+    card = baseline.card
     assert (card.kind, card.similarity, card.library, card.dim) == ("colbert", "maxsim", "sentence-transformers", 16)
     assert (card.query_length, card.document_length) == (12, 24)
     assert (card.query_prompt, card.document_prompt) == ("[Q] ", "[D] ")
-    assert card.fingerprint == load_peer("sentence-transformers", colbert.source).card.fingerprint
-    assert peer.encode([], "query").vectors == []
+    assert card.fingerprint == load_baseline("sentence-transformers", colbert.source).card.fingerprint
+    assert baseline.encode([], "query").vectors == []

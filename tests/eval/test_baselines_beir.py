@@ -1,4 +1,4 @@
-"""Our models under beir's EvaluateRetrieval: as the model of its searches, and with our indexes in the place of them."""
+"""Quiver models in BEIR's EvaluateRetrieval: encoded for its own search, and searched with Quiver's indexes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.eval.baselines.beir import DenseRetriever, IndexRetriever
+from quiver.eval.baselines import DenseRetriever, IndexRetriever
 from quiver.eval.metrics import score
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
 
@@ -44,7 +44,7 @@ class Scaled:
 
 
 class Words:
-    """Each word a vector of its own, so that MaxSim counts the words of a query that a document has."""
+    """A token model with one vector per word, so that MaxSim counts the query words that a document contains."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -65,7 +65,7 @@ def agree(found: dict[str, dict[str, float]], expected: dict[str, dict[str, floa
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_our_index_finds_what_beirs_exact_search_finds(model: Any, similarity: str) -> None:
+def test_index_retriever_agrees_with_beirs_exact_search(model: Any, similarity: str) -> None:
     scaled = Scaled(model, similarity)
     function = {"cosine": "cos_sim", "dot": "dot"}[similarity]
     exact = dense_search.DenseRetrievalExactSearch(DenseRetriever(scaled), show_progress_bar=False)
@@ -80,7 +80,7 @@ def test_our_index_finds_what_beirs_exact_search_finds(model: Any, similarity: s
     assert ndcg["NDCG@10"] == pytest.approx(score(QRELS, found, ["ndcg@10"]).means["ndcg@10"], abs=1e-5)
 
 
-def test_the_texts_are_beirs(model: Any) -> None:
+def test_titles_and_texts_are_joined_as_beir_does(model: Any) -> None:
     DenseRetriever(model).encode_corpus(list(CORPUS.values()))
     IndexRetriever(model).search(CORPUS, QUERIES, 3)
     alone, searched = [texts for role, texts in model.encoded if role == "document" and texts]
@@ -94,7 +94,7 @@ def test_the_texts_are_beirs(model: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_every_id_is_one_of_the_corpus(model: Any, kind: str) -> None:
+def test_only_document_ids_are_returned(model: Any, kind: str) -> None:
     run = IndexRetriever(model if kind == "dense" else Words(model)).search(CORPUS, QUERIES, 1000)
     assert list(run) == list(QUERIES)
     for query, documents in run.items():
@@ -102,29 +102,29 @@ def test_every_id_is_one_of_the_corpus(model: Any, kind: str) -> None:
         assert list(documents.values()) == sorted(documents.values(), reverse=True)
 
 
-def test_token_vectors_are_scored_by_maxsim(model: Any) -> None:
+def test_token_vectors_are_scored_with_maxsim(model: Any) -> None:
     run = IndexRetriever(Words(model)).search(CORPUS, QUERIES, 2, "cos_sim")
     assert list(run["q1"])[:1] == ["d1"]
     assert run["q1"]["d1"] == pytest.approx(2)  # "bird" and "wings"
     assert run["q2"].keys() == {"d2", "d5"}
     assert run["q2"]["d2"] == pytest.approx(3)  # "Fish", "deep" and "sea"
-    with pytest.raises(ValueError, match="words has one vector a token; search with IndexRetriever"):
+    with pytest.raises(ValueError, match="words has one vector per token; search with IndexRetriever"):
         DenseRetriever(Words(model))
 
 
-def test_an_index_of_another_kind_finds_the_same_when_it_looks_everywhere(model: Any) -> None:
+def test_ivf_index_that_probes_every_list_agrees_with_exact_search(model: Any) -> None:
     exact = IndexRetriever(model).search(CORPUS, QUERIES, 10)
     agree(IndexRetriever(model, index="IVF2,Flat?nprobe=2").search(CORPUS, QUERIES, 10), exact)
 
 
-def test_vectors_are_kept_in_a_folder(model: Any, tmp_path: Path) -> None:
+def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:
     first = IndexRetriever(model, cache=tmp_path / "vectors").search(CORPUS, QUERIES, 10)
     model.encoded.clear()
     assert IndexRetriever(model, cache=tmp_path / "vectors").search(CORPUS, QUERIES, 10) == first
     assert not any(texts for _, texts in model.encoded)
 
 
-def test_without_a_folder_nothing_is_left_behind(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_files_remain_without_a_cache(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     IndexRetriever(model).search(CORPUS, QUERIES, 10)
     assert list(tmp_path.iterdir()) == []
