@@ -1,4 +1,11 @@
-"""Bi-encoders and ColBERT models in the layouts of sentence-transformers 5 and 6."""
+"""Bi-encoders and ColBERT models in the layouts of sentence-transformers 5 and 6.
+
+A model folder has ``modules.json``, which lists its modules in order, and a folder per module. Bi-encoders are written with old module paths
+and pooling keys, which sentence-transformers 5 and 6 both read. ColBERT models are written as ``MultiVectorEncoder``, which only 6 reads:
+there a prefix is text before a text, and if the tokenizer reads it as one token, it equals the token that PyLate and Quiver insert.
+
+Source: what sentence-transformers 5.3 and 6.2 and PyLate 1.6 write and read.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +32,17 @@ Value = TypeVar("Value")
 
 
 def typed(values: Mapping[str, Any], key: str, kind: type[Value], default: Value, path: Path) -> Value:
-    """A setting of one type; absent and null give the default.
+    """Read a setting of one type; a missing or null setting gives the default.
 
     Args:
         values: The parsed file.
-        key: Of the setting.
-        kind: What it must be, exactly: True is no int.
-        default: Taken where the file has none.
-        path: The file, named in errors.
+        key: Key of the setting.
+        kind: Expected type, exactly: True is not an int.
+        default: Value if the file has none.
+        path: The file, for errors.
 
     Raises:
-        InputError: The setting is of another type.
+        InputError: The setting has another type.
 
     Example:
         >>> typed({"max_seq_length": 256}, "max_seq_length", int, 512, Path("sentence_bert_config.json"))
@@ -44,16 +51,16 @@ def typed(values: Mapping[str, Any], key: str, kind: type[Value], default: Value
     value = values.get(key)
     if value is None:
         return default
-    if type(value) is not kind:  # not isinstance: True is an int to Python
+    if type(value) is not kind:  # isinstance would accept True as an int
         raise InputError(f"{path}: {key} must be of type {kind.__name__}, got {value!r}")
     return value
 
 
 def words(values: Mapping[str, Any], key: str, default: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """A setting that is a list of strings; absent and null give the default.
+    """Read a setting that is a list of strings; a missing or null setting gives the default.
 
     Raises:
-        InputError: It is no list, or an item is no string.
+        InputError: The setting is not a list of strings.
     """
     found = typed(values, key, list, list(default), path)
     if not all(isinstance(word, str) for word in found):
@@ -62,24 +69,24 @@ def words(values: Mapping[str, Any], key: str, default: tuple[str, ...], path: P
 
 
 def required(values: Mapping[str, Any], key: str, allowed: tuple[object, ...], path: Path) -> None:
-    """A setting that Quiver follows in some values only; absent and null are as the first of them.
+    """Check a setting of which Quiver supports only some values; a missing or null setting means the first of them.
 
     Raises:
-        InputError: It has another value.
+        InputError: The setting has another value.
     """
     value = values.get(key)
     if value is not None and value not in allowed:
-        raise InputError(f"{path}: {key} must be {' or '.join(repr(one) for one in allowed)}, got {value!r}; Quiver runs nothing else")
+        raise InputError(f"{path}: {key} must be {' or '.join(repr(one) for one in allowed)}, got {value!r}")
 
 
 @dataclass(frozen=True)
 class ModuleStack:
-    """Which modules make a model, in which order.
+    """Modules of a kind of model, in order.
 
     Attributes:
-        pattern: Over the letters of `MODULE_KINDS`.
-        made_of: The same in words, for errors.
-        feature: What Dense and Normalize work on, by sentence-transformers' name.
+        pattern: Pattern over the letters of `MODULE_KINDS`.
+        made_of: The pattern in words, for errors.
+        feature: sentence-transformers' name of the vectors that Dense and Normalize change.
     """
 
     pattern: re.Pattern[str]
@@ -89,30 +96,30 @@ class ModuleStack:
 
 BI_ENCODER_STACK = ModuleStack(
     re.compile("TP(D)*(N)?"),
-    "a dense model is made of Transformer, Pooling, any number of Dense, and perhaps Normalize",
+    "a dense model must have Transformer, Pooling, any number of Dense, and optionally Normalize",
     "sentence_embedding",
 )
-PYLATE_STACK = ModuleStack(re.compile("T(D)+"), "a colbert model is made of Transformer and one or more Dense", "token_embeddings")
+PYLATE_STACK = ModuleStack(re.compile("T(D)+"), "a ColBERT model must have Transformer and one or more Dense", "token_embeddings")
 MULTI_VECTOR_STACK = ModuleStack(
     re.compile("T(D)+(N|MN|NM)"),
-    "a multi-vector model is made of Transformer, one or more Dense, perhaps MultiVectorMask, and Normalize",
+    "a multi-vector model must have Transformer, one or more Dense, optionally MultiVectorMask, and Normalize",
     "token_embeddings",
 )
 
 
 def read_stack(folder: Path, stack: ModuleStack, result: ModelFolder) -> ModelFolder:
-    """Read ``modules.json`` and all that it names.
+    """Read ``modules.json`` and the modules that it lists.
 
     Args:
-        folder: With modules.json.
-        stack: What it must name.
-        result: What is so where no module says otherwise.
+        folder: Folder with ``modules.json``.
+        stack: Expected modules.
+        result: Default settings.
 
     Returns:
-        ``result`` with what the modules say.
+        ``result`` with the settings of the modules.
 
     Raises:
-        InputError: The modules are others or in another order, a module does what is not run here, or a file is malformed.
+        InputError: The modules or their order differ from ``stack``, a module has unsupported settings, or a file is malformed.
     """
     path = folder / "modules.json"
     try:
@@ -123,20 +130,20 @@ def read_stack(folder: Path, stack: ModuleStack, result: ModelFolder) -> ModelFo
     kinds = [MODULE_KINDS.get(name.rpartition(".")[2], "?") for name, _ in entries]
     if not stack.pattern.fullmatch("".join(kinds)):
         names = ", ".join(name for name, _ in entries) or "none"
-        raise InputError(f"{path}: {stack.made_of}, in that order; this one of {names}")
+        raise InputError(f"{path}: {stack.made_of}, in that order; got {names}")
     for kind, (_, where) in zip(kinds, entries, strict=True):
         result = MODULE_READERS[kind](result, where, stack)
     return result
 
 
-# sentence-transformers reads the first that is there.
+# sentence-transformers reads the first one that exists.
 TRANSFORMER_SETTINGS = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
 
 def transformer_settings(folder: Path) -> Path:
-    """The file of a Transformer module's settings, whatever it is called; it need not be there."""
+    """Return the path of a Transformer module's settings, which has one of several names; the file may be missing."""
     return next((folder / name for name in TRANSFORMER_SETTINGS if (folder / name).is_file()), folder / TRANSFORMER_SETTINGS[0])
 
 
@@ -144,13 +151,13 @@ def _with_transformer(result: ModelFolder, where: Path, stack: ModuleStack) -> M
     del stack
     path = transformer_settings(where)
     values = read_json(path) if path.is_file() else {}
-    # What sentence-transformers 6 may say beyond lengths, and what changes vectors.
+    # Settings of sentence-transformers 6 that affect vectors.
     required(values, "transformer_task", ("feature-extraction",), path)
     required(values, "processing_kwargs", ({},), path)
     modalities = typed(values, "modality_config", dict, {}, path)
     for modality, called in modalities.items():
         if modality != "text" or called != {"method": "forward", "method_output_name": "last_hidden_state"}:
-            raise InputError(f"{path}: modality_config must be text by the model's last_hidden_state, got {modality!r}: {called!r}")
+            raise InputError(f"{path}: modality_config must map text to the model's last_hidden_state, got {modality!r}: {called!r}")
     max_length = None if values.get("max_seq_length") is None else typed(values, "max_seq_length", int, 0, path)
     return replace(result, encoder_folder=where, max_length=max_length, lower_case=typed(values, "do_lower_case", bool, False, path))
 
@@ -170,13 +177,13 @@ POOLING_KEYS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""The booleans of sentence-transformers 5, and the modes that sentence-transformers 6 names instead."""
+"""Boolean settings of sentence-transformers 5 -> pooling modes of sentence-transformers 6."""
 
 
 def _pooling(config: Mapping[str, Any], path: Path) -> str:
     modes = [config["pooling_mode"]] if "pooling_mode" in config else [mode for key, mode in POOLING_KEYS.items() if config.get(key)]
     if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in POOLINGS:
-        raise InputError(f"{path}: the pooling must be one of {', '.join(POOLINGS)}, got {' + '.join(map(str, modes)) or 'none'}")
+        raise InputError(f"{path}: pooling must be one of {', '.join(POOLINGS)}, got {' + '.join(map(str, modes)) or 'none'}")
     return str(modes[0])
 
 
@@ -200,7 +207,7 @@ def _read_projection(folder: Path, stack: ModuleStack) -> Projection:
     try:
         projection.load_state_dict(read_weights(folder), strict=True)
     except RuntimeError as error:
-        raise InputError(f"{folder}: the tensors do not fit config.json: {' '.join(str(error).split())}") from error
+        raise InputError(f"{folder}: the tensors do not match config.json: {' '.join(str(error).split())}") from error
     return projection
 
 
@@ -212,7 +219,7 @@ def _with_normalize(result: ModelFolder, where: Path, stack: ModuleStack) -> Mod
 
 
 def _check_feature(config: Mapping[str, Any], path: Path, stack: ModuleStack) -> None:
-    """A module that sentence-transformers 6 wrote says what it reads and where its result goes."""
+    """Check the input and output names that sentence-transformers 6 writes."""
     for key in ("module_input_name", "module_output_name"):
         required(config, key, (stack.feature,), path)
 
@@ -226,8 +233,8 @@ def _with_mask(result: ModelFolder, where: Path, stack: ModuleStack) -> ModelFol
     return replace(result, colbert=replace(result.colbert, skiplist=words(mask, "skiplist_words", (), path)))
 
 
-# The last part of a module's class path says what it is, in sentence-transformers 2 to 6 and in PyLate alike; the
-# native module of retrieval/training stands where a Transformer does.
+# By the last part of a module's class path, which is the same in sentence-transformers 2 to 6 and PyLate. NativeTransformer is Quiver's own
+# module in a sentence-transformers model.
 MODULE_KINDS = {
     "Transformer": "T",
     "NativeTransformer": "T",
@@ -246,19 +253,19 @@ MODULE_READERS: dict[str, Callable[[ModelFolder, Path, ModuleStack], ModelFolder
 
 
 def write_encoder(folder: Path, encoder: Encoder, tokenizer: Tokenizer) -> None:
-    """Write weights, config.json and tokenizer; the folder is made if it is not there."""
+    """Write weights, config.json and tokenizer; the folder is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     save_encoder(encoder, folder)
     tokenizer.save(folder)
 
 
 def write_stack(folder: Path, modules: Sequence[tuple[str, str]], transformer: Mapping[str, Any]) -> None:
-    """Write ``modules.json``, the Transformer's settings and an empty folder for every module behind it.
+    """Write ``modules.json``, the Transformer's settings and an empty folder for every other module.
 
     Args:
-        folder: With the encoder in it.
-        modules: Folder and class path of each, the Transformer first.
-        transformer: The content of ``sentence_bert_config.json``.
+        folder: Folder with the encoder.
+        modules: Folder and class path of each module, the Transformer first.
+        transformer: Content of ``sentence_bert_config.json``.
     """
     for path, _ in modules[1:]:
         (folder / path).mkdir(exist_ok=True)
@@ -271,9 +278,9 @@ def write_projection(folder: Path, projection: Projection, more: Mapping[str, ob
     """Write one Dense module into its folder.
 
     Args:
-        folder: It exists.
-        projection: The weights.
-        more: What the layout's config.json has beyond the keys that all have.
+        folder: Existing folder.
+        projection: The module.
+        more: Further keys of the layout's config.json.
     """
     config: dict[str, Any] = {
         "in_features": projection.linear.in_features,
@@ -286,21 +293,21 @@ def write_projection(folder: Path, projection: Projection, more: Mapping[str, ob
         save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in projection.state_dict().items()}, temporary)
 
 
-# The lowest versions that read what is written; a library warns of files from a version above its own.
+# Lowest versions that read the files; a library warns about files from a version above its own.
 VERSIONS_5 = {"sentence_transformers": "5.0.0", "transformers": "4.48.0", "pytorch": "2.6.0"}
 """``__version__`` of ``config_sentence_transformers.json``."""
 
 
 def read_dense(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
-    """Read a SentenceTransformer folder, or take a bare encoder's for one.
+    """Read a SentenceTransformer folder, or the folder of a bare encoder.
 
     Args:
-        folder: With modules.json, or with an encoder alone.
-        config: The parsed ``config_sentence_transformers.json``; empty where there is none.
-        path: That file, named in errors.
+        folder: Folder with ``modules.json``, or with an encoder only.
+        config: The parsed ``config_sentence_transformers.json``; empty if there is none.
+        path: That file, for errors.
 
     Raises:
-        InputError: A module, a pooling or a similarity is not one of ours, or a file is malformed.
+        InputError: A module, pooling or similarity is not supported, or a file is malformed.
     """
     result = ModelFolder("dense", folder)
     if (folder / "modules.json").is_file():
@@ -326,19 +333,19 @@ def write_dense(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer
     """Write a bi-encoder as a sentence-transformers folder.
 
     Args:
-        folder: Made if it is not there.
-        settings: Pooling, projections, prompts, similarity.
-        encoder: The weights.
-        tokenizer: The vocabulary.
-        max_length: Tokens a text is cut to.
+        folder: Folder; created if missing.
+        settings: Pooling, projections, prompts and similarity.
+        encoder: The encoder.
+        tokenizer: The tokenizer.
+        max_length: Maximum tokens of a text.
 
     Raises:
-        InputError: The model has a residual Dense module, which the layout does not know; nothing is written.
+        InputError: The model has a residual Dense module, which the layout lacks; nothing is written.
     """
     if any(projection.use_residual for projection in settings.projections):
-        raise InputError("sentence-transformers 5 has no residual Dense module: this model cannot be written in its layout")
+        raise InputError("this model has a residual Dense module, which the layout of sentence-transformers 5 does not support")
     modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
-    modules += [(f"{place}_Dense", "sentence_transformers.models.Dense") for place in range(2, 2 + len(settings.projections))]
+    modules += [(f"{number}_Dense", "sentence_transformers.models.Dense") for number in range(2, 2 + len(settings.projections))]
     if settings.normalize:
         modules.append((f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize"))
     write_encoder(folder, encoder, with_strip(tokenizer))
@@ -346,8 +353,8 @@ def write_dense(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer
     pooling: dict[str, Any] = {"word_embedding_dimension": encoder.config.hidden_size}
     pooling |= {key: mode == settings.pooling for key, mode in POOLING_KEYS.items()}
     write_json(folder / "1_Pooling" / "config.json", pooling | {"include_prompt": settings.include_prompt})
-    for place, projection in enumerate(settings.projections, start=2):
-        write_projection(folder / f"{place}_Dense", projection, {})
+    for number, projection in enumerate(settings.projections, start=2):
+        write_projection(folder / f"{number}_Dense", projection, {})
     write_json(
         folder / "config_sentence_transformers.json",
         {
@@ -369,22 +376,22 @@ VERSIONS_6 = {"sentence_transformers": "6.0.0", "transformers": "5.0.0", "pytorc
 
 
 def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
-    """Read a folder of sentence-transformers 6's MultiVectorEncoder.
+    """Read a MultiVectorEncoder folder of sentence-transformers 6.
 
     Args:
-        folder: With modules.json.
+        folder: Folder with ``modules.json``.
         config: The parsed ``config_sentence_transformers.json``.
-        path: That file, named in errors.
+        path: That file, for errors.
 
     Raises:
-        InputError: The model does what Quiver does not run, or a file is malformed.
+        InputError: The model has unsupported settings, or a file is malformed.
     """
     result = read_stack(
         folder, MULTI_VECTOR_STACK, ModelFolder("colbert", folder, similarity="maxsim", colbert=ColBERTSettings(skiplist=()))
     )
     if typed(config, "similarity_fn_name", str, "maxsim", path) != "maxsim":
         required(config, "similarity_fn_name", ("maxsim", "meanmaxsim"), path)
-        logger.warning("%s: scores are sums over a query's tokens here, not means: the rankings are the same, the scores are not", path)
+        logger.warning("%s: similarity_fn_name is meanmaxsim, but Quiver sums over the query's tokens: rankings agree, scores differ", path)
     tokenizer = read_tokenizer(result.encoder_folder)
     prompts = typed(config, "prompts", dict, {}, path)
     query_prefix, query_prompt = _prefix(typed(prompts, "query", str, "", path), tokenizer)
@@ -393,7 +400,7 @@ def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> Mo
         _with_lengths(result, tokenizer),
         query_prefix=query_prefix,
         document_prefix=document_prefix,
-        # A word that is no token is left out there; here and in PyLate it would stand for [UNK].
+        # sentence-transformers 6 ignores words that are not tokens; in Quiver and PyLate they would mean [UNK].
         skiplist=tuple(word for word in result.colbert.skiplist if tokenizer.token_id(word) is not None),
     )
     colbert.check_lengths(transformer_settings(result.encoder_folder))
@@ -401,7 +408,7 @@ def read_multi_vector(folder: Path, config: Mapping[str, Any], path: Path) -> Mo
 
 
 def _prefix(prompt: str, tokenizer: Tokenizer) -> tuple[str, str]:
-    """A prompt as the token it is read as, or else as text: prefix and prompt."""
+    """Prefix and prompt: a prompt that is tokenized as one token is a prefix."""
     for token in (prompt, prompt.rstrip()):
         if token and reads_as_token(tokenizer, prompt, token):
             return token, ""
@@ -421,7 +428,7 @@ def _with_lengths(result: ModelFolder, tokenizer: Tokenizer) -> ColBERTSettings:
     required(expansion, "strategy", ("fixed", "min"), path)
     token = typed(expansion, "token", str, "", path)
     if token and tokenizer.token_id(token) != tokenizer.special_id("mask"):
-        raise InputError(f"{path}: queries must be expanded by the mask token, got {token!r}")
+        raise InputError(f"{path}: the expansion token must be the mask token, got {token!r}")
     length = typed(expansion, "length", int, 0, path)
     colbert = replace(colbert, query_length=length, attend_to_expansion=typed(expansion, "attend", bool, False, path))
     if expansion.get("strategy") == "min":
@@ -431,23 +438,25 @@ def _with_lengths(result: ModelFolder, tokenizer: Tokenizer) -> ColBERTSettings:
 
 
 def write_multi_vector(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
-    """Write a ColBERT model as sentence-transformers 6 does; neither 5 nor PyLate reads that.
+    """Write a ColBERT model as a MultiVectorEncoder folder of sentence-transformers 6; version 5 and PyLate cannot read it.
 
     Args:
-        folder: Made if it is not there.
+        folder: Folder; created if missing.
         settings: Projections and ColBERT settings.
-        encoder: The weights.
-        tokenizer: The vocabulary, the two prefixes in it.
+        encoder: The encoder.
+        tokenizer: The tokenizer, which has the two prefixes as tokens.
 
     Raises:
-        InputError: A prefix before a text is not read as one token, or white space around a text as something, so that vectors would
-            differ; nothing is written.
+        InputError: The tokenizer cannot read a prefix as one token, or cannot ignore outer white space, so that vectors would differ;
+            nothing is written.
     """
     colbert = settings.colbert
     prefixes = (colbert.query_prefix, colbert.document_prefix)
     tokenizer = with_strip(with_prefixes(tokenizer, prefixes), prefixes=prefixes)
     if not ignores_outer_space(tokenizer):
-        raise InputError("sentence-transformers 6 does not strip white space around a text, and this tokenizer cannot be made to")
+        raise InputError(
+            "sentence-transformers 6 does not strip white space around texts, and no stripping rule can be added to this tokenizer"
+        )
     dense = [(f"{place}_Dense", MULTI_VECTOR_DENSE) for place in range(1, 1 + len(settings.projections))]
     mask, normalize = f"{len(dense) + 1}_MultiVectorMask", f"{len(dense) + 2}_Normalize"
     transformer: dict[str, Any] = {

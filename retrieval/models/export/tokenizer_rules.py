@@ -1,4 +1,15 @@
-"""Change a tokenizer's rules so that other libraries give the token ids that Quiver gives."""
+"""Change a tokenizer's rules so that other libraries produce the same token ids as Quiver.
+
+White space: Quiver and sentence-transformers 5 strip white space around a text, sentence-transformers 6 leaves it to the tokenizer. A
+tokenizer that keeps it (byte-level ones do) is exported with a stripping rule, which is removed on loading. The rule is not tokenizers'
+``Strip``: that would also apply to the pieces between special tokens, and would delete the added tokens of ModernBERT's vocabulary that are
+white space.
+
+Prefixes: PyLate and Stanford ColBERT insert the id of a marker; sentence-transformers 6 writes the marker before the text and tokenizes
+both. Whether both give the same ids is found out by trying.
+
+Source: what sentence-transformers 5.3 and 6.2 do with a text before tokenizing; tokenizers 0.22 (``AddedVocabulary``).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +23,18 @@ import tokenizers
 
 from quiver.encoder import InputError, Tokenizer
 
-# What str.strip() takes for white space.
+# White space as str.strip() defines it.
 _SPACE, _OTHER = r"[\s\x1c-\x1f]", r"[^\s\x1c-\x1f]"
 _BLANKS = " {2,}"
 OUTER = rf"\A{_SPACE}+(?={_OTHER})|(?<={_OTHER}){_SPACE}+\z|\A(?!{_BLANKS}\z){_SPACE}+\z"
-"""What is stripped: outer white space, and a text that is nothing else; but for runs of blanks, which may be added tokens."""
+"""Pattern of the stripping rule: outer white space, or a text of white space only, except runs of spaces, which may be added tokens."""
 
 _PROBES = ("wings", "two  words   and\n\tmore", "Éire", "7", "(a)", "東")
 _AROUND = (" {}", "{} ", "\n{}\r\n", "\t{}\u3000", "  \u00a0{}\x1c")
 
 
 def ignores_outer_space(tokenizer: Tokenizer) -> bool:
-    """Whether white space around a text changes no id.
+    """Test whether white space around a text leaves the token ids unchanged.
 
     Example:
         >>> tokenizer = Tokenizer.train(["a bird has wings"], vocab_size=320)
@@ -34,30 +45,30 @@ def ignores_outer_space(tokenizer: Tokenizer) -> bool:
 
 
 def with_strip(tokenizer: Tokenizer, *, prefixes: Collection[str] = ()) -> Tokenizer:
-    """The tokenizer for whoever does not strip texts: what it makes of a text is what this one makes of the stripped text.
+    """Add a rule that strips white space around texts, for libraries that do not strip them.
 
-    Exact but for texts of blanks alone, two or more, and texts that themselves hold a special token: around it white space is stripped
-    too where the rules normalise more than Unicode's composition, and of a run of blanks before [MASK], which takes those before it
-    along, a token may be left.
+    There are two exceptions: texts of two or more spaces only, and texts that contain a special token. Around such a token white space is
+    also stripped if the tokenizer normalizes more than Unicode composition; and of a run of spaces before [MASK], which absorbs spaces
+    before it, one token may remain.
 
     Args:
-        tokenizer: It is not changed.
-        prefixes: Tokens that stand before a text, behind which it is stripped too.
+        tokenizer: Tokenizer; not modified.
+        prefixes: Tokens that may precede a text; white space after them is stripped too.
 
     Returns:
-        ``tokenizer`` itself if white space around a text is nothing to it, or if there is no way: `ignores_outer_space` tells.
+        A tokenizer with the rule; ``tokenizer`` itself if the rule is not needed or cannot be added (see `ignores_outer_space`).
     """
     rules = json.loads(tokenizer.to_json())
     inner, added = rules["normalizer"], rules["added_tokens"]
     if ignores_outer_space(tokenizer) or any(token["special"] and token["normalized"] for token in added):
         return tokenizer
-    # A token that is found before the rules are applied cuts a text into pieces, each of which would be stripped. Composition leaves
-    # special tokens as they are, and makes none: they can as well be found behind it.
+    # A special token that is found before normalization cuts a text into pieces, and each piece would be stripped. Unicode composition
+    # neither changes nor creates special tokens, so they can be found after it.
     composes = inner is None or inner["type"] == "NFC"
     flags = {token["content"]: True for token in added if token["special"] and composes and token["content"] not in prefixes}
     seen = [token["content"] for token in added if token["normalized"] or token["content"] in flags]
     probes = [*_PROBES, *(f"a{content}b {content} c" for content in seen)]
-    if any(content.isspace() and not re.fullmatch(_BLANKS, content) for content in seen):  # nothing would be left of that token
+    if any(content.isspace() and not re.fullmatch(_BLANKS, content) for content in seen):  # the rule would delete that token
         return tokenizer
     stripping = {"type": "Replace", "pattern": {"Regex": OUTER}, "content": ""}
     rules["normalizer"] = {"type": "Sequence", "normalizers": [stripping, *([inner] if inner else [])]}
@@ -66,7 +77,7 @@ def with_strip(tokenizer: Tokenizer, *, prefixes: Collection[str] = ()) -> Token
 
 
 def without_strip(tokenizer: Tokenizer) -> Tokenizer:
-    """What `with_strip` was given; any other tokenizer as it is."""
+    """Remove the rule that `with_strip` adds; other tokenizers are returned unchanged."""
     text = tokenizer.to_json()
     if json.dumps(OUTER) not in text:
         return tokenizer
@@ -80,7 +91,7 @@ def without_strip(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder, `without_strip`: texts come to it stripped.
+    """Read the tokenizer of a model folder, without the rule of `with_strip`.
 
     Raises:
         InputError: ``tokenizer.json`` is missing or cannot be read.
@@ -89,13 +100,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _rebuilt(tokenizer: Tokenizer, rules: dict[str, Any], flags: Mapping[str, bool]) -> Tokenizer:
-    """A tokenizer of other rules, and for each token in ``flags`` whether it is found behind the normalizer."""
+    """A tokenizer with other rules; ``flags`` says for each token whether it is found after normalization."""
     rules = rules | {"added_tokens": _flagged(rules["added_tokens"], flags)}
     return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), _flagged(tokenizer.settings, flags))
 
 
 def _flagged(value: Any, flags: Mapping[str, bool]) -> Any:
-    """JSON with the flag of each token set wherever one is described: transformers goes by tokenizer_config.json too."""
+    """JSON with the flags set wherever a token is described; transformers also reads tokenizer_config.json."""
     if isinstance(value, list):
         return [_flagged(one, flags) for one in value]
     if not isinstance(value, dict):
@@ -107,23 +118,23 @@ def _flagged(value: Any, flags: Mapping[str, bool]) -> Any:
 
 
 def _agree(changed: Tokenizer, original: Tokenizer, probes: Collection[str]) -> bool:
-    """Whether one makes of texts with white space around them what the other makes of them stripped."""
+    """Whether ``changed`` gives texts with outer white space the ids that ``original`` gives the stripped texts."""
     spaced = [around.format(probe) for probe in probes for around in _AROUND]
     stripped = [text.strip() for text in spaced]
     return changed.encode(spaced, max_length=256).ids == original.encode(stripped, max_length=256).ids
 
 
-# A word, a capital with an accent, a number, punctuation, a character that is a word: what tokenizers cut differently at their start.
+# Beginnings that tokenizers split differently: a word, an accented capital, a number, punctuation, a character that is a word.
 PROBES = ("wings", "Éire", "7", "(a)", "東")
 
 
 def reads_as_token(tokenizer: Tokenizer, text: str, token: str) -> bool:
-    """Whether any text behind ``text`` has the ids that it has alone, with those of ``token`` behind the first.
+    """Test whether a prompt is tokenized as one token inserted after [CLS].
 
     Args:
-        tokenizer: The vocabulary.
-        text: What is put before a text.
-        token: What is to come of it.
+        tokenizer: Tokenizer.
+        text: Prompt put before texts.
+        token: Expected token.
 
     Example:
         >>> tokenizer = Tokenizer.train(["a bird has wings"], vocab_size=320)
@@ -137,14 +148,14 @@ def reads_as_token(tokenizer: Tokenizer, text: str, token: str) -> bool:
 
 
 def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
-    """A tokenizer that reads each prefix as one token wherever it stands.
+    """Make each prefix one token wherever it occurs.
 
     Args:
-        tokenizer: Has the prefixes as tokens; it is not changed.
-        prefixes: Empty ones are left out.
+        tokenizer: Tokenizer that has the prefixes as tokens; not modified.
+        prefixes: Prefixes; empty ones are ignored.
 
     Raises:
-        InputError: A prefix cannot be read so.
+        InputError: A prefix cannot be made one token.
     """
     wanted = [prefix for prefix in prefixes if prefix and not reads_as_token(tokenizer, prefix, prefix)]
     if not wanted:
@@ -157,7 +168,7 @@ def with_prefixes(tokenizer: Tokenizer, prefixes: Sequence[str]) -> Tokenizer:
     result = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(rules)), tokenizer.settings)
     for prefix in wanted:
         if not reads_as_token(result, prefix, prefix):
-            raise InputError(f"the prefix {prefix!r} before a text is not read as one token by this tokenizer, nor can it be made to be")
+            raise InputError(f"this tokenizer does not read the prefix {prefix!r} before a text as one token, and cannot be changed to")
     return result
 
 
