@@ -12,7 +12,7 @@ import yaml
 from quiver.cli.output import JsonOption, OverwriteOption, print_json, say
 from quiver.eval.report.model_index import render_model_index
 from quiver.eval.results_folder import read_results
-from quiver.retrieval.models.export.export import Scores, export_model
+from quiver.retrieval.models.export.export import ModelScores, export_model
 
 
 class Layout(str, Enum):
@@ -72,9 +72,9 @@ def export(
     say(f"model: {exported.folder} ({exported.layout}, {exported.bytes / 1e6:,.1f} MB)")
 
 
-def _scores(folder: Path) -> Scores:
+def _scores(folder: Path) -> ModelScores:
     """A folder of results as entries of the Hub's ``model-index``."""
     found = read_results(folder)
     metadata: dict[str, Any] = next(yaml.safe_load_all(render_model_index(found)))
     [index] = metadata["model-index"]
-    return Scores(str(folder), found.system.fingerprint, index["results"])
+    return ModelScores(str(folder), found.system.fingerprint, index["results"])

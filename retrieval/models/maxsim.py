@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quiver.retrieval.records import TokenVectors
 
+
 def maxsim_padded(queries: Tensor, documents: Tensor, query_mask: Tensor, document_mask: Tensor) -> Tensor:
     """Compute MaxSim of every query with every document from padded vectors.
 

@@ -129,8 +129,8 @@ def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], den
         ([dense, "--factor", 2, "--out", full], "not empty"),
         ([dense, "--factor", 2, "--out", full, "--overwrite"], "something other than a model"),
         ([dense, "--factor", 2, "--out", file], "a file"),
-        ([dense, "--factor", 2, "--out", dense, "--overwrite"], "model to be extended"),
-        ([dense, "--factor", 2, "--out", dense / "inside"], "model to be extended"),
+        ([dense, "--factor", 2, "--out", dense, "--overwrite"], "must be outside of the model's folder"),
+        ([dense, "--factor", 2, "--out", dense / "inside"], "must be outside of the model's folder"),
         ([full, "--factor", 2, "--out", out], "not a model"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())

@@ -32,19 +32,19 @@ _TWO_LETTERS = (
     "wo xh yi yo za zh zu"
 )
 ISO_639_1 = frozenset(_TWO_LETTERS.split())
-"""The codes of two letters."""
+"""Two-letter language codes."""
 
 SPECIAL = frozenset({"code", "multilingual"})
-"""What the Hub takes beside languages."""
+"""Values that the Hub accepts besides language codes."""
 
 _THREE_LETTERS = re.compile(r"[a-z]{3}")  # ISO 639-3 has some 7,900 of them
 
 
 def check_languages(codes: Iterable[str]) -> None:
-    """Say that something is no code of a language.
+    """Check language codes; the Hub refuses a card with any other.
 
     Raises:
-        InputError: Names it.
+        InputError: A code is neither an ISO 639 code nor ``code`` or ``multilingual``.
 
     Example:
         >>> check_languages(["en", "yue", "code"])
@@ -52,7 +52,7 @@ def check_languages(codes: Iterable[str]) -> None:
     for code in codes:
         if code not in ISO_639_1 | SPECIAL and not _THREE_LETTERS.fullmatch(code):
             special = ", ".join(sorted(SPECIAL))
-            raise InputError(f"no language is called {code!r}; give its ISO 639 code, such as en, ko or yue, or one of {special}")
+            raise InputError(f"unknown language {code!r}; use an ISO 639 code, such as en, ko or yue, or one of {special}")
 
 
 QUERIES = '["which animal has wings"]'
@@ -129,7 +129,7 @@ POOLING = {
     "cls": "hidden[:, 0]",
     "lasttoken": "hidden[torch.arange(len(hidden)), mask.sum((1, 2)) - 1]",
 }
-"""`quiver.retrieval.models.pooling.POOLINGS` over padded hidden states."""
+"""Code of `quiver.retrieval.models.pooling.POOLINGS` over padded hidden states."""
 
 SNIPPETS = {
     ("sentence-transformers", "dense"): (SENTENCE_TRANSFORMER,),
@@ -141,17 +141,20 @@ SNIPPETS = {
     ("onnx", "dense"): (DENSE_USAGE,),
     ("onnx", "colbert"): (COLBERT_USAGE,),
 }
-"""Layout and kind -> what opens it, the first first."""
+"""Layout and kind of model -> code templates, the preferred library first."""
 
 
 def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokenizer) -> str:
-    """Markdown with a block of code for each library that opens the layout.
+    """Render a block of code for each library that opens the layout.
 
     Args:
-        model: What is exported.
+        model: The exported model.
         layout: A key of `quiver.retrieval.models.export.export.LAYOUTS`.
-        name: Of the model, as a hub id or a folder.
-        written: The tokenizer as the folder has it.
+        name: Name of the model: Hub id or folder.
+        written: The tokenizer as exported.
+
+    Returns:
+        Markdown.
     """
     settings = model.settings
     in_6 = _same_in_6(settings, layout, written)
@@ -172,33 +175,30 @@ def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokeni
         templates = tuple(template for template in templates if template != MULTI_VECTOR)
     if missing:
         templates = (TRANSFORMERS.partition("\n\nqueries =")[0],)
-    if layout not in ("hf", "onnx"):  # the one keeps neither pooling nor prompts, the other no weights that Quiver reads
+    if layout not in ("hf", "onnx"):  # hf has neither pooling nor prompts, onnx no weights that Quiver reads
         templates = (*templates, QUIVER)
     blocks = [f"```python\n{template.format(**values).rstrip()}\n```\n" for template in templates]
     if missing:
-        blocks.insert(0, f"This folder holds the encoder alone. Not in it, and needed for the model's vectors: {', '.join(missing)}.\n")
+        blocks.insert(0, f"This folder holds only the encoder. The model's vectors also need: {', '.join(missing)}.\n")
     return "\n".join(blocks)
 
 
 def left_out(settings: ModelFolder) -> list[str]:
-    """What the encoder alone, with pooling and prompts by hand, lacks for the model's vectors."""
+    """List what a bare encoder, with pooling and prompts applied by hand, lacks for the model's vectors."""
     if settings.kind == "colbert":
         return ["the projection", "the prefixes", "query expansion", "the skiplist"]
     prompted = settings.query_prompt or settings.document_prompt
-    without_prompt = ["that prompts are not pooled"] if prompted and not settings.include_prompt else []
-    lower_case = ["that texts are lower-cased"] if settings.lower_case else []
+    without_prompt = ["pooling without the prompt"] if prompted and not settings.include_prompt else []
+    lower_case = ["lower-casing of texts"] if settings.lower_case else []
     return ["the Dense modules"] * bool(settings.projections) + without_prompt + lower_case
 
 
 def _same_in_6(settings: ModelFolder, layout: str, written: Tokenizer) -> bool:
-    """Whether sentence-transformers 6, which does not strip white space around texts, gives the vectors too.
-
-    It puts a space behind a marker of Stanford's layout.
-    """
+    """Whether sentence-transformers 6 gives the same vectors: it strips no white space, and puts a space after Stanford's markers."""
     if layout != "stanford":
         return ignores_outer_space(written)
     prefixes = (settings.colbert.query_prefix, settings.colbert.document_prefix)
-    tokenizer = with_prefixes(written, prefixes)  # it does the same when it loads the folder
+    tokenizer = with_prefixes(written, prefixes)  # sentence-transformers 6 does the same when it loads the folder
     return ignores_outer_space(tokenizer) and all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes)
 
 
@@ -208,23 +208,23 @@ def _steps(settings: ModelFolder) -> str:
 
 
 PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}
-"""The Hub's name of what a model does."""
+"""Kind of model -> ``pipeline_tag`` of the Hub."""
 
 LIBRARIES = {"sentence-transformers": "sentence-transformers", "pylate": "PyLate", "hf": "transformers", "onnx": "onnx"}
-"""The Hub's name of the library that opens a layout; it has none for Stanford's ColBERT."""
+"""Layout -> ``library_name`` of the Hub; there is none for Stanford's ColBERT."""
 
 HUB_DATA = re.compile(r"hub://([\w-][\w.-]*/[\w-][\w.-]*)")
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What is known of a model beyond its folder.
+class CardMetadata:
+    """Facts about a model that its folder does not hold.
 
     Attributes:
-        name: What it is called.
-        run: The ``run.json`` of its training.
-        scores: Entries of the Hub's ``model-index``: ``task``, ``dataset`` and ``metrics`` each.
-        languages: Codes such as ``en`` or ``ko``.
+        name: Name of the model.
+        run: Content of the training run's ``run.json``.
+        scores: Entries of the Hub's ``model-index``, each with ``task``, ``dataset`` and ``metrics``.
+        languages: Language codes, such as ``en`` or ``ko``.
     """
 
     name: str
@@ -233,50 +233,53 @@ class Origin:
     languages: Sequence[str] = field(default=())
 
 
-def render_card(model: BiEncoder | ColBERT, layout: str, *, origin: Origin, written: Tokenizer) -> str:
-    """The text of README.md.
+def render_card(model: BiEncoder | ColBERT, layout: str, *, metadata: CardMetadata, written: Tokenizer) -> str:
+    """Render the model card.
 
     Args:
-        model: What is exported.
+        model: The exported model.
         layout: A key of `quiver.retrieval.models.export.export.LAYOUTS`.
-        origin: What is known beyond it.
-        written: The tokenizer as the folder has it.
+        metadata: Further facts about the model.
+        written: The tokenizer as exported.
+
+    Returns:
+        The text of README.md.
     """
-    metadata = yaml.safe_dump(_metadata(model, layout, origin), sort_keys=False, allow_unicode=True)
-    code = usage(model, layout, origin.name, written=written)
-    parts = [f"---\n{metadata}---\n\n# {origin.name}\n", _summary(model), "## Use\n", code, _settings(model)]
-    if origin.run is not None:
-        parts.append(_training(origin.run))
-    if origin.scores:
-        parts.append(_scores(origin.scores))
+    header = yaml.safe_dump(_hub_metadata(model, layout, metadata), sort_keys=False, allow_unicode=True)
+    code = usage(model, layout, metadata.name, written=written)
+    parts = [f"---\n{header}---\n\n# {metadata.name}\n", _summary(model), "## Use\n", code, _settings(model)]
+    if metadata.run is not None:
+        parts.append(_training(metadata.run))
+    if metadata.scores:
+        parts.append(_scores(metadata.scores))
     return "\n".join(parts)
 
 
-def _metadata(model: BiEncoder | ColBERT, layout: str, origin: Origin) -> dict[str, Any]:
+def _hub_metadata(model: BiEncoder | ColBERT, layout: str, metadata: CardMetadata) -> dict[str, Any]:
     kind = model.settings.kind
     tags = ["dense"] if kind == "dense" else ["ColBERT", "multi-vector", "late-interaction"]
     found: dict[str, Any] = {
-        "language": list(origin.languages),
+        "language": list(metadata.languages),
         "library_name": LIBRARIES.get(layout),
         "pipeline_tag": PIPELINES[kind],
         "tags": [*dict.fromkeys([LIBRARIES.get(layout, "ColBERT"), PIPELINES[kind], "retrieval", *tags, "quiver"])],
     }
-    recipe = (origin.run or {}).get("recipe") or {}
-    found["base_model"] = ((origin.run or {}).get("model") or {}).get("base_model")
+    recipe = (metadata.run or {}).get("recipe") or {}
+    found["base_model"] = ((metadata.run or {}).get("model") or {}).get("base_model")
     data = recipe.get("data", {})
     sources = [*data.get("train", ()), data.get("queries"), data.get("documents")]
     found["datasets"] = [*dict.fromkeys(match[1] for source in sources if source and (match := HUB_DATA.match(source)))]
-    if origin.scores:
-        found["model-index"] = [{"name": origin.name, "results": [dict(entry) for entry in origin.scores]}]
+    if metadata.scores:
+        found["model-index"] = [{"name": metadata.name, "results": [dict(entry) for entry in metadata.scores]}]
     return {key: value for key, value in found.items() if value}
 
 
 def _summary(model: BiEncoder | ColBERT) -> str:
     card = model.card
     if card.kind == "dense":
-        what = f"A bi-encoder: one vector of {card.dim} numbers a text, compared by {card.similarity}."
+        what = f"A bi-encoder: one vector of width {card.dim} per text, compared by {card.similarity}."
     else:
-        what = f"A ColBERT model: one vector of {card.dim} numbers a token, compared by MaxSim."
+        what = f"A ColBERT model: one vector of width {card.dim} per token, compared by MaxSim."
     return f"{what} Written by Quiver {installed_version('quiver-retrieval') or '(not installed)'}.\n"
 
 
@@ -315,21 +318,21 @@ def _training(run: Mapping[str, Any]) -> str:
         ("Data", ", ".join(recipe.get("data", {}).get("train", ()))),
         ("Rows", data.get("rows")),
         ("sha256 of the rows", data.get("sha256")),
-        ("Rows of an update", batch.get("effective")),
-        ("Negatives of a query", batch.get("negatives_per_query")),
+        ("Rows per update", batch.get("effective")),
+        ("Negatives per query", batch.get("negatives_per_query")),
         ("Updates", result.get("steps")),
-        ("Texts cut", result.get("texts_truncated")),
-        ("Development nDCG@10 at the end", scores[-1].get("ndcg@10")),
+        ("Truncated texts", result.get("texts_truncated")),
+        ("Final development nDCG@10", scores[-1].get("ndcg@10")),
         ("Seed", recipe.get("training", {}).get("seed")),
         ("Date", run.get("date")),
         ("Command", run.get("command")),
         ("Versions", versions),
     ]
-    table = _table(("What", "Which"), [(name, _code(str(value))) for name, value in rows if value not in (None, "")])
+    table = _table(("Setting", "Value"), [(name, _code(str(value))) for name, value in rows if value not in (None, "")])
     text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
     fence = _ticks(text, at_least=3)
     head = f"{recipe['description']}\n\n" if recipe.get("description") else ""
-    return f"## Training\n\n{head}{table}\n<details><summary>The whole recipe</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"
+    return f"## Training\n\n{head}{table}\n<details><summary>Full recipe</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"
 
 
 def _scores(scores: Sequence[Mapping[str, Any]]) -> str:
@@ -348,12 +351,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _code(text: str) -> str:
-    """Text as it stands: neither Markdown nor HTML, spaces kept."""
+    """Text as inline code, so that Markdown and HTML in it are not interpreted."""
     ticks = _ticks(text)
     inner = f" {text} " if text.startswith("`") or text.endswith("`") else text
     return f"{ticks}{' '.join(inner.splitlines())}{ticks}"
 
 
 def _ticks(text: str, *, at_least: int = 1) -> str:
-    """More backticks than stand together in a text: what it can be set between."""
+    """A run of backticks longer than any in the text, to delimit it."""
     return "`" * max(at_least, 1 + max((len(run) for run in re.findall("`+", text)), default=0))

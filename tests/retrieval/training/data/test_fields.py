@@ -127,7 +127,11 @@ def test_every_document_has_a_score(scores: object) -> None:
         ),
         ({"query": "q", "positive": [{"b": "p"}]}, {"document_fields": ("positive.*.a",)}, "an item of 'positive.\\*.a' has no 'a'"),
         ({"query": "q", "a": ["p", "p2"], "b": "n"}, {"document_fields": ("a", "b")}, "holds 2 documents, .*use one of them: a.0"),
-        ({"query": "q", "a": [{"t": "p"}] * 2, "b": "n"}, {"document_fields": ("a.*.t", "b")}, "holds 2 documents, .*use one of them: a.0.t"),
+        (
+            {"query": "q", "a": [{"t": "p"}] * 2, "b": "n"},
+            {"document_fields": ("a.*.t", "b")},
+            "holds 2 documents, .*use one of them: a.0.t",
+        ),
         ({"query": 1.5, "positive": 2}, {"format": "ids"}, "'query' must hold an id \\(a string or an integer\\), got 1.5"),
         ({"query": True, "positive": 2}, {"format": "ids"}, "'query' must hold an id \\(a string or an integer\\), got true"),
         ({"query": " ", "positive": 2}, {"format": "ids"}, "'query' must hold an id"),
