@@ -1,8 +1,8 @@
 """Bi-encoders and ColBERT models in the layouts of sentence-transformers 5 and 6.
 
-A model folder has ``modules.json``, which lists its modules in order, and a folder per module. Bi-encoders are written with old module paths and
-pooling keys, which sentence-transformers 5 and 6 both read. ColBERT models are written as ``MultiVectorEncoder``, which only 6 reads:
-there a prefix is text before a text, and if the tokenizer reads it as one token, it equals the token that PyLate and Quiver insert.
+A model folder has ``modules.json``, which lists its modules in order, and a folder per module. Bi-encoders are written with old module
+paths and pooling keys, which sentence-transformers 5 and 6 both read. ColBERT models are written as ``MultiVectorEncoder``, which only 6
+reads: there a prefix is text before a text; if the tokenizer reads it as one token, it equals the token that PyLate and Quiver insert.
 
 Source: what sentence-transformers 5.3 and 6.2 and PyLate 1.6 write and read.
 """

@@ -193,7 +193,7 @@ def test_where_it_may_be_written(write: Write, tmp_path: Path) -> None:
             (tmp_path / "mine" / lies_there).write_text("{}")
         before_it = contents(tmp_path / "mine")
         problem = "since it does not hold a model" if lies_there is None else r"since it holds notes\.txt, which exports do not write"
-        with pytest.raises(InputError, match=f"mine: holds {problem} is not replaced; choose another --out$"):
+        with pytest.raises(InputError, match=f"mine: not overwritten, {problem}; choose another --out$"):
             write_average([one, other], tmp_path / "mine", overwrite=True)
         assert contents(tmp_path / "mine") == before_it
     third = write(3)
