@@ -18,7 +18,6 @@ import shutil
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -521,7 +520,7 @@ def prepare_rows(
             written. Names file and line.
     """
     seeded = data.shuffle or data.negatives == "random" or STDLIB_DOCSTRINGS in data.train
-    key = _key([asdict(data), seed if seeded else None, _stamps(data)])
+    key = _key([data.model_dump(), seed if seeded else None, _stamps(data)])
 
     def build(folder: Path) -> Built:
         if STDLIB_DOCSTRINGS in data.train:
