@@ -1,5 +1,7 @@
 """Collections on disk: documents, queries and judgements, streamed from their files and checked entry by entry.
 
+Every error about an entry begins with its place, ``file:line``. Title and text are kept apart here; `quiver.retrieval.records` joins them.
+
 Source: the BEIR folder layout, arXiv:2104.08663 and https://github.com/beir-cellar/beir.
 """
 
@@ -21,7 +23,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json_lines, read_lines
 from quiver.retrieval.records import Document, Metadata, Query, Value
 
-# Nine digits fit every integer type that a scorer may keep grades in; a longer one is damage, not a judgement.
+# Nine digits fit every integer type that scorers use for grades; a longer number means a damaged file.
 _GRADE = re.compile(r"[+-]?[0-9]{1,9}")
 _MAX_GRADE = 10**9
 
@@ -29,7 +31,7 @@ Identified = TypeVar("Identified", Document, Query)
 
 
 class Place(NamedTuple):
-    """Where an entry stands: its file and, from 1, its line (in a table: its row)."""
+    """Place of an entry: its file and line (in a table: row), from 1."""
 
     file: Path
     number: int
@@ -38,7 +40,7 @@ class Place(NamedTuple):
         return f"{self.file}:{self.number}"
 
     def seen_from(self, other: Place) -> str:
-        """This place in words, for an error that begins with another one.
+        """Describe this place for an error that begins with another place.
 
         Example:
             >>> Place(Path("c.jsonl"), 3).seen_from(Place(Path("c.jsonl"), 9))
@@ -50,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """One judgement and where it stands."""
+    """A judgement and its place."""
 
     place: Place
     query: str
@@ -59,12 +61,12 @@ class Judgement(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What a layout calls the fields of its documents or queries.
+    """Names of the fields of documents or queries in a file.
 
     Attributes:
         id: Names of the id, in order of preference.
         text: Name of the text.
-        title: Name of the title, which need not be there.
+        title: Name of the optional title.
     """
 
     id: tuple[str, ...] = ("_id", "id")
@@ -73,14 +75,14 @@ class Columns(NamedTuple):
 
 
 BEIR_COLUMNS = Columns()
-"""The names in BEIR's files, and in most that follow it."""
+"""Field names of BEIR files."""
 
 
 def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Document:
-    """The document of a row; its text may be empty, its id may be an integer, and further fields are left alone.
+    """Make a document of a row, without metadata. The text may be empty, the id may be an integer.
 
     Raises:
-        InputError: A field is missing or of another type, or the id is blank.
+        InputError: A field is missing or has the wrong type, or the id is blank.
     """
     key = _id(place, row, columns)
     title = row.get(columns.title)
@@ -90,13 +92,13 @@ def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR
 
 
 def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Metadata | None:
-    """The metadata of a row: all that it has beside the fields of a document, see `flat_metadata`; None if there is nothing.
+    """Make the metadata of a row: all fields that are not part of the document, see `flat_metadata`; None if there are none.
 
-    The fields of BEIR's object ``metadata`` count as the row's own, which come first where both are there; what is no object is a field
-    of that name.
+    The fields of BEIR's object ``metadata`` are treated as fields of the row; the row's own take precedence. A ``metadata`` that is not an
+    object is a field of that name.
 
     Raises:
-        InputError: A value is no metadata; names the field.
+        InputError: A value cannot be metadata; names the field.
 
     Example:
         >>> to_metadata(Place(Path("c.jsonl"), 1), {"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"]}})
@@ -110,10 +112,10 @@ def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR
 
 
 def checked_document(document: Document) -> Document:
-    """A document that Python code gave, by the rules that hold for files: an integer id becomes a string, metadata become flat.
+    """Apply the rules for files to a document from Python code: an integer id becomes a string, metadata are flattened.
 
     Raises:
-        InputError: The id is blank or neither a string nor an integer, or a value is no metadata.
+        InputError: The id is blank or neither a string nor an integer, or a value cannot be metadata.
 
     Example:
         >>> checked_document(Document(7, "x", metadata={"author": {"name": "Bo"}, "year": None}))
@@ -129,20 +131,19 @@ def checked_document(document: Document) -> Document:
 
 
 def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | None:
-    """Metadata as an index keeps them: field -> string, finite number, truth value, or list of these.
+    """Flatten metadata to what an index stores: field -> string, finite number, boolean, or list of these.
 
-    The fields of an object within get its name and a dot before theirs, and those of objects in a list become lists. Null and
-    NaN are no values: a table has them where a value is missing.
+    Fields of a nested object are named ``object.field``; those of objects in a list become lists. Null and NaN mean a missing value.
 
     Args:
-        fields: Of one document.
-        where: Its place, for errors.
+        fields: Metadata of one document.
+        where: Place of the document, for errors.
 
     Returns:
         The fields; None if there are none.
 
     Raises:
-        InputError: A value is something else, a field's name is no string, or two fields get one name.
+        InputError: A value has another type, a field's name is not a string, or two fields get the same name.
 
     Example:
         >>> flat_metadata({"venue": {"name": "ACL", "year": 2020}, "authors": [{"name": "A"}, {"name": "B"}], "doi": None}, where="d1")
@@ -155,13 +156,13 @@ def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | Non
     while left:
         path, value, listed = left.pop()
         if not isinstance(path[-1], str):
-            raise InputError(f"{where}: the name of a metadata field must be a string, got {path[-1]!r}")
+            raise InputError(f"{where}: names of metadata fields must be strings, got {path[-1]!r}")
         name = ".".join(path)
         if isinstance(value, Mapping):
             left += [((*path, inner), each, listed) for inner, each in reversed(list(value.items()))]
         elif not _is_missing(value):
             if paths.setdefault(name, path) != path:
-                raise InputError(f"{where}: two metadata fields are called {name!r}, a field with a dot and one of an object; rename one")
+                raise InputError(f"{where}: two metadata fields have the name {name!r}: one with a dot and one in an object; rename one")
             if isinstance(value, list | tuple):
                 left += [(path, each, True) for each in reversed(value)]
                 found.update({} if value else {name: lists.setdefault(name, [])})
@@ -181,24 +182,24 @@ def _value(value: object, name: str, where: str) -> Value:
     plain = value.item() if isinstance(value, np.generic) else value
     if isinstance(plain, str | int) or (isinstance(plain, float) and math.isfinite(plain)):
         return plain
-    kinds = "strings, finite numbers, truth values, or lists or objects of them"
+    kinds = "strings, finite numbers, booleans, or lists or objects of these"
     raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {_shown(plain)}")
 
 
 def to_query(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Query:
-    """The query of a row, as `to_document`.
+    """Make a query of a row, as `to_document` does.
 
     Raises:
-        InputError: A field is missing or of another type, or the id is blank.
+        InputError: A field is missing or has the wrong type, or the id is blank.
     """
     return Query(check_id(place, _id(place, row, columns)), _text(place, row, columns))
 
 
 def to_judgement(place: Place, query: str, document: str, grade: object) -> Judgement:
-    """A judgement; its grade is an integer, or digits where the file is text, or in a table a float without a fraction.
+    """Make a judgement. The grade may be an integer, a string of digits, or a float without a fraction.
 
     Raises:
-        InputError: An id is blank, or the grade is no integer of at most nine digits.
+        InputError: An id is blank, or the grade is not an integer of at most nine digits.
     """
     if isinstance(grade, str):
         whole = int(grade) if _GRADE.fullmatch(grade) else None
@@ -214,10 +215,10 @@ def to_judgement(place: Place, query: str, document: str, grade: object) -> Judg
 
 
 def check_id(place: Place, key: str) -> str:
-    """The id as it is.
+    """Return the id unchanged.
 
     Raises:
-        InputError: It is blank.
+        InputError: The id is blank.
     """
     if not key.strip():
         raise InputError(f"{place}: the id is blank")
@@ -225,7 +226,7 @@ def check_id(place: Place, key: str) -> str:
 
 
 def key_of(value: object) -> str | None:
-    """An id as a string, whether it was a string or an integer; None where it is neither."""
+    """Return a string or integer id as a string; None for other types."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | np.integer):
@@ -234,10 +235,10 @@ def key_of(value: object) -> str | None:
 
 
 def as_id(value: object) -> str:
-    """An id that Python code gave, as a string: an integer becomes one, as in files.
+    """Return a string or integer id from Python code as a string.
 
     Raises:
-        InputError: It is neither a string nor an integer.
+        InputError: The id is neither a string nor an integer.
     """
     key = key_of(value)
     if key is None:
@@ -248,17 +249,17 @@ def as_id(value: object) -> str:
 def unique(
     read: Callable[[], Iterable[tuple[Place, Identified]]], *, hashed: Callable[[str], int] = hash
 ) -> Iterator[tuple[Place, Identified]]:
-    """Pass entries on and, when they are through, make sure that no id came twice.
+    """Yield entries, and check at the end that all ids are unique.
 
-    What is remembered of an entry is a hash of 8 bytes, so that five million ids take 40 MB (twice that while they are sorted). Ids of
-    equal hash are compared in a second reading, and only then called equal.
+    Only 8-byte hashes are kept, so five million ids take 40 MB (80 MB while they are sorted). Entries of equal hash are read a second time
+    and compared.
 
     Args:
-        read: Starts a reading of the entries.
-        hashed: A hash of at most 64 bits.
+        read: Function that starts a pass over the entries.
+        hashed: A hash function of at most 64 bits.
 
     Raises:
-        InputError: At the end, if an id came twice; names the first repetition and what it repeats.
+        InputError: At the end, if an id is repeated; names the places of both.
     """
     hashes = array("q")
     for place, entry in read():
@@ -271,7 +272,7 @@ def unique(
         if hashed(entry.id) in suspects:
             first = seen.setdefault(entry.id, place)
             if first != place:
-                raise InputError(f"{place}: id '{entry.id}' was used {first.seen_from(place)} already; ids must be unique")
+                raise InputError(f"{place}: id '{entry.id}' is already used {first.seen_from(place)}; ids must be unique")
 
 
 def _id(place: Place, row: Mapping[str, object], columns: Columns) -> str:
@@ -298,15 +299,15 @@ def _shown(value: object) -> str:
 
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
-# Names of the third column that mark the first line of a judgement file as its header; a mistyped grade must not pass as one.
+# A first line whose third column has one of these names is a header; anything else that is not a grade is an error.
 _GRADE_HEADINGS = frozenset({"score", "relevance", "rel", "grade", "label"})
 
 
 class Documents(Protocol):
-    """Documents that can be gone through as often as one likes, and whose number is known: a tuple, or files that are streamed."""
+    """Documents that can be iterated repeatedly and whose number is known: a tuple, or files that are streamed."""
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents in their order, from the first one each time."""
+        """Iterate over the documents from the first one."""
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -314,15 +315,15 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Collection:
-    """One split of a test collection.
+    """One split of a collection.
 
     Attributes:
         name: Name of the folder.
         split: Name of the judgement file without its suffix.
-        documents: All documents, in file order; those of a file stay there, and each time round reads it again.
-        queries: The queries that the split judges, in file order.
+        documents: All documents, in file order; those in files are read again in every pass.
+        queries: The queries with judgements in the split, in file order.
         qrels: Query id -> document id -> grade; its queries are exactly ``queries``.
-        empty_texts: Documents whose text is blank (a title may still be there).
+        empty_texts: Number of documents whose text is blank (they may have a title).
     """
 
     name: str
@@ -334,23 +335,23 @@ class Collection:
 
 
 class StreamedDocuments:
-    """Documents that stay in their files: one is held at a time, however large the corpus."""
+    """Documents that are read from their files one at a time."""
 
     def __init__(self, read: Callable[[], Iterable[tuple[Place, Document]]], count: int) -> None:
-        """Documents that have been read once and found sound.
+        """Make a stream of documents that have been checked in a first pass.
 
         Args:
-            read: Starts a reading.
-            count: How many there were.
+            read: Function that starts a pass.
+            count: Number of documents in the first pass.
         """
         self._read = read
         self._count = count
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents in file order.
+        """Iterate over the documents in file order.
 
         Raises:
-            InputError: An entry is malformed, or their number is another than at first: somebody has changed the files.
+            InputError: An entry is malformed, or the number of documents has changed since the first pass.
         """
         file, found = None, 0
         for place, document in self._read():
@@ -358,7 +359,7 @@ class StreamedDocuments:
             yield document
         if found != self._count:
             where = "the corpus" if file is None else file
-            raise InputError(f"{where}: {self._count:,} documents at the first reading, {found:,} at a later one; leave the files alone")
+            raise InputError(f"{where}: changed while in use: {self._count:,} documents at first, {found:,} now; run the command again")
 
     def __len__(self) -> int:
         return self._count
@@ -367,15 +368,15 @@ class StreamedDocuments:
 def load_collection(folder: Path, split: str) -> Collection:
     """Read a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` (each may be ``.gz``) and ``qrels/<split>.tsv``.
 
-    The whole corpus is read once and checked; what stays in memory of it is the number of documents.
+    The corpus is read once to check it, and not kept in memory.
 
     Args:
-        folder: The collection's folder.
-        split: Which judgements to use, such as ``test``; a bare name, never a path.
+        folder: Folder of the collection.
+        split: Name of the judgements, such as ``test``.
 
     Raises:
-        InputError: A file is missing or malformed, the split is a path or does not exist (lists those that do), or a judgement
-            names a query or document that the collection lacks (names the judgement's line).
+        InputError: A file is missing or malformed, the split does not exist (lists those that do), or a judgement names a query or document
+            that the collection lacks (names the judgement's line).
     """
     qrels_file = find_split(folder, split)
     return assemble(
@@ -395,18 +396,17 @@ def assemble(
     queries: Callable[[], Iterable[tuple[Place, Query]]],
     judgements: Iterable[Judgement],
 ) -> Collection:
-    """A collection from entries of any origin, with the checks that every collection has to pass.
+    """Make a collection of entries from any source, and check it.
 
     Args:
-        name: What the collection is called.
+        name: Name of the collection.
         split: Name of the judgements.
-        documents: Starts a reading of the corpus; called again for every time the collection's documents are gone through.
-        queries: Starts a reading of the queries; those that the split does not judge are dropped.
-        judgements: The split's judgements.
+        documents: Function that starts a pass over the corpus; called for every pass over the collection's documents.
+        queries: Function that starts a pass over the queries; those without judgements are dropped.
+        judgements: The judgements of the split.
 
     Raises:
-        InputError: An id of a document or query, or a pair that is judged, comes twice; or a judgement names a query or document that
-            is not there. Names the entry.
+        InputError: A document id, query id or judged pair is repeated, or a judgement names a missing query or document. Names the entry.
     """
     judged = tuple(judgements)
     qrels = _by_query(judged)
@@ -416,31 +416,31 @@ def assemble(
         count += 1
         empty += not document.text.strip()
         wanted.discard(document.id)
-    asked: list[Query] = []
-    unasked = set(qrels)
+    judged_queries: list[Query] = []
+    missing_queries = set(qrels)
     for _, query in unique(queries):
         if query.id in qrels:
-            asked.append(query)
-            unasked.discard(query.id)
-    for judgement in judged if wanted or unasked else ():
-        if judgement.query in unasked:
+            judged_queries.append(query)
+            missing_queries.discard(query.id)
+    for judgement in judged if wanted or missing_queries else ():
+        if judgement.query in missing_queries:
             raise InputError(f"{judgement.place}: query '{judgement.query}' is not among the collection's queries")
         if judgement.document in wanted:
             raise InputError(f"{judgement.place}: document '{judgement.document}' is not in the corpus")
-    return Collection(name, split, StreamedDocuments(documents, count), tuple(asked), qrels, empty)
+    return Collection(name, split, StreamedDocuments(documents, count), tuple(judged_queries), qrels, empty)
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Stream the documents of a corpus, one JSON object a line: ``_id`` (or ``id``), ``text`` and perhaps ``title``.
+    """Stream the documents of a corpus, one JSON object per line: ``_id`` (or ``id``), ``text`` and optionally ``title``.
 
-    An id may be a JSON integer, as in some BEIR collections; it becomes a string. A text may be empty. Further fields, and those of
-    BEIR's object ``metadata``, become the document's metadata, see `quiver.retrieval.data.corpus.flat_metadata`.
+    An integer id becomes a string. A text may be empty. Further fields, and those of BEIR's object ``metadata``, become the document's
+    metadata, see `flat_metadata`.
 
     Args:
         path: A ``.jsonl`` or ``.jsonl.gz`` file, or a folder that holds ``corpus.jsonl[.gz]``.
 
     Raises:
-        InputError: While iterating, at the first line that is malformed; at the end, if an id came twice (names both lines).
+        InputError: While iterating, at the first malformed line; at the end, if an id is repeated (names both lines).
     """
     return (document for _, document in unique(partial(_documents, path)))
 
@@ -449,7 +449,7 @@ def read_queries(path: Path) -> Iterator[Query]:
     """Stream queries from ``.jsonl[.gz]`` (``_id`` or ``id``, and ``text``) or ``.tsv[.gz]`` (id, tab, text; no header).
 
     Raises:
-        InputError: While iterating, at the first line that is malformed; at the end, if an id came twice; or the suffix is another.
+        InputError: While iterating, at the first malformed line; at the end, if an id is repeated; or the suffix is not supported.
     """
     return (query for _, query in unique(partial(_queries, path)))
 
@@ -457,55 +457,55 @@ def read_queries(path: Path) -> Iterator[Query]:
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """Read judgements: BEIR's three tab-separated columns with or without a header, or TREC's four columns.
 
-    The first line decides which of the two the file is: ``query, document, grade`` split at tabs, or
-    ``query, iteration, document, grade`` split at white space. Fields are taken as they stand, without CSV quoting.
+    The first line decides the format: ``query, document, grade`` split at tabs, or ``query, iteration, document, grade`` split at white
+    space. There is no CSV quoting.
 
     Raises:
-        InputError: Names the line with a wrong column count, an id that is blank, a grade that is no integer of at most nine
-            digits, or a pair that an earlier line has judged.
+        InputError: A line has the wrong number of columns, a blank id, a grade that is not an integer of at most nine digits, or a pair that
+            an earlier line judges. Names the line.
     """
     return _by_query(read_judgements(path))
 
 
 def find_jsonl(folder: Path, stem: str) -> Path:
-    """The file ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` of a folder.
+    """Return the path of ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` in a folder.
 
     Raises:
-        InputError: Neither is there, or both are.
+        InputError: Neither exists, or both do.
     """
     found = [folder / f"{stem}{suffix}" for suffix in _SUFFIXES if (folder / f"{stem}{suffix}").is_file()]
     if not found:
         raise InputError(f"{folder}: no {stem}.jsonl or {stem}.jsonl.gz in this folder")
     if len(found) > 1:
-        raise InputError(f"{folder}: both {found[0].name} and {found[1].name} are there; remove one")
+        raise InputError(f"{folder}: both {found[0].name} and {found[1].name} exist; remove one")
     return found[0]
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """The file with a BEIR folder's judgements of a split.
+    """Return the path of a split's judgements in a BEIR folder.
 
     Raises:
-        InputError: There is no such folder or split (lists those that there are), or the split is a path.
+        InputError: The folder or the split does not exist (lists the splits that do), or the split is a path.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if split != PurePath(split).name:
-        raise InputError(f"{folder}: a split is the name of a file in qrels/ without its suffix, not a path; got '{split}'")
+        raise InputError(f"{folder}: a split must be the name of a file in qrels/ without its suffix, not a path; got '{split}'")
     file = folder / "qrels" / f"{split}.tsv"
     if file.is_dir():
-        raise InputError(f"{file}: is a folder; the judgements of a split are a file")
+        raise InputError(f"{file}: is a folder; the judgements of a split must be a file")
     if not file.is_file():
         splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv") if path.is_file())
-        there = f"the splits there are {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv"
-        raise InputError(f"{file}: no split '{split}'; {there}")
+        existing = f"existing splits: {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv"
+        raise InputError(f"{file}: no split '{split}'; {existing}")
     return file
 
 
 def read_judgements(path: Path) -> Iterator[Judgement]:
-    """The judgements of a file as `read_qrels` knows them, with their places; a pair that comes twice is not noticed here.
+    """Stream the judgements of a file that `read_qrels` can read, with their places; repeated pairs are not checked.
 
     Raises:
-        InputError: While iterating, at the first line that is malformed; at the end, if there was nothing but a header.
+        InputError: While iterating, at the first malformed line; at the end, if there is only a header.
     """
     split: str | None = "\t"
     found = False
@@ -513,7 +513,7 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         place = Place(path, line_number)
         columns = line.split(split)
         if number == 0 and len(columns) != 3:
-            split = None  # not BEIR's layout; str.split(None) splits at white space, as TREC's files are
+            split = None  # TREC's format: str.split(None) splits at white space
             columns = line.split()
         if len(columns) != (3 if split else 4):
             layout = "3 (query, document, grade; tab-separated)" if split else "3 tab-separated or 4 (query, iteration, document, grade)"
@@ -541,7 +541,7 @@ def _queries(path: Path) -> Iterator[tuple[Place, Query]]:
             yield place, to_query(place, row)
         return
     if not path.name.endswith((".tsv", ".tsv.gz")):
-        raise InputError(f"{path}: queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
+        raise InputError(f"{path}: unsupported type; queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
     for number, line in read_lines(path):
         place = Place(path, number)
         columns = line.split("\t")
@@ -551,12 +551,12 @@ def _queries(path: Path) -> Iterator[tuple[Place, Query]]:
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """Judgements as query id -> document id -> grade, each pair once."""
+    """Query id -> document id -> grade; repeated pairs are errors."""
     qrels: dict[str, dict[str, int]] = {}
     places: dict[tuple[str, str], Place] = {}
     for place, query, document, grade in judgements:
         first = places.setdefault((query, document), place)
         if first != place:
-            raise InputError(f"{place}: document '{document}' was judged for query '{query}' {first.seen_from(place)} already")
+            raise InputError(f"{place}: document '{document}' is already judged for query '{query}' {first.seen_from(place)}")
         qrels.setdefault(query, {})[document] = grade
     return qrels

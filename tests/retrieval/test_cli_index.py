@@ -148,7 +148,7 @@ def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields are called 'a.b'"),
+        ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields have the name 'a.b'"),
         ('{"_id": "d", "text": "x", "a": [1, Infinity]}', "metadata field 'a' must hold strings, finite numbers"),
     ],
 )

@@ -127,7 +127,7 @@ def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tm
         (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has its own corpus"),
         (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
         (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin is one of perc-pos=VALUE"),
-        (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; the splits there are train"),
+        (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; existing splits: train"),
         (("{data}", "-m", "bm25", "--no-cache", "--cache", "x"), "--cache and --no-cache exclude each other"),
         (("{pairs}", "-m", "bm25"), "no field 'query'; the row's fields are question, pos"),
         (("{data}/nothing.jsonl", "-m", "bm25"), "no such file or folder"),

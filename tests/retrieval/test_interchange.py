@@ -159,7 +159,7 @@ def test_stanfords_layout_says_what_it_cannot_hold(tmp_path: Path, changes: dict
     with pytest.raises(InputError) as caught:
         export_model(source, tmp_path / "out", layout="stanford")
     assert message in str(caught.value)
-    assert str(caught.value).endswith("write it with --layout pylate")
+    assert str(caught.value).endswith("use --layout pylate")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
@@ -224,7 +224,7 @@ def test_skipped_words_that_are_no_tokens_are_made_explicit(tmp_path: Path) -> N
     [
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task must be 'feature-extraction'"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, "processing_kwargs must be"),
-        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config must be text"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config must map text"),
         (
             "sentence_bert_config.json",
             {"query_expansion": {"strategy": "all", "length": 12}},
@@ -245,7 +245,7 @@ def test_skipped_words_that_are_no_tokens_are_made_explicit(tmp_path: Path) -> N
         (
             "config_sentence_transformers.json",
             {"model_type": "SparseEncoder"},
-            "model_type must be one of SentenceTransformer, .*got 'SparseEncoder'",
+            "model_type must be one of SentenceTransformer, ColBERT, MultiVectorEncoder, got 'SparseEncoder'",
         ),
     ],
 )
@@ -374,7 +374,7 @@ RUN = {
         "training": {"seed": 12},
     },
 }
-TOLD = ("| Rows of an update | `512` |", "| Negatives of a query | `127` |", "| Updates | `2441` |", "at the end | `0.375` |")
+TOLD = ("| Rows per update | `512` |", "| Negatives per query | `127` |", "| Updates | `2441` |", "at the end | `0.375` |")
 ENTRY = {
     "task": {"type": "text-retrieval", "name": "Retrieval"},
     "dataset": {"type": "mteb/scifact", "name": "SciFact", "split": "test"},
@@ -423,7 +423,7 @@ def test_a_card_leaves_out_what_is_not_known(colbert: Path, tmp_path: Path) -> N
     assert metadata.keys() == {"library_name", "pipeline_tag", "tags"}
     assert metadata["library_name"] == "PyLate"
     assert "## Training" not in body
-    assert "## ModelScores" not in body
+    assert "## Scores" not in body
     assert "None" not in body
 
 
@@ -492,9 +492,9 @@ def test_a_card_offers_what_gives_the_same_vectors(dense: Path, colbert: Path, t
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"fingerprint": "f" * 64}}, "the record of another model (fingerprint ffffffffffff"),
-        ({"model": None}, "the record of another model (fingerprint unknown"),
-        ({"schema": "quiver-run/1"}, "not the record of a training run (quiver-run/2)"),
+        ({"model": {"fingerprint": "f" * 64}}, "belongs to another model (fingerprint ffffffffffff"),
+        ({"model": None}, "belongs to another model (fingerprint unknown"),
+        ({"schema": "quiver-run/1"}, "not the record of a training run (schema quiver-run/2)"),
     ],
 )
 def test_a_record_of_another_model_is_refused(dense: Path, tmp_path: Path, changes: dict[str, object], message: str) -> None:

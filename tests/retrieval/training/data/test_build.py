@@ -241,7 +241,7 @@ def test_judgements_of_a_beir_folder(beir: Path, tmp_path: Path) -> None:
     assert [(row["query"], row["document_1"]) for row in rows_of(section, tmp_path)] == expected
     twice = section.replace(train=(str(beir), str(beir) + "/"), limit=4)
     assert [(row["query"], row["document_1"]) for row in rows_of(twice, tmp_path)] == [*expected, expected[0]]
-    with pytest.raises(InputError, match=r"no split 'dev'; the splits there are train"):
+    with pytest.raises(InputError, match=r"no split 'dev'; existing splits: train"):
         rows_of(section.replace(split="dev"), tmp_path)
     with pytest.raises(InputError, match="1 documents, 2 are needed"):
         rows_of(section.replace(documents_per_row=2), tmp_path)

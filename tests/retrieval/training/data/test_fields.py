@@ -144,9 +144,9 @@ def test_what_is_wrong_with_a_row(row: dict[str, Any], fields: dict[str, Any], p
 @pytest.mark.parametrize(
     ("row", "flaw"),
     [
-        ({"query": "q", "positive": " "}, "the field 'positive' holds no positive"),
-        ({"query": "q", "positive": None}, "the field 'positive' holds no positive"),
-        ({"query": "q", "positive": []}, "the field 'positive' holds no positive"),
+        ({"query": "q", "positive": " "}, "the field 'positive' has no positive"),
+        ({"query": "q", "positive": None}, "the field 'positive' has no positive"),
+        ({"query": "q", "positive": []}, "the field 'positive' has no positive"),
         ({"query": "\t", "positive": "p"}, "the field 'query' is blank"),
         ({"query": "q", "positive": "p"}, ""),
     ],
@@ -212,11 +212,11 @@ def test_each_positive_makes_an_example_with_all_negatives(scored: bool) -> None
     examples = FieldReader(section).examples("f:1", FLAG)
     assert [example.documents for example in examples] == [["a", "n", "m"], ["b", "n", "m"], ["c", "n", "m"]]
     assert [example.scores for example in examples] == ([[n, 0.5, 0.125] for n in (3, 2, 1)] if scored else [[]] * 3)
-    assert [example.left_out for example in examples] == [1, 1, 1]  # "b " is a positive
+    assert [example.excluded for example in examples] == [1, 1, 1]  # "b " is a positive
     assert FieldReader(section).whole("f:1", FLAG).documents == ["a", "b", "c", "n", "b ", "m"]
     assert [example.flaw for example in FieldReader(section).examples("f:1", {**FLAG, "pos": ["a", " ", "c"]})] == [
         "",
-        "the field 'pos' holds no positive",
+        "the field 'pos' has no positive",
         "",
     ]
     (nothing,) = FieldReader(section.replace(score_fields=())).examples("f:1", {**FLAG, "pos": []})

@@ -112,7 +112,7 @@ def test_worker_processes_read_the_same_rows(pools: DataSection, tmp_path: Path)
 
 
 def test_the_files_open_in_any_arrow_reader(pools: DataSection, tmp_path: Path) -> None:
-    prepare_rows(replace(pools, negatives="first"), tmp_path / "work", seed=0)
+    prepare_rows(pools.replace(negatives="first"), tmp_path / "work", seed=0)
     [texts] = (tmp_path / "work").glob("*/texts.arrow")
     table = pyarrow.feather.read_table(texts.with_name("rows.arrow"))
     assert table.column_names == ["query", "documents", "scores"]

@@ -224,7 +224,7 @@ def test_the_hubs_cache_is_enough_without_a_network(tmp_path: Path, write: Calla
     assert rows == "5"
     for name, line in (("plain/none.jsonl", file), ("triplet/train", split)):
         assert line.startswith(f"hub://owner/name/{name}: downloading from the Hub failed (")
-        assert line.endswith("check the name and the network, or name a folder of local copies in QUIVER_HUB")
+        assert line.endswith("check the name and the network, or set QUIVER_HUB to a folder of local copies")
 
 
 def test_parquet_is_read_in_little_memory(tmp_path: Path) -> None:

@@ -468,7 +468,7 @@ def test_a_limit_leaves_the_corpus_whole(word_sum: Any, tmp_path: Path) -> None:
     [
         ([{"query": "a", "pos": "b"}], "pairs.jsonl:1: no field 'positive'; the row's fields are query, pos"),
         ([{"query": "a", "positive": "b"}, {"query": " ", "positive": "b"}], "pairs.jsonl:2: the field 'query' is blank"),
-        ([{"query": "a", "positive": "b"}, {"query": "a", "positive": []}], "pairs.jsonl:2: the field 'positive' holds no positive"),
+        ([{"query": "a", "positive": "b"}, {"query": "a", "positive": []}], "pairs.jsonl:2: the field 'positive' has no positive"),
         ([{"query": "a", "positive": ["b", " "]}], "pairs.jsonl:1: the field 'positive' holds a blank positive"),
         ([{"query": "a", "positive": 7}], "pairs.jsonl:1: the field 'positive' must hold text, got 7"),
     ],
