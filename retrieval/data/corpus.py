@@ -461,8 +461,8 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     space. There is no CSV quoting.
 
     Raises:
-        InputError: A line has the wrong number of columns, a blank id, a grade that is not an integer of at most nine digits, or a pair that
-            an earlier line judges. Names the line.
+        InputError: A line has the wrong number of columns, a blank id, a grade that is not an integer of at most nine digits, or a pair
+            that an earlier line judges. Names the line.
     """
     return _by_query(read_judgements(path))
 
@@ -490,7 +490,7 @@ def find_split(folder: Path, split: str) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if split != PurePath(split).name:
-        raise InputError(f"{folder}: a split must be the name of a file in qrels/ without its suffix, not a path; got '{split}'")
+        raise InputError(f"{folder}: a split must be the name of a file in qrels/ without suffix, not a path; got '{split}'")
     file = folder / "qrels" / f"{split}.tsv"
     if file.is_dir():
         raise InputError(f"{file}: is a folder; the judgements of a split must be a file")

@@ -137,8 +137,9 @@ def first_of_each(texts: Sequence[str]) -> list[int]:
     """Return the rows of texts that are not near-duplicates of an earlier returned row, ascending.
 
     Two texts are near-duplicates if the Jaccard similarity of their sets of identifiers is at least `SET_SIMILARITY` and that of their
-    multisets at least `MULTISET_SIMILARITY`. Words in comments and strings count as identifiers, Python keywords do not. The search is exact:
-    such sets share one of their few rarest members, so only texts that do are compared. A text without identifiers is not a duplicate.
+    multisets at least `MULTISET_SIMILARITY`. Words in comments and strings count as identifiers, Python keywords do not. The search is
+    exact: such sets share one of their few rarest members, so only texts that do are compared. A text without identifiers is not a
+    duplicate.
 
     Args:
         texts: Source code, in order of preference.

@@ -67,8 +67,8 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     """Read a run: query id -> document id -> score, in the order of the file. The rank column is ignored.
 
     Raises:
-        InputError: A line does not have six columns, a score is not a finite number, a document is repeated for a query (names the line), or
-            the file is empty.
+        InputError: A line does not have six columns, a score is not a finite number, a document is repeated for a query (names the line),
+            or the file is empty.
     """
     run: dict[str, dict[str, float]] = {}
     for number, line in read_lines(path):

@@ -38,8 +38,8 @@ from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.index.documents.strings import PackedStrings
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.errors import LostTextError
-from quiver.retrieval.index.exact.ranking import check_k
 from quiver.retrieval.index.mapped import Files, map_array
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.index.store.manifest import FileEntry
 from quiver.retrieval.index.store.reading import verify_files
