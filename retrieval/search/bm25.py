@@ -27,7 +27,7 @@ from quiver.retrieval.index.ranking import check_k, in_order
 from quiver.retrieval.records import Hits
 
 NAME = "bm25"
-"""What tables, files and options call it."""
+"""Name of BM25 in tables, files and options."""
 
 K1 = 0.9
 B = 0.4
@@ -39,22 +39,30 @@ PARAMETERS: Mapping[str, str | float | None] = {
     "stopwords": STOP_WORDS,
     "stemmer": None,
 }
-"""Everything that decides a score, as results and records have it."""
-
-# Documents and characters of a block: about 200 MB with their words, and long enough that going through all queries for each block
-# costs little beside reading it.
-_BLOCK_DOCUMENTS = 100_000
-_BLOCK_CHARACTERS = 1 << 24
+"""All parameters that affect scores, as written to results and records."""
 
 Item = TypeVar("Item")
 
 
-class Words(NamedTuple):
-    """The words of some texts.
+@dataclass(frozen=True)
+class BlockLimits:
+    """Size of a block of documents: about 200 MB with its words by default, so that a pass over the queries costs little per block.
 
     Attributes:
-        texts: For each text its words as numbers, stop words left out.
-        vocabulary: Word -> number, from 0 in the order of their appearance.
+        documents: Maximum number of documents.
+        characters: Number of characters after which a block ends.
+    """
+
+    documents: int = 100_000
+    characters: int = 1 << 24
+
+
+class Words(NamedTuple):
+    """The words of texts.
+
+    Attributes:
+        texts: Word numbers of each text, without stop words.
+        vocabulary: Word -> number, from 0 in order of appearance.
     """
 
     texts: Sequence[Sequence[int]]
@@ -63,12 +71,12 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True)
 class Postings:
-    """Where the words of a vocabulary stand in the documents of a block.
+    """Occurrences of a vocabulary's words in the documents of a block.
 
     Attributes:
-        lengths: Words of each document, those that are not in the vocabulary included, (D,) uint32.
-        documents: Numbers of documents, ascending for each word, (P,) uint32.
-        counts: How often the word stands there, (P,) uint32.
+        lengths: Number of words of each document, including words that are not in the vocabulary, (D,) uint32.
+        documents: Document numbers, ascending for each word, (P,) uint32.
+        counts: Occurrences of the word in the document, (P,) uint32.
         starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,).
     """
 
@@ -80,12 +88,12 @@ class Postings:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a score needs to know of all documents together.
+    """Collection statistics.
 
     Attributes:
-        documents: How many there are.
-        length: Words of all of them.
-        frequencies: In how many of them each word stands, (V,).
+        documents: Number of documents.
+        length: Number of words of all documents.
+        frequencies: Document frequency of each word, (V,).
     """
 
     documents: int
@@ -94,24 +102,24 @@ class Statistics:
 
     @property
     def mean_length(self) -> float:
-        """Words of a document, on average."""
+        """Mean number of words per document."""
         return self.length / max(self.documents, 1)
 
     @property
     def inverse_frequencies(self) -> NDArray[np.float32]:
-        """How much each word tells, (V,); always positive."""
+        """Inverse document frequency of each word, (V,); always positive."""
         rarity: NDArray[np.float64] = np.log(1 + (self.documents - self.frequencies + 0.5) / (self.frequencies + 0.5))
         return rarity.astype(np.float32)
 
 
 @dataclass(frozen=True)
-class Scored:
-    """The postings of a block with what each adds to the score of its document.
+class ScoredPostings:
+    """Postings of a block with their scores.
 
     Attributes:
-        size: Documents of the block, D.
-        documents: Numbers of documents, (P,) uint32.
-        scores: What each posting adds, (P,).
+        size: Number of documents D of the block.
+        documents: Document numbers, (P,) uint32.
+        scores: Contribution of each posting to its document's score, (P,).
         starts: The postings of word v are ``starts[v]:starts[v + 1]``, (V + 1,).
     """
 
@@ -121,21 +129,21 @@ class Scored:
     starts: NDArray[np.int64]
 
     def totals(self, words: Iterable[int]) -> NDArray[np.float32]:
-        """Scores of all documents for a query's words, (D,); a word that it has twice counts twice."""
+        """Compute the scores of all documents for a query's words, (D,); a repeated word counts each time."""
         totals = np.zeros(self.size, np.float32)
         for word in words:
             postings = slice(self.starts[word], self.starts[word + 1])
-            totals[self.documents[postings]] += self.scores[postings]  # a document is there once
+            totals[self.documents[postings]] += self.scores[postings]  # each document occurs once per word
         return totals
 
 
-class Best:
-    """The best documents of one query, as far as its blocks have been seen; of equals the greater ids come first.
+class TopDocuments:
+    """The best documents of a query over the blocks seen so far; ties are ordered by id, descending.
 
     Only positive scores count: a document that shares no word with the query is not found.
 
     Args:
-        k: Documents wanted.
+        k: Maximum number of documents.
     """
 
     def __init__(self, k: int) -> None:
@@ -144,11 +152,11 @@ class Best:
         self._scores = np.empty(0, np.float32)
 
     def add(self, scores: NDArray[np.float32], ids: Callable[[NDArray[np.intp]], Sequence[str]]) -> None:
-        """Look at a block.
+        """Add a block.
 
         Args:
-            scores: Of its documents, (D,).
-            ids: Gives the ids of some of them by number; it is asked for no more than may belong to the best.
+            scores: Scores of its documents, (D,).
+            ids: Function from document numbers to ids; called only for documents that may be among the best.
         """
         full = len(self._scores) == self._k
         rows = np.flatnonzero(scores >= self._scores[-1]) if full else np.flatnonzero(scores)
@@ -163,17 +171,17 @@ class Best:
 
     @property
     def ids(self) -> list[str]:
-        """The documents, best first."""
+        """Ids of the documents, best first."""
         return self._ids
 
     @property
     def scores(self) -> NDArray[np.float32]:
-        """Their scores."""
+        """Scores of the documents."""
         return self._scores
 
 
 def split_words(texts: Iterable[str]) -> Words:
-    """The words of texts as bm25s takes them apart: lower case, runs of two or more letters, digits and underscores.
+    """Split texts into words as bm25s does: lower case, runs of two or more letters, digits and underscores.
 
     Raises:
         InputError: bm25s is not installed.
@@ -182,19 +190,21 @@ def split_words(texts: Iterable[str]) -> Words:
     return Words(found.ids, found.vocab)
 
 
-def in_blocks(items: Iterable[Item], text: Callable[[Item], str]) -> Iterator[list[Item]]:
-    """Documents in blocks that can be counted at a time; whoever takes a block may empty it.
+def in_blocks(items: Iterable[Item], text: Callable[[Item], str], limits: BlockLimits | None = None) -> Iterator[list[Item]]:
+    """Group documents into blocks. The caller may clear a block's list to free its texts.
 
     Args:
-        items: Documents of any kind.
-        text: Gives the text of one.
+        items: Documents of any type.
+        text: Function that returns the text of a document.
+        limits: Size of a block.
     """
+    limits = limits or BlockLimits()
     block: list[Item] = []
     characters = 0
     for item in items:
         block.append(item)
         characters += len(text(item))
-        if len(block) >= _BLOCK_DOCUMENTS or characters >= _BLOCK_CHARACTERS:
+        if len(block) >= limits.documents or characters >= limits.characters:
             yield block
             block, characters = [], 0
     if block:
@@ -202,10 +212,10 @@ def in_blocks(items: Iterable[Item], text: Callable[[Item], str]) -> Iterator[li
 
 
 def count_words(words: Words, vocabulary: Mapping[str, int]) -> Postings:
-    """Count the words of a vocabulary in texts; other words matter for the lengths alone.
+    """Count the words of a vocabulary in texts; other words only count for the lengths.
 
     Args:
-        words: Of D texts.
+        words: Words of D texts.
         vocabulary: Word -> number, 0 to V - 1.
 
     Example:
@@ -228,11 +238,11 @@ def count_words(words: Words, vocabulary: Mapping[str, int]) -> Postings:
 
 
 def total_statistics(blocks: Iterable[tuple[Postings, NDArray[np.bool_] | None]], words: int) -> Statistics:
-    """What is to be known of all documents.
+    """Sum the statistics of blocks.
 
     Args:
-        blocks: Postings, each with the documents that count, (D,); None for all.
-        words: Size V of their vocabulary.
+        blocks: Postings, each with a mask of the documents that count, (D,), or None for all.
+        words: Size V of the vocabulary.
     """
     documents = length = 0
     frequencies = np.zeros(words, np.int64)
@@ -249,14 +259,14 @@ def total_statistics(blocks: Iterable[tuple[Postings, NDArray[np.bool_] | None]]
     return Statistics(documents, length, frequencies)
 
 
-def score_postings(postings: Postings, statistics: Statistics) -> Scored:
-    """What each posting adds to the score of its document; in float64, and rounded once, as bm25s does it."""
+def score_postings(postings: Postings, statistics: Statistics) -> ScoredPostings:
+    """Score postings in float64, rounded once to float32, as bm25s does."""
     scores = np.zeros(len(postings.documents), np.float32)
-    if len(scores) and statistics.length:  # otherwise no document that counts has a word
+    if len(scores) and statistics.length:  # otherwise no document that counts has words
         norms = K1 * ((1 - B) + B * postings.lengths[postings.documents] / statistics.mean_length)  # (P,)
         rarity = np.repeat(statistics.inverse_frequencies.astype(np.float64), np.diff(postings.starts))  # (P,)
         scores = (rarity * (postings.counts / (norms + postings.counts))).astype(np.float32)
-    return Scored(len(postings.lengths), postings.documents, scores, postings.starts)
+    return ScoredPostings(len(postings.lengths), postings.documents, scores, postings.starts)
 
 
 def _kth(scores: NDArray[np.float32], k: int) -> float:
@@ -267,32 +277,38 @@ def _bm25s() -> Any:
     try:
         library = importlib.import_module("bm25s")
     except ModuleNotFoundError as error:
-        raise InputError("BM25 needs bm25s: pip install bm25s, or 'quiver-retrieval[eval]', which brings it") from error
-    # Importing it sets its logger to DEBUG, and whoever has a handler at the root would read how an index is built.
+        raise InputError("BM25 needs bm25s: pip install bm25s, or pip install 'quiver-retrieval[eval]'") from error
+    # On import, bm25s sets its logger to DEBUG.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return library
 
 
 @dataclass(frozen=True)
 class _StreamedBlock:
-    """Some documents: their ids, (D,), and where the queries' words stand in them."""
+    """Ids of a block's documents, (D,), and the postings of the queries' words."""
 
     ids: NDArray[np.object_]
     postings: Postings
 
     def named(self, rows: NDArray[np.intp]) -> list[str]:
-        """The ids of some documents by number."""
+        """Ids of documents by number."""
         return list(self.ids[rows])
 
 
-def rank_streamed(read: Callable[[], Iterable[tuple[str, str]]], queries: Sequence[str], k: int) -> Hits:
-    """The best documents of each query.
+def rank_streamed(
+    read: Callable[[], Iterable[tuple[str, str]]], queries: Sequence[str], k: int, *, limits: BlockLimits | None = None
+) -> Hits:
+    """Rank documents for a set of queries, with one block of documents in memory.
+
+    The documents are read twice if they do not fit into one block: for the statistics, then for the scores. Only the queries' words are
+    counted.
 
     Args:
-        read: Starts a reading: id and text of each document.
+        read: Function that starts a pass over the documents: id and text of each.
         queries: Q texts.
-        k: Documents a query, at most. Only documents that share a word with the query are found: the top k of bm25s is padded with
-            documents of score 0, whose order would be that of the file.
+        k: Maximum documents per query. Only documents that share a word with the query are found; bm25s would pad the top k with documents
+            of score 0 in the order of the file.
+        limits: Size of a block.
 
     Raises:
         InputError: bm25s is not installed.
@@ -300,20 +316,22 @@ def rank_streamed(read: Callable[[], Iterable[tuple[str, str]]], queries: Sequen
     """
     k = check_k(k)
     words = split_words(queries)
-    reading = _streamed_blocks(read(), words.vocabulary)
+    reading = _streamed_blocks(read(), words.vocabulary, limits)
     first = list(islice(reading, 2))
     statistics = total_statistics(((block.postings, None) for block in chain(first, reading)), len(words.vocabulary))
-    best = [Best(k) for _ in queries]
-    for block in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary):
+    best = [TopDocuments(k) for _ in queries]
+    for block in first if len(first) < 2 else _streamed_blocks(read(), words.vocabulary, limits):
         scored = score_postings(block.postings, statistics)
         for found, query in zip(best, words.texts, strict=True):
             found.add(scored.totals(query), block.named)
     return Hits([found.ids for found in best], [found.scores for found in best])
 
 
-def _streamed_blocks(documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int]) -> Iterator[_StreamedBlock]:
-    for block in in_blocks(documents, lambda document: document[1]):
+def _streamed_blocks(
+    documents: Iterable[tuple[str, str]], vocabulary: Mapping[str, int], limits: BlockLimits | None
+) -> Iterator[_StreamedBlock]:
+    for block in in_blocks(documents, lambda document: document[1], limits):
         ids = np.array([key for key, _ in block], np.object_)
         words = split_words(text for _, text in block)
-        block.clear()  # the texts are gone before the postings are used
+        block.clear()  # frees the texts before the postings are used
         yield _StreamedBlock(ids, count_words(words, vocabulary))

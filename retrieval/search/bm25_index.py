@@ -48,9 +48,10 @@ from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits
 from quiver.retrieval.search.bm25 import (
     PARAMETERS,
-    Best,
+    BlockLimits,
     Postings,
-    Scored,
+    ScoredPostings,
+    TopDocuments,
     Words,
     count_words,
     in_blocks,
@@ -65,17 +66,17 @@ logger = logging.getLogger(__name__)
 
 _LIST = "words.json"
 _NUMBERS = {"documents": np.uint32, "counts": np.uint32}
-# A table of a large segment takes minutes to make: a temporary folder of this age belongs to a process that is gone.
+# Counting a large segment takes minutes: a temporary folder of this age belongs to a process that has ended.
 _STALE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class WordTable:
-    """All words of a block of documents, in memory or mapped.
+    """All words of a block of documents, in memory or memory-mapped.
 
     Attributes:
-        words: The words in ascending order, V of them.
-        postings: Where they stand.
+        words: The V words in ascending order.
+        postings: Their postings.
     """
 
     words: PackedStrings
@@ -83,12 +84,12 @@ class WordTable:
 
     @classmethod
     def of(cls, words: Words) -> WordTable:
-        """Count the words of some texts."""
+        """Count the words of texts."""
         ordered = sorted(words.vocabulary)
         return cls(PackedStrings.pack(ordered), count_words(words, {word: number for number, word in enumerate(ordered)}))
 
     def select(self, words: Iterable[str]) -> Postings:
-        """The postings of some words alone, which get the numbers of their order."""
+        """Return the postings of some words, numbered in the order given."""
         own = self.postings
         spans = [self._span(word) for word in words]
         places = np.concatenate([np.zeros(0, np.int64), *(np.arange(begin, end) for begin, end in spans)])
@@ -103,20 +104,23 @@ class WordTable:
         return int(self.postings.starts[number]), int(self.postings.starts[number + 1])
 
 
-def word_tables(texts: Iterable[str], *, texts_sha256: str, cache: Path | None, verify: bool) -> list[WordTable]:
-    """The tables of some texts, a block each: those that are kept, or else counted now and kept.
+def word_tables(
+    texts: Iterable[str], *, texts_sha256: str, cache: Path | None, verify: bool, limits: BlockLimits | None = None
+) -> list[WordTable]:
+    """Open the cached word tables of texts, one per block, or count and cache them.
 
     Args:
-        texts: The texts; not gone through where their tables are kept.
-        texts_sha256: A checksum that tells these texts from all others.
-        cache: Folder that keeps tables; None counts them into memory.
-        verify: Compare the checksums of what is kept, which reads it once; otherwise sizes alone.
+        texts: The texts; not read if their tables are cached.
+        texts_sha256: Checksum of the texts.
+        cache: Cache folder; None keeps the tables in memory.
+        verify: Compare the checksums of cached files, which reads them once; otherwise only sizes are compared.
+        limits: Size of a block.
 
     Raises:
         InputError: bm25s is not installed, or the folder cannot be written.
     """
     if cache is None:
-        return [WordTable.of(words) for words in _split_blocks(texts)]
+        return [WordTable.of(words) for words in _split_blocks(texts, limits)]
     rule = {"texts": texts_sha256, "bm25s": installed_version("bm25s"), **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")}}
     folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]
     limit = limit_of(cache)
@@ -125,33 +129,33 @@ def word_tables(texts: Iterable[str], *, texts_sha256: str, cache: Path | None, 
         try:
             return _open(folder, verify=verify)
         except (InputError, FileNotFoundError, KeyError, TypeError, ValueError) as error:
-            logger.warning("%s: cannot be used (%s); the words are counted again", folder, error)
+            logger.warning("%s: damaged (%s); counting the words again", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
-    _write(folder, texts)
+    _write(folder, texts, limits)
     tables = _open(folder, verify=False)
     if limit is not None:
         prune_cache(limit)
     return tables
 
 
-def _split_blocks(texts: Iterable[str]) -> Iterable[Words]:
-    for block in in_blocks(texts, str):
+def _split_blocks(texts: Iterable[str], limits: BlockLimits | None) -> Iterable[Words]:
+    for block in in_blocks(texts, str, limits):
         words = split_words(block)
         block.clear()
         yield words
 
 
-def _write(folder: Path, texts: Iterable[str]) -> None:
-    """Count the words of texts into a folder, a block at a time."""
+def _write(folder: Path, texts: Iterable[str], limits: BlockLimits | None) -> None:
+    """Count the words of texts block by block and write them to a folder."""
     temporary = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise InputError(f"{folder.parent}: cannot be written ({error.strerror}); set QUIVER_CACHE, or name another folder") from error
+        raise InputError(f"{folder.parent}: cannot be written ({error.strerror}); set QUIVER_CACHE to another folder") from error
     try:
         holds: dict[str, str] = {}
         sizes = []
-        for number, words in enumerate(_split_blocks(texts)):
+        for number, words in enumerate(_split_blocks(texts, limits)):
             table = WordTable.of(words)
             holds |= _save(temporary / f"{number:04d}", table)
             sizes.append((len(table.postings.lengths), len(table.words), len(table.postings.documents)))
@@ -160,7 +164,7 @@ def _write(folder: Path, texts: Iterable[str]) -> None:
         try:
             temporary.replace(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process was faster, with the same
+            if not folder.is_dir():  # otherwise another process has written the same tables
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -170,10 +174,10 @@ def _write(folder: Path, texts: Iterable[str]) -> None:
 def _save(stem: Path, table: WordTable) -> dict[str, str]:
     holds = table.words.save(stem.with_name(f"{stem.name}.words"), REAL, "words")
     arrays: dict[str, tuple[NDArray[Any], str]] = {
-        "starts": (table.postings.starts, "where the postings of each word begin, (V + 1,) int64"),
+        "starts": (table.postings.starts, "start of each word's postings, (V + 1,) int64"),
         "documents": (table.postings.documents, "documents of each word, (P,) uint32"),
-        "counts": (table.postings.counts, "how often it stands there, (P,) uint32"),
-        "lengths": (table.postings.lengths, "words of each document, (D,) uint32"),
+        "counts": (table.postings.counts, "occurrences in the document, (P,) uint32"),
+        "lengths": (table.postings.lengths, "number of words of each document, (D,) uint32"),
     }
     for name, (array, what) in arrays.items():
         write_array(stem.with_name(f"{stem.name}.{name}"), array, REAL)
@@ -204,15 +208,15 @@ def _remove_stale(cache: Path) -> None:
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
         except FileNotFoundError:
-            continue  # another process was faster
+            continue  # removed by another process
 
 
-# The stored texts, as their segment's manifest entry calls them.
+# Name of the stored texts in a segment's manifest entry.
 _TEXTS = "documents.jsonl"
 
 
 class WordScore(NamedTuple):
-    """What one word of a query adds to the score of a document; 0 where the document does not have it."""
+    """Contribution of a query word to a document's score; 0 if the document does not contain it."""
 
     word: str
     score: float
@@ -220,13 +224,13 @@ class WordScore(NamedTuple):
 
 @dataclass(frozen=True)
 class _Block:
-    """Some successive documents of a segment.
+    """Successive documents of a segment.
 
     Attributes:
         segment: The segment.
-        number: Its number in the index.
+        number: Number of the segment in the index.
         first: Row of the first document.
-        table: Their words.
+        table: Words of the documents.
     """
 
     segment: OpenSegment
@@ -236,47 +240,53 @@ class _Block:
 
     @property
     def rows(self) -> slice:
-        """The rows of the segment."""
+        """Rows of the segment."""
         return slice(self.first, self.first + len(self.table.postings.lengths))
 
     @property
     def alive(self) -> Bitmap | None:
-        """Which of the documents are not deleted, (D,); None for all of them."""
+        """Mask of the documents that are not deleted, (D,); None for all."""
         return None if self.segment.alive is None else self.segment.alive[self.rows]
 
     def named(self, documents: NDArray[np.intp]) -> list[str]:
-        """The ids of some documents by number."""
+        """Ids of documents by number."""
         return self.segment.documents.ids.strings.take(documents + self.first)
 
 
 class WordIndex:
-    """The documents of an open index by their words.
-
-    It follows the index that it is made of: that one's committed state, without its deleted documents. Word frequencies are those of the
-    living documents, whatever the filter.
+    """BM25 over an open index: its committed documents without deleted ones. Document frequencies do not depend on the filter.
 
     Args:
-        index: Built with texts.
-        cache: Folder that keeps what is counted, see `quiver.retrieval.search.bm25_index`; None keeps it in memory.
-        verify: Compare the checksums of what was kept before.
-        progress: Show a bar over the documents whose words are counted.
+        index: Index with stored texts.
+        cache: Cache folder for word tables; None keeps them in memory.
+        verify: Compare the checksums of cached tables.
+        progress: Show a progress bar over the documents whose words are counted.
+        limits: Size of a block of documents.
 
     Raises:
         InputError: The index was built without texts, bm25s is not installed, or the folder cannot be written.
     """
 
-    def __init__(self, index: Index, *, cache: Path | None = None, verify: bool = True, progress: bool = False) -> None:
+    def __init__(
+        self,
+        index: Index,
+        *,
+        cache: Path | None = None,
+        verify: bool = True,
+        progress: bool = False,
+        limits: BlockLimits | None = None,
+    ) -> None:
         policy = index.manifest.policy
         if not policy.store_text:
-            raise InputError(f"{index.path}: built without texts; BM25 needs them, build it with texts")
+            raise InputError(f"{index.path}: built without texts, which BM25 needs; build the index with texts")
         self.index = index
         self._blocks: list[_Block] = []
         for number, (segment, entry) in enumerate(zip(index.segments, index.manifest.segments, strict=True)):
-            # What is counted depends on the stored texts, and on whether titles are a part of them.
+            # The counts depend on the stored texts and on whether titles are included.
             checksum = f"{entry.files[_TEXTS].sha256} {policy.use_title} {policy.separator!r}"
             texts = _contents(segment, use_title=policy.use_title, progress=progress)
             first = 0
-            for table in word_tables(texts, texts_sha256=checksum, cache=cache, verify=verify):
+            for table in word_tables(texts, texts_sha256=checksum, cache=cache, verify=verify, limits=limits):
                 self._blocks.append(_Block(segment, number, first, table))
                 first += len(table.postings.lengths)
 
@@ -284,12 +294,12 @@ class WordIndex:
         return len(self.index)
 
     def search(self, queries: Sequence[str], k: int, *, filter: FilterLike = None) -> Hits:
-        """The k best documents of each query that share a word with it; ties go to the greater id.
+        """Find the k best documents of each query that share a word with it; ties are ordered by id, descending.
 
         Args:
             queries: Q texts.
-            k: Hits a query.
-            filter: Which documents may be found; see `quiver.retrieval.index.index.Index.search`.
+            k: Maximum hits per query.
+            filter: Condition on the documents; see `quiver.retrieval.index.index.Index.search`.
 
         Raises:
             InputError: The filter is malformed or names a field that no document has.
@@ -300,7 +310,7 @@ class WordIndex:
         words = split_words(queries)
         scored = self._scored(words.vocabulary)
         bitmaps = [segment.alive for segment in self.index.segments] if chosen is None else self.index.matching(chosen)
-        best = [Best(k) for _ in queries]
+        best = [TopDocuments(k) for _ in queries]
         for block, postings in zip(self._blocks, scored, strict=True):
             allowed = bitmaps[block.number]
             for found, query in zip(best, words.texts, strict=True):
@@ -309,10 +319,10 @@ class WordIndex:
         return Hits([found.ids for found in best], [found.scores for found in best])
 
     def word_scores(self, query: str, document: str) -> list[WordScore]:
-        """What each word of a query adds to the score of a document, in the order of the query; they add up to its score.
+        """Return the contribution of each query word to a document's score, in the order of the query; they add up to the score.
 
         Raises:
-            InputError: There is no such document.
+            InputError: The document does not exist.
         """
         place = self.index.locate([document])[0]
         if place is None:
@@ -325,8 +335,8 @@ class WordIndex:
                 return [WordScore(names[word], float(postings.totals([word])[row])) for word in words.texts[0]]
         return []
 
-    def _scored(self, vocabulary: Mapping[str, int]) -> list[Scored]:
-        """The postings of some words in all blocks, scored by the frequencies among the living documents."""
+    def _scored(self, vocabulary: Mapping[str, int]) -> list[ScoredPostings]:
+        """Postings of words in all blocks, scored with the document frequencies among living documents."""
         found = [block.table.select(vocabulary) for block in self._blocks]
         alive = (block.alive for block in self._blocks)
         statistics = total_statistics(zip(found, alive, strict=True), len(vocabulary))
@@ -334,15 +344,15 @@ class WordIndex:
 
 
 def _contents(segment: OpenSegment, *, use_title: bool, progress: bool) -> Iterator[str]:
-    """The texts of all documents of a segment, deleted ones included, as they were encoded."""
+    """Texts of all documents of a segment, including deleted ones, as they were encoded."""
     texts = segment.documents.texts
     if texts is None:
-        raise ValueError("this segment was opened without its texts")
+        raise ValueError("this segment was opened without texts")
     with progress_bar("words", len(segment.documents), enabled=progress) as advance:
         for row in range(len(segment.documents)):
             try:
                 yield texts[row].content(use_title=use_title)
-            except LostTextError as error:  # a repair has said so; a document without words is never found by them
+            except LostTextError as error:  # lost in a repair; the document has no words
                 logger.warning("%s", error)
                 yield ""
             advance(1)

@@ -269,7 +269,7 @@ def test_options_that_do_not_go_together(quiver: Quiver, built: Built, options: 
 def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     build_index(DOCUMENTS, load_model(built.dense_model), tmp_path / "bare", options=BuildOptions(store_text=False))
     for options, message in (
-        (("--fuse", "bm25"), "BM25 needs them"),
+        (("--fuse", "bm25"), "which BM25 needs"),
         (("--rerank", built.colbert_model), "the index stores no texts, which a model needs for re-ranking"),
     ):
         done = quiver("search", tmp_path / "bare", QUERY, *options)

@@ -76,7 +76,7 @@ def test_what_a_running_process_reads_stays(cache: Path, quiver: Callable[..., A
         done = json.loads(quiver("cache", "prune", "--size", "0GB", "--json").out)
         assert len(shards(cache)) == left
         assert len(done["removed"]) == 1 - left
-    with pytest.raises(InputError, match="run it again"):
+    with pytest.raises(InputError, match="run the command again"):
         stored.rows.take(np.array([3, 400]))
 
 

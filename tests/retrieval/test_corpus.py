@@ -112,7 +112,7 @@ def test_queries_of_both_forms(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [("q2", "expected 2 columns"), ("q2\ta\tb", "got 3"), ("\ta", "the id is blank"), ("q1\tb", "used on line 1 already")],
+    [("q2", "expected 2 columns"), ("q2\ta\tb", "got 3"), ("\ta", "the id is blank"), ("q1\tb", "used on line 1")],
 )
 def test_a_bad_query_line_names_file_and_line(tmp_path: Path, bad: str, message: str) -> None:
     path = lines(tmp_path / "q.tsv", "q1\ta", bad)
@@ -203,7 +203,7 @@ def test_a_split_is_one_name(folder: Path, split: str) -> None:
     lines(folder / "qrels" / "..tsv", "q1\td1\t1")
     (folder / "qrels" / "sub").mkdir()
     lines(folder / "qrels" / "sub" / "test.tsv", "q1\td1\t1")
-    with pytest.raises(InputError, match="a split is the name of a file" if split != ".." else "no split"):
+    with pytest.raises(InputError, match="a split must be the name of a file" if split != ".." else "no split"):
         load_collection(folder, split)
 
 
@@ -214,7 +214,7 @@ def test_a_missing_split_lists_those_there_are(folder: Path) -> None:
 
 def test_a_split_that_is_a_folder(folder: Path) -> None:
     (folder / "qrels" / "train.tsv").mkdir()
-    with pytest.raises(InputError, match=r"qrels/train\.tsv: is a folder; the judgements of a split are a file"):
+    with pytest.raises(InputError, match=r"qrels/train\.tsv: is a folder; the judgements of a split must be a file"):
         load_collection(folder, "train")
     with pytest.raises(InputError, match=r"no split 'valid'; existing splits: dev, test$"):
         load_collection(folder, "valid")

@@ -374,7 +374,7 @@ RUN = {
         "training": {"seed": 12},
     },
 }
-TOLD = ("| Rows per update | `512` |", "| Negatives per query | `127` |", "| Updates | `2441` |", "at the end | `0.375` |")
+TOLD = ("| Rows per update | `512` |", "| Negatives per query | `127` |", "| Updates | `2441` |", "nDCG@10 | `0.375` |")
 ENTRY = {
     "task": {"type": "text-retrieval", "name": "Retrieval"},
     "dataset": {"type": "mteb/scifact", "name": "SciFact", "split": "test"},

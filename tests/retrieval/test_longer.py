@@ -48,7 +48,7 @@ def test_a_bi_encoder_reads_longer_texts(quiver: Callable[..., Any], dense: Path
     out = tmp_path / "longer"
     done = quiver("extend-positions", dense, "--factor", 4, "--out", out)
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"model: {out} (32 -> 128 positions; texts are cut to 20 -> 128 tokens)\n"
+    assert done.out == f"model: {out} (32 -> 128 positions; texts are truncated to 20 -> 128 tokens)\n"
     old, new = load_model(dense), load_model(out)
     assert isinstance(old, BiEncoder)
     assert isinstance(new, BiEncoder)
@@ -92,7 +92,7 @@ def test_a_colbert_models_documents_get_longer_and_its_queries_do_not(quiver: Ca
     export_model(tmp_path / "own", tmp_path / "old", layout=layout)
     done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
     assert (done.code, done.err) == (0, "")
-    assert "32 -> 64 positions; texts are cut to 30 -> 64 tokens" in done.out
+    assert "32 -> 64 positions; texts are truncated to 30 -> 64 tokens" in done.out
     new = load_model(tmp_path / "new")
     assert isinstance(new, ColBERT)
     assert (new.settings.colbert.query_length, new.settings.colbert.document_length) == (12, 64)
@@ -178,7 +178,7 @@ def test_a_bare_masked_lm_keeps_its_head(quiver: Callable[..., Any], tmp_path: P
     tokenizer.save(tmp_path / "old")
     done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
     assert (done.code, done.err) == (0, "")
-    assert "32 -> 64 positions; texts are cut to 64 tokens" in done.out
+    assert "32 -> 64 positions; texts are truncated to 64 tokens" in done.out
     assert load_masked_lm(tmp_path / "new").encoder.config.max_positions == 64
     assert Tokenizer.from_pretrained(tmp_path / "new").max_length == 64
 
