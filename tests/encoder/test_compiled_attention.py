@@ -228,11 +228,11 @@ print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
 
 
 OWN = """\
-from quiver.encoder.cpu.compiling import compiled
+from quiver.encoder.cpu.jit import jit
 from other import constant
 
 
-@compiled
+@jit
 def own(x):
     return x + constant(x)
 """

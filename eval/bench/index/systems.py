@@ -10,12 +10,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.results import OWN
 from quiver.retrieval.index.engine_table import parse_engine
-from quiver.retrieval.index.engines import Preset, Setting, format_settings, parse_settings
+from quiver.retrieval.index.engines import Setting, format_settings, parse_effort
 
 Kind = Literal["dense", "colbert"]
 
@@ -174,9 +174,8 @@ def own_points(texts: Sequence[str]) -> list[Point]:
     """
     points = []
     for text in dict.fromkeys(texts or ["balanced"]):
-        if text not in get_args(Preset) and "=" not in text:
-            raise InputError(f"an effort is {', '.join(get_args(Preset))}, or knobs as in nprobe=8; got {text!r}")
-        points.append(Point(text, {"preset": text} if text in get_args(Preset) else parse_settings(text)))
+        effort = parse_effort(text)
+        points.append(Point(text, {"preset": effort} if isinstance(effort, str) else effort))
     return points
 
 

@@ -31,7 +31,7 @@ def test_an_engine_with_settings() -> None:
 
 @pytest.mark.parametrize("text", ["quick", "", "nprobe"])
 def test_no_effort(text: str) -> None:
-    with pytest.raises(InputError, match="an effort is exact, balanced, fast, or knobs"):
+    with pytest.raises(InputError, match=r"unknown search effort .*; choose exact, balanced, fast, or search parameters"):
         own_points([text])
 
 
