@@ -22,7 +22,7 @@ from torch import Tensor
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.trainer import TrainingBatch
-from quiver.retrieval.data.text_keys import text_keys
+from quiver.retrieval.data.embedding_store import text_keys
 from quiver.retrieval.training.data import TrainingRows
 
 if TYPE_CHECKING:  # it imports the libraries of the extra
@@ -226,8 +226,7 @@ def _rows_with_keys(rows: TrainingRows, order: Sequence[int]) -> Iterator[_Row]:
 
 def read_columns(rows: TrainingRows, numbers: Sequence[int]) -> dict[str, list[Any]]:
     """Some rows, as columns of equal length."""
-    columns: dict[str, list[Any]] = rows.dataset[list(numbers)]
-    return columns
+    return rows.columns(numbers)
 
 
 def read_rows(rows: TrainingRows, numbers: Sequence[int]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from quiver.encoder.training.state_files import read_state, write_state
 from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import default_device, load_parts
+from quiver.retrieval.models.loading import default_device, load_parts
 from quiver.retrieval.training.loop.optimization import has_two_weights, weights_for_use
 
 if TYPE_CHECKING:
