@@ -23,9 +23,8 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, sync_folder, write_json
+from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
 from quiver.encoder.pretraining.sections import DataSection, SourceSection
 from quiver.encoder.pretraining.text_sources import read_documents
 from quiver.encoder.tokenizer import Tokenizer

@@ -27,10 +27,8 @@ from quiver.encoder.errors import InputError
 from quiver.eval.bench.child import Answer, Child, ChildError, KilledError, measure_memory
 from quiver.eval.bench.encoder_backends import (
     BACKENDS,
-    BASELINES,
     DTYPES,
     TEXT_BACKENDS,
-    TEXT_BASELINES,
     Backend,
     Batch,
     Encode,
@@ -43,13 +41,12 @@ from quiver.eval.bench.encoder_backends import (
 from quiver.eval.bench.harness import (
     MemoryRun,
     Pass,
+    Recording,
     Timing,
     absolute,
     choose,
     free_memory,
-    load_average,
     naming_out_of_memory,
-    record,
     time_rounds,
     torch_threads,
     with_memory,
@@ -71,7 +68,7 @@ from quiver.eval.bench.report import (
     value_range,
     variant,
 )
-from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row, Series, with_ratios
+from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row, Scalar, Series, with_ratios
 from quiver.eval.published import EFFICIENCY_SETS, EFFICIENCY_SOURCE, ENCODER_EFFICIENCY, TABLE_10
 from quiver.eval.report.blocks import Paragraph, Report, Section
 from quiver.retrieval.models.encoding import clean
@@ -268,7 +265,6 @@ def bench_token_ids(
     command: str | None = None,
     progress: bool = False,
     available: Mapping[str, Backend] = BACKENDS,
-    default: Sequence[str] = tuple(BASELINES),
 ) -> Benchmark:
     """Time encoders on token ids; measure their memory and largest batch if the settings ask for it.
 
@@ -276,11 +272,10 @@ def bench_token_ids(
         model: Preset (random weights), folder or Hugging Face Hub id.
         workloads: The cases; those with documents longer than the model's positions are left out.
         settings: How to run.
-        backends: Names beside Quiver; None for every default one that can run.
+        backends: Names beside Quiver; None for all other libraries that can run.
         command: Command line to record.
         progress: Show progress bars.
         available: Name -> backend; ``quiver`` is one of them.
-        default: Names that ``backends=None`` stands for.
 
     Returns:
         One case per workload, with Quiver as the first row.
@@ -291,11 +286,11 @@ def bench_token_ids(
         ValueError: rounds < 1.
     """
     _check_settings(settings)
-    load = load_average()
+    recording = Recording("encoder", model, settings, command)
     with torch_threads(settings.threads):
         encoder = open_encoder(model, settings)
         config, parameters = encoder.config, encoder.num_parameters
-        names, not_run = choose(backends, available, default, lambda name: available[name].unsupported_reason(config, settings))
+        names, not_run = choose(backends, available, lambda name: available[name].unsupported_reason(config, settings))
         chosen = [each for each in workloads if max(each.lengths) <= config.max_positions]
         not_run += [NotRun(each.name, f"the model has {config.max_positions:,} positions") for each in workloads if each not in chosen]
         if not chosen:
@@ -321,17 +316,8 @@ def bench_token_ids(
             case, failed = _largest_batches(model, names, chosen, settings, progress=progress)
             cases.append(case)
             not_run += failed
-        return record(
-            "encoder",
-            model,
-            facts={"family": config.family, "parameters": parameters},
-            settings=settings,
-            cases=cases,
-            not_run=not_run,
-            load=load,
-            command=command,
-            device=settings.device,
-        )
+        facts: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
+        return recording.benchmark(facts=facts, cases=cases, not_run=not_run, device=settings.device)
 
 
 def _check_settings(settings: Settings) -> None:
@@ -498,7 +484,6 @@ def bench_texts(
     command: str | None = None,
     progress: bool = False,
     available: Mapping[str, TextBackend] = TEXT_BACKENDS,
-    default: Sequence[str] = tuple(TEXT_BASELINES),
 ) -> Benchmark:
     """Time bi-encoders on documents, tokenizing included, each at its own default batch size.
 
@@ -507,11 +492,10 @@ def bench_texts(
         texts: Documents.
         settings: How to run.
         name: Name of the texts.
-        backends: Names beside Quiver; None for every default one that can run.
+        backends: Names beside Quiver; None for all other libraries that can run.
         command: Command line to record.
         progress: Show progress bars.
         available: Name -> backend; ``quiver`` is one of them and loads Quiver's model.
-        default: Names that ``backends=None`` stands for.
 
     Returns:
         One case, with Quiver as the first row.
@@ -522,9 +506,9 @@ def bench_texts(
     """
     _check_settings(settings)
     _check_text_settings(texts, settings)
-    load, documents = load_average(), list(texts)
+    recording, documents = Recording("encoder", model, settings, command), list(texts)
     with torch_threads(settings.threads):
-        names, not_run = choose(backends, available, default, lambda each: available[each].unsupported_reason(settings))
+        names, not_run = choose(backends, available, lambda each: available[each].unsupported_reason(settings))
         loaded = {each: available[each].load(model, settings, documents) for each in names}
         own = loaded[OWN].model
         if own is None:
@@ -542,17 +526,8 @@ def bench_texts(
             )
             cases, failed = with_memory(cases, [run], progress=progress)
             not_run += failed
-        return record(
-            "encoder",
-            model,
-            facts={"family": config.family, "parameters": parameters},
-            settings=settings,
-            cases=cases,
-            not_run=not_run,
-            load=load,
-            command=command,
-            device=settings.device,
-        )
+        facts: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
+        return recording.benchmark(facts=facts, cases=cases, not_run=not_run, device=settings.device)
 
 
 def _check_text_settings(texts: Sequence[str], settings: Settings) -> None:
@@ -633,9 +608,7 @@ def open_token_ids(backend: str, model: str, settings: dict[str, Any]) -> tuple[
     return lambda request: measure_memory(make(request["batches"]), on_cuda=chosen.device == "cuda"), {"weights": weights}
 
 
-def open_texts(
-    backend: str, model: str, settings: dict[str, Any], texts: list[str]
-) -> tuple[Callable[[dict[str, Any]], Answer], Answer]:
+def open_texts(backend: str, model: str, settings: dict[str, Any], texts: list[str]) -> tuple[Callable[[dict[str, Any]], Answer], Answer]:
     """Target of child processes: measures the memory of encoding texts; requests are ``{"texts": [...]}``.
 
     Args:
@@ -791,8 +764,8 @@ SPEED_COLUMNS = (
 LARGEST_COLUMNS = (
     Column("backend", backend, numeric=False),
     Column("tokens", variant),
-    Column("largest batch", single("documents", ",d")),
-    Column("failed at", single("failed", ",d")),
+    Column("largest batch", single("documents", ",.0f")),
+    Column("failed at", single("failed", ",.0f")),
     Column("reason", single("reason"), numeric=False),
 )
 

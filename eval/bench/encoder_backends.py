@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, optimize_for_inference, pack_ids
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.checkpoints.key_maps import KEY_MAPS
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
-from quiver.encoder.gpu.compiling import compile_encoder
+from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.presets import preset
 from quiver.eval.bench.harness import quiet_libraries
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -200,10 +200,8 @@ def transformers_reason(config: EncoderConfig, settings: Settings) -> str | None
     """Why transformers cannot run an architecture; None if it can."""
     del settings
     version = installed_version("transformers")
-    if version is None:
-        return "not installed (pip install 'quiver-retrieval[train]')"
-    if tuple(int(part) for part in version.split(".")[:2]) < _TRANSFORMERS:
-        return f"transformers {version} is too old; install {'.'.join(map(str, _TRANSFORMERS))} or later"
+    if reason := version_reason(version):
+        return reason
     if config.family not in KEY_MAPS:
         return f"transformers has no checkpoint layout for the family {config.family}"
     if config.positions == "alibi":  # its config.json says bert and needs code of its own
@@ -214,6 +212,20 @@ def transformers_reason(config: EncoderConfig, settings: Settings) -> str | None
         return str(error)
     if kind not in importlib.import_module("transformers").CONFIG_MAPPING:
         return f"transformers {version} has no {kind}"
+    return None
+
+
+def version_reason(version: str | None) -> str | None:
+    """Why a version of transformers cannot be used; None if it can.
+
+    Example:
+        >>> version_reason("4.48.0"), version_reason("5.0.1")
+        ('transformers 4.48.0 is too old; install 4.56 or later', None)
+    """
+    if version is None:
+        return "not installed (pip install 'quiver-retrieval[train]')"
+    if tuple(int(part) for part in version.split(".")[:2]) < _TRANSFORMERS:
+        return f"transformers {version} is too old; install {'.'.join(map(str, _TRANSFORMERS))} or later"
     return None
 
 

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -24,7 +24,7 @@ import torch
 
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.child import ChildError, ask_once, is_out_of_memory
-from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Row, Scalar, Subject
+from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Scalar, Subject
 from quiver.eval.provenance import provenance
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.versions import installed_version
@@ -44,25 +44,23 @@ _VERBOSE = ("transformers", "sentence_transformers", "pylate", "optimum", "nncf"
 def choose(
     requested: Sequence[str] | None,
     available: Collection[str],
-    default: Iterable[str],
     unsupported_reason: Callable[[str], str | None],
 ) -> tuple[list[str], list[NotRun]]:
     """Choose the backends of a benchmark.
 
     Args:
-        requested: Names beside `OWN`; None for every name in ``default`` that is supported.
+        requested: Names beside `OWN`; None for all other libraries that are supported (variants of Quiver start with its name).
         available: All names.
-        default: Names that None stands for.
         unsupported_reason: Why a backend cannot run; None if it can.
 
     Returns:
-        `OWN` and the others, in order; and the names in ``default`` that were left out.
+        `OWN` and the others, in order; and the other libraries that were left out.
 
     Raises:
         InputError: A requested name is unknown or cannot run.
 
     Example:
-        >>> choose(None, ["quiver", "fast", "cuda"], ["fast", "cuda"], lambda name: "needs CUDA" if name == "cuda" else None)
+        >>> choose(None, ["quiver", "quiver-int8", "fast", "cuda"], lambda name: "needs CUDA" if name == "cuda" else None)
         (['quiver', 'fast'], [NotRun(what='cuda', reason='needs CUDA')])
     """
     if requested is not None:
@@ -73,7 +71,7 @@ def choose(
             if reason := unsupported_reason(name):
                 raise InputError(f"{name}: {reason}")
         return [OWN, *names], []
-    reasons = {name: unsupported_reason(name) for name in default}
+    reasons = {name: unsupported_reason(name) for name in available if not name.startswith(OWN)}
     supported = [name for name, reason in reasons.items() if reason is None]
     return [OWN, *supported], [NotRun(name, reason) for name, reason in reasons.items() if reason is not None]
 
@@ -234,51 +232,52 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def load_average() -> tuple[float, ...]:
-    """Running processes over the last 1, 5 and 15 minutes; empty if the system does not report it."""
-    return tuple(os.getloadavg()) if hasattr(os, "getloadavg") else ()
-
-
-def record(
-    subject: Subject,
-    name: str,
-    *,
-    facts: Mapping[str, Scalar],
-    settings: Any,
-    cases: Sequence[Case],
-    not_run: Sequence[NotRun],
-    load: tuple[float, ...],
-    command: str | None,
-    device: str = "cpu",
-    threads: int | None = None,
-) -> Benchmark:
-    """Put together a benchmark, with the versions and the machine.
+class Recording:
+    """The record of a run, from its start: it remembers the load of the machine before the benchmark.
 
     Args:
-        subject: What was measured.
+        subject: What is measured.
         name: Model or data.
-        facts: Facts about it.
         settings: A dataclass; sequences and mappings in it are stored as text.
-        cases: The measurements.
-        not_run: What was left out.
-        load: The load average at the start.
-        command: The command line.
-        device: Where it ran.
-        threads: Threads of the benchmark; None for torch's.
+        command: Command line; None if a program called the library.
     """
-    found = provenance(command)
-    packages = {package: version for package in BASELINE_PACKAGES if (version := installed_version(package)) is not None}
-    return Benchmark(
-        subject=subject,
-        name=name,
-        facts=dict(facts),
-        settings={key: _as_scalar(value) for key, value in asdict(settings).items()},
-        cases=tuple(cases),
-        not_run=tuple(not_run),
-        processor=_processor(device),
-        load_average=load,
-        provenance=replace(found, versions={**found.versions, **packages}, threads=threads or found.threads),
-    )
+
+    def __init__(self, subject: Subject, name: str, settings: Any, command: str | None) -> None:
+        self._subject: Subject = subject
+        self._name, self._settings, self._command = name, settings, command
+        self._load = tuple(os.getloadavg()) if hasattr(os, "getloadavg") else ()
+
+    def benchmark(
+        self,
+        *,
+        facts: Mapping[str, Scalar],
+        cases: Sequence[Case],
+        not_run: Sequence[NotRun],
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> Benchmark:
+        """Put together the results, with versions and machine.
+
+        Args:
+            facts: Facts about the model or data.
+            cases: The measurements.
+            not_run: What was left out.
+            device: Device of the benchmark.
+            threads: Threads of the benchmark; None for torch's.
+        """
+        found = provenance(self._command)
+        packages = {package: version for package in BASELINE_PACKAGES if (version := installed_version(package)) is not None}
+        return Benchmark(
+            subject=self._subject,
+            name=self._name,
+            facts=dict(facts),
+            settings={key: _as_scalar(value) for key, value in asdict(self._settings).items()},
+            cases=tuple(cases),
+            not_run=tuple(not_run),
+            processor=_processor(device),
+            load_average=self._load,
+            provenance=replace(found, versions={**found.versions, **packages}, threads=threads or found.threads),
+        )
 
 
 def _as_scalar(value: Any) -> Scalar:

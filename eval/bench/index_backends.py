@@ -471,9 +471,7 @@ def _points(default: SearchParams, *changes: SearchParams) -> tuple[Point, ...]:
 
 
 LIBRARIES: Mapping[str, Library] = {
-    OWN: Library(
-        ("dense", "colbert"), build_quiver, QuiverIndex, (), "quiver-retrieval", (), ("quiver-retrieval", "faiss-cpu", "numba")
-    ),
+    OWN: Library(("dense", "colbert"), build_quiver, QuiverIndex, (), "quiver-retrieval", (), ("quiver-retrieval", "faiss-cpu", "numba")),
     "faiss": Library(("dense",), build_faiss, FaissIndex, ("faiss",), "faiss-cpu", ("faiss",), ("faiss-cpu",)),
     "hnswlib": Library(
         ("dense",),

@@ -28,9 +28,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file, file_sha256, read_lines
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_text
+from quiver.encoder.files import atomic_file, file_sha256, read_lines, write_text
 from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import load_collection, read_qrels
 from quiver.retrieval.data.rows import MatrixRows

@@ -28,10 +28,9 @@ from quiver.eval.bench.encoder_backends import transformers_reason
 from quiver.eval.bench.harness import (
     MemoryRun,
     Pass,
-    load_average,
+    Recording,
     naming_out_of_memory,
     quiet_libraries,
-    record,
     time_rounds,
     torch_threads,
     with_memory,
@@ -48,7 +47,7 @@ from quiver.eval.bench.report import (
     single,
     value_range,
 )
-from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Series, with_ratios
+from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Scalar, Series, with_ratios
 from quiver.eval.bench.results import Row as ResultRow
 from quiver.eval.bench.training_backends import (
     ENGLISH,
@@ -220,7 +219,7 @@ def bench_training(
     """
     require_extra()
     _check_settings(settings)
-    load = load_average()
+    recording = Recording("training", model, settings, command)
     with torch_threads(settings.threads), TemporaryDirectory(prefix="quiver-bench-") as folder:
         encoder, tokenizer = open_model(model, seed=settings.seed)
         config, parameters = encoder.config, encoder.num_parameters
@@ -245,17 +244,8 @@ def bench_training(
         if settings.memory:
             cases, failed = with_memory(cases, [_memory_run(plan, initial, settings) for plan in plans], progress=progress)
             not_run += failed
-        return record(
-            "training",
-            model,
-            facts={"family": config.family, "parameters": parameters},
-            settings=settings,
-            cases=cases,
-            not_run=not_run,
-            load=load,
-            command=command,
-            device=default_device(),
-        )
+        facts: Mapping[str, Scalar] = {"family": config.family, "parameters": parameters}
+        return recording.benchmark(facts=facts, cases=cases, not_run=not_run, device=default_device())
 
 
 def _check_settings(settings: Settings) -> None:
@@ -411,9 +401,9 @@ def _conditions(benchmark: Benchmark) -> str:
     dropout = "with the checkpoint's dropout, so that losses are not compared" if benchmark.settings["dropout"] else "without dropout"
     return (
         f"{benchmark.facts['family']}, {float(benchmark.facts['parameters'] or 0) / 1e6:,.1f} million parameters in the encoder, float32,"
-        f" {dropout}. {benchmark.settings['rounds']} steps of each backend in one process, in turns, in reverse order in every other round; a"
-        " first step is not counted. A step is tokenizing, forward, backward, clipping and update. The baseline is the library's own model"
-        " on transformers' encoder (sdpa), with the same initial weights, batches and optimizer. Padding and query expansion are not counted"
-        " as tokens. Time / quiver's is the median over the steps of a backend's time divided by Quiver's time of the same step. Peak memory"
-        " is what the steps take beyond the loaded model and the optimizer's state, in a fresh process."
+        f" {dropout}. {benchmark.settings['rounds']} steps of each backend in one process, in turns, every other round in reverse; a first"
+        " step is not counted. A step is tokenizing, forward, backward, clipping and update. The baseline is the library's own"
+        " model on transformers' encoder (sdpa), with the same initial weights, batches and optimizer. Padding and query expansion are not"
+        " counted as tokens. Time / quiver's is the median over the steps of a backend's time divided by Quiver's time of the same step."
+        " Peak memory is what the steps take beyond the loaded model and the optimizer's state, in a fresh process."
     )

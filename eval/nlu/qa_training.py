@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints.head_checkpoint import load_span_qa
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import file_sha256
 from quiver.encoder.heads import SpanQA
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.tokenizer import Tokenizer

@@ -23,10 +23,10 @@ from quiver.cli.output import (
     say,
     show_progress,
 )
-from quiver.cli.settings import parse_memory, parse_settings
+from quiver.cli.settings import EngineOption, parse_memory
 from quiver.cli.workers import AddressOption, ExecutorOption, ThreadsOption, WorkersOption
 from quiver.encoder import InputError
-from quiver.encoder.data_files import read_lines
+from quiver.encoder.files import read_lines
 from quiver.retrieval.cluster import open_executor
 from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.index import (
@@ -42,6 +42,7 @@ from quiver.retrieval.index import (
     repair_index,
 )
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES
+from quiver.retrieval.index.engine_table import parse_engine
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.recall_table import Rung
 from quiver.retrieval.index.repair import RepairReport
@@ -65,8 +66,7 @@ def build(
     corpus: Annotated[Path, typer.Argument(help="A folder with corpus.jsonl[.gz], or such a file.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
-    engine: Annotated[str, typer.Option("--engine", help="How vectors are kept and searched; auto, exact, or an engine by name.")] = "auto",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the engine, name=value; may be repeated.")] = None,
+    engine: Annotated[str, EngineOption] = "auto",
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     memory: Annotated[str, MemoryOption] = "2GB",
     int8: Annotated[bool, Int8Option] = False,
@@ -91,7 +91,8 @@ def build(
     With several workers it has the same bytes: on this machine (--workers 4) or on a cluster (--executor ray --address HOST:6379), whose
     nodes need Quiver, the model and the folder of the index under the same paths.
     """
-    options = BuildOptions(engine, parse_settings(settings or []), seed, parse_memory(memory), title, text, field, calibrate, threads)
+    chosen = parse_engine(engine)
+    options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
     waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address)
     loaded = load_model(model, precision="int8" if int8 else "float")
     shown = show_progress(progress)

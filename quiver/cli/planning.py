@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from quiver.cli.output import JsonOption, ProgressOption, print_json, print_table, say, show_progress
-from quiver.cli.settings import parse_memory, parse_settings
+from quiver.cli.settings import EngineOption, parse_memory
 from quiver.encoder import PRESETS, EncoderConfig, InputError, preset
 from quiver.eval.datasets.beir import beir
 from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.index.engine_table import engine_name
+from quiver.retrieval.index.engine_table import engine_name, parse_engine
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
@@ -82,9 +82,7 @@ def plan(
         int | None, typer.Option(min=1, help="Of a preset: width of a vector; by default the encoder's, or 128 a token.")
     ] = None,
     length: Annotated[int | None, typer.Option(min=3, help="Of a preset: tokens of a document; by default 512, of a ColBERT 180.")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="As of quiver index build.")] = "auto",
-    bits: Annotated[int | None, typer.Option("--bits", help="Setting of the engine: bits a coordinate.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Another, name=value; may be repeated.")] = None,
+    engine: Annotated[str, EngineOption] = "auto",
     text: Annotated[bool, typer.Option("--text/--no-text", help="The texts are kept in the index.")] = True,
     rates: Annotated[
         list[Path] | None,
@@ -117,20 +115,21 @@ def plan(
         raise InputError("--measure times the model on real texts: give --sample CORPUS")
     texts, count = _sampled(sample) if sample is not None else ([], 0)
     corpora = _corpora(loaded, docs, collection, (sample, texts, count), words)
-    given = parse_settings([*(settings or []), *([] if bits is None else [f"bits={bits}"])])
+    spec = parse_engine(engine)
     machine = Machine(parse_size(memory), parse_memory(build_memory), devices, price)
     plans = {}
     known: dict[str, Rates] = {}
     for name, corpus in corpora.items():
-        chosen = engine_name(engine, loaded.size.card, corpus.documents)
+        chosen = engine_name(spec.name, loaded.size.card, corpus.documents)
         found = read_rates(rates or [], tokens=corpus.tokens, kind=loaded.size.card.kind)
         if measured and loaded.model is not None:
             if chosen not in known:
-                known[chosen] = measure(loaded.model, texts, name=chosen, settings=given, seconds=seconds, progress=show_progress(progress))
+                shown = show_progress(progress)
+                known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=shown)
             found = known[chosen].filled(found)
         if device is not None:
             found = found.filled(estimated(loaded.config, device, tokens=corpus.tokens))
-        plans[name] = make_plan(corpus, loaded.size, machine, found, engine=engine, settings=given, texts=text)
+        plans[name] = make_plan(corpus, loaded.size, machine, found, engine=spec.name, settings=spec.settings, texts=text)
     if as_json:
         print_json({"plans": {name: each.to_json() for name, each in plans.items()}, "formulas": FORMULAS})
         return

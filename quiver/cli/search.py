@@ -131,7 +131,7 @@ def search(
     """
     _check_options(text, queries, run, explain=explain)
     _check_effort(effort, target_recall)
-    where = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
+    filter = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
     how = _fusion(beside or [], fusion, weights, normalise)
     asked = [Query(_QUERY, text)] if text is not None else list(read_queries(queries or Path()))
     if generation is not None and (shards or shard_memory):
@@ -140,7 +140,7 @@ def search(
     spread = context.with_resource(sharded(folder, ShardChoices(shards, shard_memory, replicas, address), verify=verify))
     opened = Opened(folder, model=model, generation=generation, verify=verify, sharded=spread)
     stage = None if rerank is None else opened.second_stage(rerank)
-    choices = Choices(where, (effort or Effort.BALANCED).value, target_recall, show_progress(progress))
+    choices = Choices(filter, (effort or Effort.BALANCED).value, target_recall, show_progress(progress))
     sources = _sources(opened, [str(folder), *(beside or [])], how, choices)
     if run is not None:
         _check_run(run, asked, opened.indexes)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from quiver.cli.index import model_of
 from quiver.encoder import InputError
-from quiver.encoder.data_files import cache_folder
+from quiver.encoder.files import cache_folder
 from quiver.retrieval.cluster.index import ShardedIndex
 from quiver.retrieval.index import Filter, Index, open_index
 from quiver.retrieval.index.engines import Preset, Setting
@@ -66,13 +66,13 @@ class Choices:
     """How every ranking is made.
 
     Attributes:
-        where: Which documents may be found.
+        filter: Which documents may be found.
         effort: How much of an index is looked at.
         target_recall: Chooses that for every index by what was measured of it; None for ``effort``.
         progress: Show bars.
     """
 
-    where: Filter | None
+    filter: Filter | None
     effort: Preset
     target_recall: float | None
     progress: bool
@@ -167,7 +167,7 @@ class Opened:
         def system(queries: Sequence[Query], k: int) -> Run:
             target = choices.target_recall
             self.efforts[name] = index.presets(k)[choices.effort] if target is None else index.effort_for(target, k)
-            found = search(searched, model, queries, k, where=choices.where, effort=self.efforts[name], progress=choices.progress)
+            found = search(searched, model, queries, k, filter=choices.filter, effort=self.efforts[name], progress=choices.progress)
             self.missing = found.missing or self.missing
             return found.run
 
@@ -180,7 +180,7 @@ class Opened:
             InputError: It was built without texts, or bm25s is not installed.
         """
         words = bm25.WordIndex(self._first, cache=cache_folder("words"), verify=self._verify, progress=choices.progress)
-        return Source(bm25.NAME, word_system(words, where=choices.where), _explain_words(words))
+        return Source(bm25.NAME, word_system(words, filter=choices.filter), _explain_words(words))
 
     def second_stage(self, given: str) -> SecondStage:
         """A ColBERT's index by its folder, or a ColBERT.

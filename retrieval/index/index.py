@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.filters import Filter, Where, as_filter
+from quiver.retrieval.index.documents.filters import Filter, FilterLike, as_filter
 from quiver.retrieval.index.documents.metadata import describe
 from quiver.retrieval.index.documents.strings import LOOK
 from quiver.retrieval.index.engine_table import ENGINES, open_codec
@@ -130,7 +130,7 @@ class Index:
         queries: Any,
         k: int,
         *,
-        where: Where = None,
+        filter: FilterLike = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> Hits:
@@ -139,7 +139,7 @@ class Index:
         Args:
             queries: (Q, d) for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product, searched as float32.
             k: Hits a query; capped at the number of documents that have a vector and may be found.
-            where: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
+            filter: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
                 or a `Filter`. It is applied inside the search, so that k are found if there are k.
             effort: How much of the index is looked at: a preset, see ``presets``, or the engine's knobs by name; None for ``balanced``.
             target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
@@ -150,14 +150,14 @@ class Index:
                 knob, or its recall was not measured.
             ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
         """
-        return self.answer(self.request(queries, k, where=where, effort=effort, target_recall=target_recall))
+        return self.answer(self.request(queries, k, filter=filter, effort=effort, target_recall=target_recall))
 
     def request(
         self,
         queries: Any,
         k: int,
         *,
-        where: Where = None,
+        filter: FilterLike = None,
         effort: Preset | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> SearchRequest:
@@ -173,7 +173,7 @@ class Index:
             if effort is not None:
                 raise ValueError("give either an effort or a target_recall")
             effort = self.effort_for(target_recall, k)
-        chosen = self.check_filter(where)
+        chosen = self.check_filter(filter)
         return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
@@ -183,7 +183,7 @@ class Index:
             ValueError: A query makes scores that float32 cannot hold.
         """
         asked, k = request.queries, request.k
-        bitmaps = [segment.alive for segment in self.segments] if request.where is None else self.matching(request.where)
+        bitmaps = [segment.alive for segment in self.segments] if request.filter is None else self.matching(request.filter)
         found = []
         for segment, allowed in zip(self.segments, bitmaps, strict=True):
             if allowed is None or allowed.any():
@@ -296,13 +296,13 @@ class Index:
             raise InputError(f"{self.path}: built without texts; build it with them to show documents")
         return LiveDocuments(self.segments)
 
-    def check_filter(self, where: Where) -> Filter | None:
+    def check_filter(self, filter: FilterLike) -> Filter | None:
         """Read a filter, and refuse one by a field that no document has.
 
         Raises:
             InputError: It is malformed, or no document has a field of that name (names those that there are).
         """
-        chosen = as_filter(where)
+        chosen = as_filter(filter)
         for condition in () if chosen is None or not self.segments else chosen.conditions:
             if condition.field not in self.fields:
                 there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
@@ -445,14 +445,14 @@ def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]
     return describe([segment.documents.metadata for segment in segments])
 
 
-def _allowed_rows(segments: Sequence[OpenSegment], where: Filter) -> tuple[Bitmap | None, ...]:
+def _allowed_rows(segments: Sequence[OpenSegment], filter: Filter) -> tuple[Bitmap | None, ...]:
     """Which rows of each segment may be found under a filter; None for all of them."""
     bitmaps: list[Bitmap | None] = []
     for segment in segments:
         allowed = segment.kept
-        for condition in where.conditions:
+        for condition in filter.conditions:
             allowed = allowed & segment.documents.matching(condition)
-        if where.ids is not None:
-            allowed = allowed & segment.documents.having(where.ids)
+        if filter.ids is not None:
+            allowed = allowed & segment.documents.having(filter.ids)
         bitmaps.append(None if allowed.all() else allowed)
     return tuple(bitmaps)

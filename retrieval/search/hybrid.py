@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents.filters import Where
+from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.exact.ranking import check_k
 from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
@@ -226,7 +226,7 @@ def index_system(
     index: VectorIndex[Any] | Index,
     model: DenseModel | TokenModel,
     *,
-    where: Where = None,
+    filter: FilterLike = None,
     effort: Preset | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
@@ -234,14 +234,14 @@ def index_system(
     """An index with its model as a system; see `quiver.retrieval.search.search.search`."""
 
     def system(queries: Sequence[Query], k: int) -> Run:
-        return search(index, model, queries, k, where=where, effort=effort, target_recall=target_recall, progress=progress).run
+        return search(index, model, queries, k, filter=filter, effort=effort, target_recall=target_recall, progress=progress).run
 
     return system
 
 
-def word_system(words: WordIndex, *, where: Where = None) -> System:
+def word_system(words: WordIndex, *, filter: FilterLike = None) -> System:
     """BM25 over the documents of an index as a system."""
-    return lambda queries, k: words.search([query.text for query in queries], k, where=where).to_run([query.id for query in queries])
+    return lambda queries, k: words.search([query.text for query in queries], k, filter=filter).to_run([query.id for query in queries])
 
 
 def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex
-from quiver.retrieval.index.documents.filters import Where
+from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.exact.ranking import check_k
 from quiver.retrieval.index.index import Index
@@ -39,7 +39,7 @@ def search(
     queries: Sequence[Query],
     k: int,
     *,
-    where: Where = None,
+    filter: FilterLike = None,
     effort: Preset | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
@@ -52,7 +52,7 @@ def search(
         model: Encodes the queries; it must be the one that encoded the documents.
         queries: At least one, each with an id of its own.
         k: Hits a query; capped at the number of documents.
-        where: Which documents may be found, see `retrieval.index.index.Index.search`; only an opened index knows more of them than their
+        filter: Which documents may be found, see `retrieval.index.index.Index.search`; only an opened index knows more of them than their
             vectors.
         effort: How much of an opened index is looked at; see `quiver.retrieval.index.index.Index.search`.
         target_recall: Instead of an effort, the share of the k best documents that an opened index is to find; see there.
@@ -67,10 +67,10 @@ def search(
     k = check_k(k)
     if isinstance(index, Index | ShardedIndex):
         index.check_model(model.card)
-        where = index.check_filter(where)
+        filter = index.check_filter(filter)
         if target_recall is not None:
             index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
-    elif where is not None:
+    elif filter is not None:
         raise ValueError("vectors in memory know no metadata to filter by; open an index")
     elif effort is not None or target_recall is not None:
         raise ValueError("vectors in memory are searched as they were indexed; an effort or a target is for an opened index")
@@ -83,7 +83,7 @@ def search(
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
     if isinstance(index, Index | ShardedIndex):
-        hits = index.search(vectors, k, where=where, effort=effort, target_recall=target_recall)
+        hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
     else:
         hits = index.search(vectors, k)
     return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing)

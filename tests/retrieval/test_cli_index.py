@@ -194,9 +194,12 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     [
         (("--memory", "much"), "'much' is not a size; write one as 500MB or 2GB"),
         (("--memory", "8"), "--memory 8 is 8 bytes; an index wants 16 MB at least"),
-        (("--engine", "fastest"), "index engine 'fastest': none for a dense model; there are"),
-        (("--set", "bits"), "'bits' is not a setting; write each once, as name=value"),
-        (("--set", "bits=4"), "an exact index has no settings, got bits"),
+        (("--engine", "ivf-dens"), "unknown index engine 'ivf-dens' (did you mean 'ivf-dense'?); choose one of auto, exact, exact-dense"),
+        (("--engine", "ivf-tokens"), "index engine 'ivf-tokens' does not exist for a dense model"),
+        (("--engine", "ivf-dense:bits"), "'bits' is not a setting; write key=value"),
+        (("--engine", "ivf-dense:bits=8,bits=16"), "the setting 'bits' is given twice"),
+        (("--engine", "ivf-dense:nlst=4"), "ivf-dense has no setting 'nlst' (did you mean 'nlist'?); it has dsub, bits, nlist"),
+        (("--engine", "exact:bits=4"), "exact has no setting 'bits'; it has none"),
     ],
 )
 def test_options_that_cannot_be_used(
@@ -226,7 +229,7 @@ def lists(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> Path:
     """An index of an approximate engine that has not been measured."""
     path = tmp_path / "many.jsonl"
     path.write_text("".join(json.dumps({"_id": f"d{number}", "text": f"bird {number} of the sea"}) + "\n" for number in range(60)))
-    options = ("--engine", "ivf-dense", "--set", "nlist=4", "--no-calibrate")
+    options = ("--engine", "ivf-dense:nlist=4", "--no-calibrate")
     done = quiver("index", "build", path, "--model", model, "--out", tmp_path / "lists", *options)
     assert done.code == 0, done.err
     assert "not measured" in done.out

@@ -58,7 +58,7 @@ def test_what_cannot_be_searched_is_refused_before_encoding(tmp_path: Path, word
     by_index = search(folder, word_sum, QUERIES, 2).run
     assert search(in_memory, other_word_sum, QUERIES, 2).run == {query: pytest.approx(scores) for query, scores in by_index.items()}
     with pytest.raises(ValueError, match="know no metadata to filter by"):
-        search(in_memory, word_sum, QUERIES, 2, where=Filter())
+        search(in_memory, word_sum, QUERIES, 2, filter=Filter())
 
 
 def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: DenseModel) -> None:
@@ -85,5 +85,5 @@ def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: Dense
 def test_a_filter_is_applied_inside_the_search(tmp_path: Path, word_sum: DenseModel) -> None:
     documents = [document._replace(metadata={"year": 2000 + row}) for row, document in enumerate(DOCUMENTS)]
     index = build_index(documents, word_sum, tmp_path / "i")
-    found = search(index, word_sum, QUERIES, 3, where=Filter.parse(["year<2002"])).run
+    found = search(index, word_sum, QUERIES, 3, filter=Filter.parse(["year<2002"])).run
     assert {query: sorted(scores) for query, scores in found.items()} == {"q2": ["a", "b"], "q1": ["a", "b"]}

@@ -20,9 +20,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home, read_json, sync_folder, write_json
+from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
 from quiver.retrieval.data.corpus import find_jsonl, find_split
 from quiver.retrieval.data.docstrings import Pair, mine, split_by_module
 from quiver.retrieval.progress import progress_bar

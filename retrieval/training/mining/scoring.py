@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.training.mining.ensemble import Ensemble, min_max
 from quiver.retrieval.training.mining.scoring_data import ScoringData, read_again, read_scoring_data, row_line

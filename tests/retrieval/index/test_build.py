@@ -133,7 +133,7 @@ def test_texts_and_fields_can_be_left_out(tmp_path: Path, word_sum: DenseModel) 
             show()
     added = add_documents(tmp_path / "i", [Document("n", "new", "", {"year": 3, "other": 4})], word_sum)
     assert dict(added.fields) == {"year": ("integer",)}
-    assert added.search(word_sum.encode(["new"], "query").vectors, 9, where=Filter.parse(["year<=3"])).ids == [["n"]]
+    assert added.search(word_sum.encode(["new"], "query").vectors, 9, filter=Filter.parse(["year<=3"])).ids == [["n"]]
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
@@ -242,7 +242,7 @@ def test_documents_without_a_vector_are_kept_and_never_found(tmp_path: Path, wor
     index = build_index(DOCUMENTS, word_by_word, tmp_path / "j")
     query = word_by_word.encode(["sea"], "query").vectors
     assert sorted(index.search(query, 10).ids[0]) == ["a", "b", "é"]
-    assert index.search(query, 10, where=Filter(ids=frozenset(["c"]))).ids == [[]]
+    assert index.search(query, 10, filter=Filter(ids=frozenset(["c"]))).ids == [[]]
     assert build_index([DOCUMENTS[0]], word_by_word, tmp_path / "one").search(query, 10).ids == [["a"]]
 
 

@@ -175,26 +175,19 @@ def test_hours_of_a_real_index(quiver_data: Path, minilm: Path, tmp_path: Path) 
     close(hours, taken, "seconds")
 
 
-ENCODER = {
-    "schema": "quiver-encoder-benchmark/1",
-    "model": "m",
-    "processor": "a CPU",
-    "sets": [
-        {"name": "short", "documents": 10, "tokens": 200, "libraries": [{"name": "quiver", "tokens_per_second": {"median": 900.0}}]},
-        {"name": "long", "documents": 2, "tokens": 1000, "libraries": [{"name": "quiver", "tokens_per_second": {"median": 500.0}}]},
-    ],
-}
-INDEX = {
-    "schema": "quiver-index-benchmark/1",
-    "kind": "dense",
-    "processor": "a CPU",
-    "vectors": 1000,
-    "systems": [
-        {"name": "exact-dense", "library": "quiver", "build": {"seconds": 1.0}},
-        {"name": "pq-dense", "library": "quiver", "build": {"seconds": 4.0}},
-        {"name": "faiss", "library": "faiss", "build": {"seconds": 9.0}},
-    ],
-}
+def timed(name: str, documents: int, tokens: int, median: float) -> dict[str, Any]:
+    row = {"backend": "quiver", "series": {"tokens_per_second": {"median": median}}}
+    return {"name": name, "facts": {"documents": documents, "tokens": tokens}, "rows": [row]}
+
+
+def built(name: str, library: str, seconds: float) -> dict[str, Any]:
+    return {"backend": name, "values": {"library": library, "seconds": seconds}}
+
+
+COMMON = {"schema": "quiver-benchmark/1", "name": "m", "processor": "a CPU"}
+ENCODER = {**COMMON, "subject": "encoder", "cases": [timed("short", 10, 200, 900.0), timed("long", 2, 1000, 500.0)]}
+BUILDS = [built("exact-dense", "quiver", 1.0), built("pq-dense", "quiver", 4.0), built("faiss", "faiss", 9.0)]
+INDEX = {**COMMON, "subject": "index", "facts": {"kind": "dense", "vectors": 1000}, "cases": [{"name": "build", "rows": BUILDS}]}
 
 
 def test_rates_from_files(tmp_path: Path) -> None:
@@ -269,7 +262,7 @@ def test_a_sample_and_its_rates(quiver: Callable[..., Any], minilm: Path, tmp_pa
     (alone,) = plans(quiver(*arguments)).values()
     assert (alone["corpus"]["documents"], alone["corpus"]["tokens"], alone["tokens"]) == (30, 22.0, 660)
     assert alone["rates"]["measured"] is True
-    (many,) = plans(quiver(*arguments, "--docs", "3e6", "--bits", "16")).values()
+    (many,) = plans(quiver(*arguments, "--docs", "3e6", "--engine", "auto:bits=16")).values()
     assert (many["index"]["engine"], many["tokens"]) == ("ivf-dense", 66_000_000)
 
 
@@ -279,11 +272,11 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], tmp_path: Path, minil
         (("--model", "minilm-l6", "--docs", "5", "--preset-collection", "beir"), "give --docs, --preset-collection"),
         (("--model", "minilm-l6", "--docs", "5", "--measure"), "give --sample CORPUS"),
         (("--model", "minilm-l6", "--docs", "5", "--device", "abacus"), "--device must be one of h200"),
-        (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "none for a dense model"),
-        (("--model", "minilm-l6", "--docs", "5e6", "--bits", "7"), "bits must be 8 or 16"),
+        (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "does not exist for a dense model"),
+        (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits must be 8 or 16"),
         (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length are for presets"),
         (("--model", "minilm-l6", "--docs", "5", "--rates", tmp_path / "none.json"), "none.json"),
-        (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense", "--set", "factory=HNSW32,Flat"), "FAISS's to say"),
+        (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense:factory=HNSW32,Flat"), "FAISS's to say"),
     ):
         done = quiver("plan", *arguments)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err

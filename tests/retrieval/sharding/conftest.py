@@ -130,7 +130,7 @@ def fast() -> FastDisk:
 
 
 @pytest.fixture(scope="session")
-def wheres() -> Mapping[str, Filter | None]:
+def filters() -> Mapping[str, Filter | None]:
     return WHERE
 
 

@@ -104,30 +104,30 @@ def eventually(holds: Callable[[], bool], seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def check_hits(sharded: ShardedIndex, built: Any, assert_same: Any, wheres: Any, narrow: Any) -> int:
+def check_hits(sharded: ShardedIndex, built: Any, assert_same: Any, filters: Any, narrow: Any) -> int:
     index, queries, seen = open_index(built.path), built.queries(), 0
     many = built.queries([f"w{number % 20} w{number % 7}" for number in range(100)])  # large enough for Ray's shared memory
     seen += assert_same(sharded.search(many, 10), index.search(many, 10))
-    for where in wheres.values():
+    for filter in filters.values():
         for k in (3, 1000):
             for effort in ("exact", "balanced", narrow[index.kind]):
-                found = sharded.search(queries, k, where=where, effort=effort)
-                seen += assert_same(found, index.search(queries, k, where=where, effort=effort))
+                found = sharded.search(queries, k, filter=filter, effort=effort)
+                seen += assert_same(found, index.search(queries, k, filter=filter, effort=effort))
         seen += assert_same(
-            sharded.search(queries, 10, where=where, target_recall=0.9), index.search(queries, 10, where=where, target_recall=0.9)
+            sharded.search(queries, 10, filter=filter, target_recall=0.9), index.search(queries, 10, filter=filter, target_recall=0.9)
         )
     return seen
 
 
 def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
-    cluster: None, tmp_path: Path, build: Any, assert_same: Any, wheres: Any, narrow: Any, capsys: pytest.CaptureFixture[str]
+    cluster: None, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     built, launcher = build(tmp_path / "i", "ivf-tokens", measured=True), Launcher()
     queries, index = built.queries(), open_index(built.path)
     expected = index.search(queries, 10)
     with open_sharded(built.path, Sharding(shards=2, replicas=2), launcher, patience=PATIENCE) as sharded:
         assert sharded.replicas == (2, 2)
-        assert check_hits(sharded, built, assert_same, wheres, narrow) > 1000
+        assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
         first, second = (shard.segments for shard in sharded.plan.shards)
         with Load(sharded, queries, lambda hits: same(hits, expected)) as load:
             load.run_for(50)
@@ -156,7 +156,7 @@ def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
         names = [entry.name for entry in index.manifest.segments]
         there = [key for name, segment in zip(names, index.segments, strict=True) if name in first for key in segment.documents.ids.strings]
         assert hits.missing.documents == len(index) - sum(place is not None for place in index.locate(there))
-        assert assert_same(hits, index.search(queries, 10, where=Filter(ids=frozenset(there)), effort="exact")) > 10
+        assert assert_same(hits, index.search(queries, 10, filter=Filter(ids=frozenset(there)), effort="exact")) > 10
 
 
 def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: Path, build: Any) -> None:
@@ -183,10 +183,10 @@ def test_a_process_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, assert_same: Any, wheres: Any, narrow: Any) -> None:
+def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any) -> None:
     built = build(tmp_path / "i", engine, measured=True)
     with open_sharded(built.path, Sharding(shards=2), RayLauncher(), patience=PATIENCE) as sharded:
-        assert check_hits(sharded, built, assert_same, wheres, narrow) > 1000
+        assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
 
 
 @pytest.mark.exhaustive

@@ -27,22 +27,22 @@ Build = Callable[..., Any]
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_every_search_of_every_engine(
-    engine: str, tmp_path: Path, build: Build, assert_same: Any, wheres: Mapping[str, Any], narrow: Mapping[str, Any]
+    engine: str, tmp_path: Path, build: Build, assert_same: Any, filters: Mapping[str, Any], narrow: Mapping[str, Any]
 ) -> None:
     built = build(tmp_path / "i", engine, measured=True)
     index, queries, seen = open_index(built.path), built.queries(), 0
     for shards in (1, 2, 3, 4):
         with open_sharded(built.path, Sharding(shards=shards), ThreadLauncher()) as sharded:
             assert [len(shard.segments) for shard in sharded.plan.shards] == {1: [4], 2: [1, 3], 3: [1, 1, 2], 4: [1] * 4}[shards]
-            for where in wheres.values():
+            for filter in filters.values():
                 for k in (1, 7, 1000):
                     for effort in ("exact", "balanced", "fast", narrow[engine]):
-                        hits = sharded.search(queries, k, where=where, effort=effort)
+                        hits = sharded.search(queries, k, filter=filter, effort=effort)
                         assert not hits.partial
-                        seen += assert_same(hits, index.search(queries, k, where=where, effort=effort))
+                        seen += assert_same(hits, index.search(queries, k, filter=filter, effort=effort))
                 for target in (0.5, 0.9, 1.0):
-                    found = sharded.search(queries, 10, where=where, target_recall=target)
-                    seen += assert_same(found, index.search(queries, 10, where=where, target_recall=target))
+                    found = sharded.search(queries, 10, filter=filter, target_recall=target)
+                    seen += assert_same(found, index.search(queries, 10, filter=filter, target_recall=target))
             assert_same(sharded.search(queries[:0], 3), index.search(queries[:0], 3))
             assert sharded.effort_for(0.9, 10) == index.effort_for(0.9, 10)
             assert (len(sharded), list(sharded.ids), sharded.kind) == (len(index), list(index.ids), index.kind)
@@ -64,7 +64,7 @@ def test_what_an_index_refuses_is_refused_in_the_same_words(tmp_path: Path, buil
             (queries[:, :3], 3, {}),
             (np.full_like(queries, np.nan), 3, {}),
             (np.full_like(queries, 1e38), 3, {}),
-            (queries, 3, {"where": Filter.parse(["nowhere=1"])}),
+            (queries, 3, {"filter": Filter.parse(["nowhere=1"])}),
             (queries, 3, {"effort": "thorough"}),
             (queries, 3, {"effort": {"nprobe": 3}}),
             (queries, 3, {"target_recall": 2.0}),
@@ -84,8 +84,8 @@ def test_a_run_by_a_model(tmp_path: Path, build: Build, other_word_sum: Any) -> 
     built = build(tmp_path / "i")
     queries = [Query(f"q{number}", text) for number, text in enumerate(("w1 w2", "w3", "w9 w1"))]
     with open_sharded(built.path, Sharding(shards=2), ThreadLauncher()) as sharded:
-        found = search(sharded, built.model, queries, 5, where=Filter.parse(["even=true"]))
-        assert found == search(open_index(built.path), built.model, queries, 5, where=Filter.parse(["even=true"]))
+        found = search(sharded, built.model, queries, 5, filter=Filter.parse(["even=true"]))
+        assert found == search(open_index(built.path), built.model, queries, 5, filter=Filter.parse(["even=true"]))
         assert found.missing is None
         with pytest.raises(InputError, match="but the model given is word-sum-b"):
             search(sharded, other_word_sum, queries, 5)

@@ -1,4 +1,4 @@
-"""``quiver bench train`` from the command line: files, JSON, and every mistake in one line."""
+"""``quiver bench training``: output files, JSON, and one-line errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.eval.bench.training import read_training_benchmark
-from quiver.eval.bench.training.workloads import ENGLISH
+from quiver.eval.bench.results import read_benchmark
+from quiver.eval.bench.training_backends import ENGLISH
 
 EXTRA = ("sentence_transformers", "transformers", "pylate", "accelerate", "datasets")
 pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, EXTRA)), reason="needs the extra train")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not all(map(importlib.util.find_spec, EXTRA)), r
 def bench(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def run(*arguments: object) -> Any:
         monkeypatch.setenv("COLUMNS", "160")
-        return quiver("bench", "train", *arguments)
+        return quiver("bench", "training", *arguments)
 
     return run
 
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_both_kinds_with_files(bench: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
+def test_both_kinds_write_files(bench: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "bench"
     done = bench("--model", tiny, "--rounds", 2, "--batch-size", 2, "--out", out)
@@ -49,47 +49,48 @@ def test_both_kinds_with_files(bench: Callable[..., Any], tiny: Path, tmp_path: 
     assert "msmarco, colbert (contrastive): 2 rows" in printed
     assert "sentence-transformers" in printed
     assert "pylate" in printed
-    assert sorted(path.name for path in out.iterdir()) == ["plot.png", "plot.svg", "report.md", "results.json"]
-    found = read_training_benchmark(out / "results.json")
-    assert found.settings.rounds == 2
+    assert sorted(path.name for path in out.iterdir()) == ["plot.png", "plot.svg", "report.html", "report.md", "results.json"]
+    found = read_benchmark(out / "results.json")
+    assert found.settings["rounds"] == 2
     assert found.provenance.command is not None
-    assert found.provenance.command.startswith("quiver bench train --model")
+    assert found.provenance.command.startswith("quiver bench training --model")
     assert {"transformers", "sentence-transformers", "pylate"} <= set(found.provenance.versions)
     again = bench("--model", tiny, "--out", out)
     assert again.code == 2
-    assert "results.json: there is a result already; give another --out, or --overwrite" in again.err
+    assert "results.json: results exist already; choose another --out, or add --overwrite" in again.err
 
 
-def test_texts_of_a_collection_for_machines(bench: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
+def test_texts_of_a_collection_as_json(bench: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     (data / "qrels").mkdir(parents=True)
     (data / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{n}", "text": f"time {n} year"}) + "\n" for n in range(9)))
     (data / "queries.jsonl").write_text("".join(json.dumps({"_id": f"q{n}", "text": f"people {n}"}) + "\n" for n in range(6)))
     rows = "".join(f"q{n}\td{n}\t1\n" for n in range(6))
     (data / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
-    arguments = ("-m", tiny, "--kind", "dense", "--loss", "margin_mse", "--rounds", 2, "--batch-size", 2, "--no-peers", "--data", data)
+    arguments = ("-m", tiny, "--kind", "dense", "--loss", "margin_mse", "--rounds", 2, "--batch-size", 2, "--no-baselines", "--data", data)
     done = bench(*arguments, "--split", "dev", "--json")
     assert (done.code, done.err) == (0, "")
     content = json.loads(done.out)
-    assert content["schema"] == "quiver-training-benchmark/1"
-    [times] = content["workloads"]
-    assert (times["loss"], times["rows"], times["padded"], [side["name"] for side in times["sides"]]) == ("margin_mse", 2, None, ["quiver"])
-    assert times["longest"] < 20
+    assert content["schema"] == "quiver-benchmark/1"
+    [case] = content["cases"]
+    facts = case["facts"]
+    assert (facts["loss"], facts["rows"], [row["backend"] for row in case["rows"]]) == ("margin_mse", 2, ["quiver"])
+    assert facts["longest"] < 20
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workload", "short"], "unknown workload 'short'; there are msmarco, long"),
+        (["--workload", "short"], "unknown workload 'short'; choose from msmarco, long"),
         (["--workload", "long"], "long has texts of 2,048 tokens, the model has 256 positions"),
         (["--kind", "sparse"], "--kind must be one of dense, colbert, got 'sparse'"),
-        (["--loss", "kl"], "--loss is for a single kind of model"),
-        (["--kind", "colbert", "--loss", "kl"], "a colbert model is trained by contrastive"),
+        (["--loss", "kl"], "--loss needs a single kind of model"),
+        (["--kind", "colbert", "--loss", "kl"], "the loss of a colbert model must be one of contrastive"),
         (["--data", "nowhere"], "nowhere"),
         (["--batch-size", "1"], "'--batch-size'"),
     ],
 )
-def test_mistakes_are_one_line(bench: Callable[..., Any], tiny: Path, arguments: list[str], message: str) -> None:
+def test_errors_are_one_line(bench: Callable[..., Any], tiny: Path, arguments: list[str], message: str) -> None:
     done = bench("--model", tiny, *arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1, done.err
