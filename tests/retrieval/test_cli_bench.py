@@ -75,16 +75,12 @@ def test_default_cases_are_the_papers_sets(bench: Callable[..., Any], tiny: Path
 def test_texts_of_a_file_are_encoded(bench: Callable[..., Any], minilm: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"_id": str(n), "text": f"text number {n}"}) + "\n" for n in range(10)))
-    done = bench("--model", minilm, "--data", corpus, "--docs", 4, "--rounds", 2, "--no-baselines")
+    common = ("--model", minilm, "--data", corpus, "--no-baselines")
+    done = bench(*common, "--docs", 4, "--rounds", 2)
     assert (done.code, done.err) == (0, "")
     assert "corpus.jsonl: 4 documents of 5 tokens, 20 in total" in " ".join(done.out.split())
     assert "documents/s" in done.out
-    assert (
-        json.loads(bench("--model", minilm, "--data", corpus, "--rounds", 1, "--no-baselines", "--json").out)["cases"][0]["facts"][
-            "documents"
-        ]
-        == 10
-    )
+    assert json.loads(bench(*common, "--rounds", 1, "--json").out)["cases"][0]["facts"]["documents"] == 10
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Vectors that are drawn at random, with scores that a line of NumPy computes."""
+"""Random vectors, and their exact scores by NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quiver.eval.bench.index import VectorFolder
+from quiver.eval.bench.index_data import VectorFolder
 
 MakeVectors = Callable[..., VectorFolder]
 
