@@ -16,7 +16,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -164,7 +164,7 @@ def _made_of(data: DataSection, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokenizer": hashlib.sha256(tokenizer.to_json().encode("utf-8")).hexdigest(),
         "held_out": data.held_out,
-        "sources": [asdict(source) | {"fields": list(source.fields)} for source in data.sources],
+        "sources": [source.model_dump() | {"fields": list(source.fields)} for source in data.sources],
     }
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any, Protocol, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias
 
 import faiss
 import numpy as np
@@ -30,7 +30,7 @@ from quiver.eval.bench.results import OWN
 from quiver.retrieval.index.build import build_index
 from quiver.retrieval.index.documents.filters import Condition, Filter
 from quiver.retrieval.index.engine_table import parse_engine
-from quiver.retrieval.index.engines import Preset, Setting, format_settings, parse_settings
+from quiver.retrieval.index.engines import Setting, format_settings, parse_effort
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.index.options import BuildOptions
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
@@ -573,9 +573,8 @@ def quiver_points(texts: Sequence[str]) -> list[Point]:
     """
     points = []
     for text in dict.fromkeys(texts or ["balanced"]):
-        if text not in get_args(Preset) and "=" not in text:
-            raise InputError(f"--search must be {', '.join(get_args(Preset))}, or parameters such as nprobe=8; got {text!r}")
-        points.append(Point(text, {"preset": text} if text in get_args(Preset) else parse_settings(text)))
+        effort = parse_effort(text)
+        points.append(Point(text, {"preset": effort} if isinstance(effort, str) else effort))
     return points
 
 

@@ -34,12 +34,11 @@ from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import load_collection, read_qrels
 from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.data.vectors import vector_store
-from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
-from quiver.retrieval.index.exact.dense import ExactDenseIndex
+from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, Rows, TokenModel
-from quiver.retrieval.records import Qrels
+from quiver.retrieval.records import ModelCard, Qrels
 
 Kind: TypeAlias = Literal["dense", "colbert"]
 
@@ -390,11 +389,12 @@ def exact_search(vectors: VectorFolder, depth: int, *, allowed: int | None = Non
         chosen = random_order(len(vectors)) < allowed
         matrix = matrix[np.repeat(chosen, lengths)]
         ids, lengths = [ids[row] for row in np.flatnonzero(chosen).tolist()], lengths[chosen]
-    rows = MatrixRows(matrix)
-    if vectors.kind == "dense":
-        hits = ExactDenseIndex.from_rows(ids, rows).search(np.stack(vectors.queries), 2 * depth)
+    rows, dense = MatrixRows(matrix), vectors.kind == "dense"
+    card = ModelCard(str(vectors.path), vectors.kind, "", vectors.dim, "dot" if dense else "maxsim", 0, 0)
+    if dense:
+        hits = index_vectors(ids, rows, card).search(np.stack(vectors.queries), 2 * depth)
     else:
-        hits = ExactColBERTIndex.from_rows(ids, rows, lengths).search(vectors.queries, 2 * depth)
+        hits = index_vectors(ids, rows, card, lengths=lengths).search(vectors.queries, 2 * depth)
     return ExactHits([np.array([numbers[key] for key in found], np.int64) for found in hits.ids], list(hits.scores))
 
 

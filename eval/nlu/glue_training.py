@@ -150,7 +150,7 @@ class Start:
 
 def run_recipe(recipe: GlueRecipe, task: TaskName) -> dict[str, Any]:
     """The recipe of one task's run, as JSON: the others' settings are not in it."""
-    whole = asdict(recipe)
+    whole = recipe.model_dump()
     return whole | {"tasks": {task: whole["tasks"][task]}}
 
 

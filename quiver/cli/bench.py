@@ -247,11 +247,11 @@ def index(
         list[str] | None,
         typer.Option("--engine", help="Quiver engine NAME:key=value,..., such as ivf-tokens:bits=3; repeatable. Default: auto and exact."),
     ] = None,
-    searches: Annotated[
+    efforts: Annotated[
         list[str] | None,
         typer.Option(
-            "--search",
-            help="Search preset (exact, balanced, fast) or parameters such as nprobe=8,candidates=50; repeatable. Default: balanced.",
+            "--effort",
+            help="Search effort: exact, balanced, fast, or parameters such as nprobe=8,candidates=50; repeatable. Default: balanced.",
         ),
     ] = None,
     shares: Annotated[
@@ -283,7 +283,7 @@ def index(
 
     An interrupted run resumes with the unfinished systems when the command is repeated with the same --out.
 
-    Examples: quiver bench index data/scifact --model MODEL --engine auto --engine exact --search balanced --search fast --out bench-index;
+    Examples: quiver bench index data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench-index;
     quiver bench index vectors --engine ivf-tokens:bits=4 --engine ivf-tokens:bits=3 --baseline fast-plaid --threads 2 --out bench-index
     """
     _check_out(out, overwrite=overwrite)
@@ -301,7 +301,7 @@ def index(
             folder.check()
             result = index_bench.bench_index(
                 folder,
-                _systems(folder, engines or ["auto", "exact"], searches or [], shares or [], [] if no_baselines else baselines),
+                _systems(folder, engines or ["auto", "exact"], efforts or [], shares or [], [] if no_baselines else baselines),
                 settings,
                 work=work,
                 name=data.resolve().name,
@@ -394,10 +394,10 @@ def _vectors(
 
 
 def _systems(
-    folder: VectorFolder, engines: Sequence[str], searches: Sequence[str], shares: Sequence[float], baselines: Sequence[str] | None
+    folder: VectorFolder, engines: Sequence[str], efforts: Sequence[str], shares: Sequence[float], baselines: Sequence[str] | None
 ) -> list[System]:
     """The systems to measure, each once."""
-    points = quiver_points(searches)
+    points = quiver_points(efforts)
     systems = [with_filters(quiver_system(text, points), shares, len(folder)) for text in engines]
     for text in default_baselines(folder.kind) if baselines is None else baselines:
         systems += baseline_systems(text, kind=folder.kind, documents=len(folder), dim=folder.dim)

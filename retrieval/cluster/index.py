@@ -94,7 +94,7 @@ class ShardedIndex:
         k: int,
         *,
         filter: FilterLike = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         patience: Timeouts | None = None,
     ) -> Hits:
@@ -123,7 +123,7 @@ class ShardedIndex:
         k: int,
         *,
         filter: FilterLike = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         patience: Timeouts | None = None,
     ) -> Gathered:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.index import exact
 from quiver.retrieval.index.dense import codec as dense
-from quiver.retrieval.index.dense import faiss_codec as faiss_dense
+from quiver.retrieval.index.dense import faiss_engine as faiss_dense
 from quiver.retrieval.index.dense import settings as dense_settings
 from quiver.retrieval.index.engines import AnyCodec, Sample, Setting, check_names, did_you_mean, format_settings, parse_settings
-from quiver.retrieval.index.exact import engine as exact
 from quiver.retrieval.index.tokens import codec as tokens
 from quiver.retrieval.index.tokens import settings as tokens_settings
 from quiver.retrieval.records import ModelCard
@@ -166,6 +166,19 @@ def engine(name: str, card: ModelCard) -> Engine:
         known = ", ".join(key for key, each in ENGINES.items() if each.kind == card.kind)
         raise InputError(f"index engine {name!r} does not exist for a {card.kind} model; choose one of {known}")
     return found
+
+
+def check_engine(text: str, card: ModelCard) -> EngineSpec:
+    """Read an engine with settings and refuse one that does not fit a model, before anything is encoded.
+
+    Raises:
+        InputError: As `parse_engine`; or the engine, a setting or the width of the vectors does not fit the model.
+    """
+    spec = parse_engine(text)
+    if spec.name != AUTO:
+        name = engine_name(spec.name, card, 0)
+        engine(name, card).check(spec.settings, card)
+    return spec
 
 
 def train_codec(

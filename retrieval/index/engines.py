@@ -22,7 +22,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -248,6 +248,34 @@ AnyCodec: TypeAlias = Codec[Any, Any]
 
 AnySegment: TypeAlias = Segment[Any, Any]
 """A segment of either kind of vectors."""
+
+
+def check_preset(effort: str | Mapping[str, Setting]) -> None:
+    """Refuse a search effort that is neither a preset nor search parameters by name.
+
+    Raises:
+        InputError: It is another string.
+    """
+    names = get_args(Preset)
+    if isinstance(effort, str) and effort not in names:
+        choices = f"{', '.join(names)}, or search parameters such as nprobe=8"
+        raise InputError(f"unknown search effort {effort!r}{did_you_mean(effort, names)}; choose {choices}")
+
+
+def parse_effort(text: str) -> str | dict[str, Setting]:
+    """Read a search effort: a preset, or search parameters as ``key=value,key=value``.
+
+    Raises:
+        InputError: It is neither.
+
+    Example:
+        >>> parse_effort("fast"), parse_effort("nprobe=8,k_factor=2.5")
+        ('fast', {'nprobe': 8, 'k_factor': 2.5})
+    """
+    if "=" in text:
+        return parse_settings(text)
+    check_preset(text)
+    return text
 
 
 def parse_settings(text: str) -> dict[str, Setting]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,12 @@ from quiver.retrieval.index.documents.filters import Filter, FilterLike, as_filt
 from quiver.retrieval.index.documents.metadata import describe
 from quiver.retrieval.index.documents.strings import LOOK
 from quiver.retrieval.index.engine_table import ENGINES, open_codec
-from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting
+from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting, check_preset
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file
-from quiver.retrieval.index.exact.ranking import check_k
 from quiver.retrieval.index.live import LiveDocuments, LiveIds, Place
 from quiver.retrieval.index.merging import SegmentHits, merged
 from quiver.retrieval.index.queries import SearchRequest, dense_queries, token_queries
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.index.recall_table import Calibration, Rung, check_target
 from quiver.retrieval.index.segments import OpenSegment, open_segment, shared_documents
 from quiver.retrieval.index.store.layout import Layout
@@ -131,7 +131,7 @@ class Index:
         k: int,
         *,
         filter: FilterLike = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> Hits:
         """The k best documents of each query; ties go to the greater id.
@@ -158,7 +158,7 @@ class Index:
         k: int,
         *,
         filter: FilterLike = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> SearchRequest:
         """What `search` is asked, checked, with the knobs of the effort that was chosen; see there.
@@ -228,6 +228,18 @@ class Index:
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}
+
+    def search_params(self, effort: str | Mapping[str, Setting], k: int) -> Mapping[str, Setting]:
+        """All search parameters of a search for k hits, as `search` uses them.
+
+        Args:
+            effort: A preset, or search parameters by name.
+            k: Number of hits.
+
+        Raises:
+            InputError: There is no such preset or search parameter.
+        """
+        return asdict(self._knobs(effort, check_k(k)))
 
     def preset_recall(self) -> Mapping[int, Mapping[Preset, Rung]]:
         """What was measured of the presets, by the number of hits; nothing where recall was not measured."""
@@ -327,13 +339,12 @@ class Index:
         card = self.manifest.model
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
-    def _knobs(self, effort: Preset | Mapping[str, Setting], k: int) -> Any:
+    def _knobs(self, effort: str | Mapping[str, Setting], k: int) -> Any:
         """An effort as the engine has it."""
         if not isinstance(effort, str):
             return self.codec.effort_from(effort)
-        if effort not in _PRESETS:
-            raise InputError(f"effort must be {', '.join(_PRESETS)}, or knobs by name; got {effort!r}")
-        return self.codec.effort_from(self._preset(effort, k))
+        check_preset(effort)
+        return self.codec.effort_from(self._preset(cast("Preset", effort), k))
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
         """The knobs of a preset; see `presets`."""

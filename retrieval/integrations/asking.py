@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quiver.retrieval.index.documents.filters import FilterLike, as_filter
-from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
@@ -37,7 +37,7 @@ class Defaults:
 
     k: int = 10
     filter: FilterLike = None
-    effort: Preset | Mapping[str, Setting] | None = None
+    effort: str | Mapping[str, Setting] | None = None
     target_recall: float | None = None
 
 

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,9 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents.filters import FilterLike
-from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.exact.ranking import check_k
-from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Hits, Query, Run
 from quiver.retrieval.search.bm25 import WordIndex
 from quiver.retrieval.search.search import search
@@ -223,11 +223,11 @@ def search_fused(systems: Sequence[System], queries: Sequence[Query], k: int, *,
 
 
 def index_system(
-    index: VectorIndex[Any] | Index,
+    index: Index,
     model: DenseModel | TokenModel,
     *,
     filter: FilterLike = None,
-    effort: Preset | Mapping[str, Setting] | None = None,
+    effort: str | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
 ) -> System:

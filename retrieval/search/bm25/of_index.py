@@ -19,7 +19,7 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.errors import LostTextError
-from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits

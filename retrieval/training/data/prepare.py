@@ -14,7 +14,6 @@ import platform
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def prepare_rows(data: DataSection, work: Path, *, seed: int, progress: bool = F
             written. Names file and line.
     """
     seeded = data.shuffle or data.negatives == "random" or STDLIB_DOCSTRINGS in data.train
-    key = _sum([asdict(data), seed if seeded else None, _stamps(data)])
+    key = _sum([data.model_dump(), seed if seeded else None, _stamps(data)])
 
     def build(folder: Path) -> Built:
         if STDLIB_DOCSTRINGS in data.train:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,7 @@ def _named_fields(section: DataSection) -> dict[str, Any]:
         "document_id_field",
         "text_field",
     )
-    fields = asdict(section)
+    fields = section.model_dump()
     return {name: fields[name] for name in names}
 
 

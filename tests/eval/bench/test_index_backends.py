@@ -34,7 +34,7 @@ def test_engine_with_settings() -> None:
 
 @pytest.mark.parametrize("text", ["quick", "", "nprobe"])
 def test_malformed_search_parameters_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--search must be exact, balanced, fast, or parameters"):
+    with pytest.raises(InputError, match=r"unknown search effort .*; choose exact, balanced, fast, or search parameters"):
         quiver_points([text])
 
 

@@ -108,7 +108,7 @@ def test_vectors_of_a_collection_are_deleted(
     ("arguments", "message"),
     [
         (["--filter-share", "1"], "--filter-share must be > 0 and < 1, got 1"),
-        (["--search", "quick"], "--search must be exact, balanced, fast, or parameters"),
+        (["--effort", "quick"], "unknown search effort 'quick'; choose exact, balanced, fast, or search parameters"),
         (["--baseline", "annoy"], "unknown baseline 'annoy' for dense vectors"),
         (["--engine", "exact:a"], "'a' is not a setting"),
         (["--model", "no-such-model"], "qrels"),
