@@ -231,7 +231,7 @@ def file_name(name: str) -> str:
 
     Example:
         >>> file_name("ivf-dense:nlist=64")
-        'ivf-dense-nlist-64-c6fdc9d3'
+        'ivf-dense-nlist-64-57f76407'
     """
     readable = "".join(letter if letter.isalnum() else "-" for letter in name)[:60]
     return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

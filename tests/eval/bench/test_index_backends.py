@@ -61,7 +61,7 @@ def test_faiss_systems_of_factory_strings() -> None:
     names = [system.name for system in baseline_systems("faiss", kind="dense", documents=100_000, dim=128)]
     assert names == ["faiss:Flat", "faiss:HNSW32", "faiss:IVF1024,PQ64x4fs,RFlat"]
     (refined,) = baseline_systems("faiss:IVF64,PQ8,RFlat", kind="dense", documents=10, dim=8)
-    assert refined.points[-1].knobs == {"nprobe": 32, "k_factor_rf": 10}
+    assert refined.points[-1].params == {"nprobe": 32, "k_factor_rf": 10}
 
 
 @pytest.mark.parametrize(
