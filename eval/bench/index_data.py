@@ -32,12 +32,11 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, file_sha256, read_lines, write_text
 from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import load_collection, read_qrels
-from quiver.retrieval.data.rows import MatrixRows
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import DenseModel, Rows, TokenModel
+from quiver.retrieval.protocols import DenseModel, MatrixRows, Rows, TokenModel
 from quiver.retrieval.records import ModelCard, Qrels
 
 Kind: TypeAlias = Literal["dense", "colbert"]
@@ -318,7 +317,7 @@ def encode_collection(
     if not queries:
         raise InputError(f"{data}: no query of split {split!r} has a relevant document among the {len(documents):,} indexed documents")
     loaded = load_model(model) if isinstance(model, str) else model
-    with vector_store(cache) as store:
+    with open_embedding_store(cache) as store:
         contents = (document.content() for document in documents)
         encoded = store.encode(loaded, contents, "document", total=len(documents), progress=progress)
         encoded_queries = store.encode(loaded, [query.text for query in queries], "query", total=len(queries), progress=progress)

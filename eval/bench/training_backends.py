@@ -18,7 +18,7 @@ from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.presets import preset
 from quiver.eval.bench.results import OWN
-from quiver.retrieval.models.model_folder import default_device, read_model_folder
+from quiver.retrieval.models.loading import default_device, read_model_folder
 from quiver.retrieval.training.sections import ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
 from quiver.retrieval.training.start import build_model
 

@@ -48,7 +48,7 @@ from quiver.eval.bench.results import Benchmark, to_json, write_benchmark
 from quiver.eval.bench.training_backends import Settings as TrainingSettings
 from quiver.eval.report.charts import check_matplotlib
 from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.rules import LOSSES
 
 app = typer.Typer(

@@ -12,10 +12,10 @@ import pytest
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.eval.bench.index_data import VectorFolder, encode_collection, write_vectors
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.protocols import MatrixRows
 
 MakeVectors = Callable[..., VectorFolder]
 
