@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.config import EncoderConfig
-from quiver.encoder.cpu.availability import WORTHWHILE
+from quiver.encoder.cpu.support import MIN_TOKENS_PER_THREAD
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.child import Answer, Child, ChildError, KilledError, measure_memory
 from quiver.eval.bench.encoder_backends import (
@@ -602,7 +602,7 @@ def open_token_ids(backend: str, model: str, settings: dict[str, Any]) -> tuple[
     # Warm up with a single document and with a batch that keeps every thread busy: they take different kernels, whose libraries are loaded
     # at their first batch and are not activations.
     short = min(8, config.max_positions)
-    busy = -(-WORTHWHILE * torch.get_num_threads() // short)
+    busy = -(-MIN_TOKENS_PER_THREAD * torch.get_num_threads() // short)
     make([[short], [short] * busy])()
     weights = sum(weight.nbytes for weight in loaded.module.state_dict().values())
     return lambda request: measure_memory(make(request["batches"]), on_cuda=chosen.device == "cuda"), {"weights": weights}

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, optimize_for_inference, pack_ids
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
+from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.folder import local_folder
-from quiver.encoder.checkpoints.key_maps import KEY_MAPS
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.gpu.compile import compile_encoder
@@ -201,7 +201,7 @@ def transformers_reason(config: EncoderConfig, settings: Settings) -> str | None
     version = installed_version("transformers")
     if reason := version_reason(version):
         return reason
-    if config.family not in KEY_MAPS:
+    if config.family not in FORMATS:
         return f"transformers has no checkpoint layout for the family {config.family}"
     if config.positions == "alibi":  # its config.json says bert and needs code of its own
         return f"transformers has no ALiBi, which a {config.family} encoder needs"

@@ -5,7 +5,7 @@ matrix replaces the plain one instead of standing beside it. Where large batches
 weights as they lie, it keeps the plain layout; processors that multiply few tokens faster in oneDNN's hold that, too, from the first
 small batch on.
 
-int8: features are rotated (`quiver.encoder.cpu.hadamard`), then weights have one scale an output row, activations a shift and a scale a
+int8: features are rotated (`quiver.encoder.cpu.linear`), then weights have one scale an output row, activations a shift and a scale a
 token. One for a whole batch, as dynamic quantisation usually has it, would make a text's vector depend on its neighbours. Blocks run by
 compiled loops whatever the number of tokens; what those cannot run takes FBGEMM's products of the same integers, in a layout of their own.
 
@@ -15,7 +15,7 @@ Source: vector-wise quantisation of LLM.int8(), arXiv:2208.07339, section 3.1; F
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -23,11 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder.config import Precision
-from quiver.encoder.cpu.availability import SMALLEST_SPAN, available
-from quiver.encoder.cpu.fused import are_paired, unsupported_reason
-from quiver.encoder.cpu.hadamard import block, hadamard
-from quiver.encoder.cpu.linear import Linear, Product, Rows, compute_dtype, packable, packed_product
-from quiver.encoder.cpu.processor import has_vnni, multiplies_best_plain, native_on_cpu
+from quiver.encoder.cpu.fast_blocks import multiplies_bfloat16, unsupported_reason
+from quiver.encoder.cpu.linear import Linear, Product, Rows, compute_dtype, hadamard, hadamard_size, packable, packed_product, split_matrix
+from quiver.encoder.cpu.support import SMALLEST_SPAN, has_vnni, kernels_available, native_on_cpu, prefers_plain_weights
 from quiver.encoder.errors import InputError
 from quiver.encoder.lora import lora_matrices
 from quiver.encoder.model import Encoder
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 # Tokens the packed layout is chosen for; it serves every number of them.
 TYPICAL_TOKENS = 1024
 # Pairs of 8-bit products are added up in 16 bits; without VNNI two of 8 bits each overflow, so activations have 7.
-LEVELS, LEVELS_VNNI = 127, 255
+INT8_LEVELS, INT8_LEVELS_VNNI = 127, 255
 
 
 def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
@@ -59,39 +57,39 @@ def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") 
         InputError: It is not on a CPU, or this build of torch has no 8-bit kernels for this processor.
         ValueError: It is frozen already, has low-rank updates, or the precision is unknown.
     """
-    if precision not in FROZEN:
-        raise ValueError(f"precision must be one of {', '.join(FROZEN)}, got {precision!r}")
+    if precision not in MATRICES:
+        raise ValueError(f"precision must be one of {', '.join(MATRICES)}, got {precision!r}")
     if encoder.device.type != "cpu":
         raise InputError(f"an encoder is frozen on the CPU, this one is on {encoder.device}; a GPU needs no freezing")
-    if encoder.frozen:
+    if encoder.prepacked:
         raise ValueError("this encoder is frozen already")
     if lora_matrices(encoder):
         raise ValueError("this encoder has low-rank updates beside its matrices; merge_lora first")
     if precision == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
         raise InputError(f"int8 needs torch's x86 kernels, this machine has {torch.backends.quantized.engine!r}; use float")
     encoder.eval().requires_grad_(False)
-    read = read_by_loops(encoder, precision)
+    plain_layout = kernels_will_read(encoder, precision)
     for module in list(encoder.modules()):
         for name, child in module.named_children():
             if isinstance(child, Linear):
-                setattr(module, name, FrozenLinear(child, precision, read=read))
-    encoder.frozen = precision
+                setattr(module, name, PrepackedLinear(child, precision, plain_layout=plain_layout))
+    encoder.prepacked = precision
     return encoder
 
 
-def read_by_loops(encoder: Encoder, precision: Precision) -> bool:
+def kernels_will_read(encoder: Encoder, precision: Precision) -> bool:
     """Whether compiled loops will read an encoder's matrices, as far as that can be told before there are batches."""
     layers, config = cast("list[Block]", list(encoder.layers)), encoder.config
-    if not available() or not layers:
+    if not kernels_available() or not layers:
         return False
-    widened = precision == "int8" or are_paired(layers, config.hidden_size)
+    widened = precision == "int8" or multiplies_bfloat16(layers, config.hidden_size)
     dtype = torch.float32 if widened else compute_dtype(encoder.device, encoder.embeddings.tokens.weight.dtype)
     hidden = torch.empty(0, config.hidden_size, dtype=dtype)
     angles = torch.empty(0, config.rotary_width // 2 if config.positions == "rope" else 0)
     return unsupported_reason(layers, hidden, (angles, angles)) is None
 
 
-class FrozenMatrix(Protocol):
+class PrepackedMatrix(Protocol):
     """One matrix, ready to be multiplied with; copies with ``copy.deepcopy``."""
 
     levels: int
@@ -108,25 +106,25 @@ class FrozenMatrix(Protocol):
         """What it goes by in a state dict: tensors with a row for each of its O outputs."""
 
 
-class PackedMatrix:
+class FloatMatrix:
     """A weight in a dtype the processor multiplies in, half precision widened once; as it lies where compiled loops read it.
 
     Args:
         weight: (O, D).
         bias: (O,), or None.
-        read: Loops will read it in large batches, and operators multiply with it in small ones.
+        plain_layout: Kernels read it in large batches; PyTorch operators multiply with it in small ones.
     """
 
     levels = 0
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, read: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, plain_layout: bool) -> None:
         self.dtype = weight.dtype
         compute = self.dtype if native_on_cpu(self.dtype) else torch.float32
         wide = weight.to(compute)
         self.bias = None if bias is None else bias.to(compute)
-        self._packs = packable(compute) and not (compute == torch.float32 and multiplies_best_plain())
-        self.weight = wide if read or not self._packs else _packed(wide)
-        self.rows = Rows(self.weight, self.bias) if read else None
+        self._packs = packable(compute) and not (compute == torch.float32 and prefers_plain_weights())
+        self.weight = wide if plain_layout or not self._packs else _packed(wide)
+        self.rows = Rows(self.weight, self.bias) if plain_layout else None
 
     @cached_property
     def _product(self) -> Product:
@@ -143,10 +141,10 @@ class PackedMatrix:
         plain = {"weight": weight.to(self.dtype)}
         return plain if self.bias is None else plain | {"bias": self.bias.to(self.dtype)}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedMatrix:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FloatMatrix:
         """Packed tensors cannot be copied, what they were packed from can."""
         state = {name: tensor.clone() for name, tensor in self.state().items()}
-        return PackedMatrix(state["weight"], state.get("bias"), read=self.rows is not None)
+        return FloatMatrix(state["weight"], state.get("bias"), plain_layout=self.rows is not None)
 
 
 def _packed(weight: Tensor) -> Tensor:
@@ -161,23 +159,23 @@ class Int8Matrix:
     Args:
         weight: (O, D).
         bias: (O,), or None.
-        read: Loops may read it; operators multiply with another layout, from their first product on.
+        plain_layout: Kernels may read it; PyTorch operators use another layout, made at their first product.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, read: bool) -> None:
-        self._read = read
-        wide = hadamard(weight.float()) / block(weight.shape[1])
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, plain_layout: bool) -> None:
+        self._plain_layout = plain_layout
+        wide = hadamard(weight.float()) / hadamard_size(weight.shape[1])
         self.scales = (wide.abs().amax(dim=1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
         self.weight = (wide / self.scales[:, None]).round_().to(torch.int8)
         # What rotated features that are all 1 give: the part of the product that a token's smallest number makes.
         self.ones = self.weight.sum(1) * self.scales
         self.bias = None if bias is None else bias.float()
-        self.levels = LEVELS_VNNI if has_vnni() else LEVELS
+        self.levels = INT8_LEVELS_VNNI if has_vnni() else INT8_LEVELS
 
     @property
     def rows(self) -> Rows | None:
         """The integers as they are, and what makes numbers of them."""
-        return Rows(self.weight, self.bias, self.scales, self.ones) if self._read else None
+        return Rows(self.weight, self.bias, self.scales, self.ones) if self._plain_layout else None
 
     @cached_property
     def _packed(self) -> Any:
@@ -205,54 +203,48 @@ class Int8Matrix:
         return quantised if self.bias is None else quantised | {"bias": self.bias}
 
 
-FROZEN: dict[str, Callable[..., FrozenMatrix]] = {"float": PackedMatrix, "int8": Int8Matrix}
+MATRICES: dict[str, Callable[..., PrepackedMatrix]] = {"float": FloatMatrix, "int8": Int8Matrix}
 
 
-class FrozenLinear(nn.Module):
-    """`quiver.encoder.cpu.linear.Linear` for inference, in the equal parts its layer takes it in.
+class PrepackedLinear(nn.Module):
+    """`quiver.encoder.cpu.linear.Linear` for inference only.
 
     Args:
         linear: The plain matrix, on the CPU.
-        precision: A key of `FROZEN`.
-        read: Compiled loops will read it.
+        precision: A key of `MATRICES`.
+        plain_layout: Keep the plain layout, which compiled kernels read.
     """
 
-    def __init__(self, linear: Linear, precision: Precision, *, read: bool) -> None:
+    def __init__(self, linear: Linear, precision: Precision, *, plain_layout: bool) -> None:
         super().__init__()
         self.dtype = linear.weight.dtype
-        weights = linear.weight.detach().chunk(linear.parts)
-        biases = [None] * linear.parts if linear.bias is None else linear.bias.detach().chunk(linear.parts)
-        self.matrices = [FROZEN[precision](weight, bias, read=read) for weight, bias in zip(weights, biases, strict=True)]
-
-    def products(self, x: Tensor) -> Sequence[Product]:
-        """The parts as products; see `quiver.encoder.cpu.linear.Linear.products`."""
-        del x  # they are packed already
-        return self.matrices
+        self.parts = linear.parts
+        bias = None if linear.bias is None else linear.bias.detach()
+        self.matrix = MATRICES[precision](linear.weight.detach(), bias, plain_layout=plain_layout)
 
     @property
     def readable(self) -> bool:
-        """Whether the parts have kept their plain layout."""
-        return all(matrix.rows is not None for matrix in self.matrices)
+        """Whether the matrix has kept its plain layout."""
+        return self.matrix.rows is not None
 
     @property
     def levels(self) -> int:
-        """The largest integer that a token's numbers are brought to; 0 where they are not."""
-        return self.matrices[0].levels
+        """Largest integer that activations are quantised to; 0 for float matrices."""
+        return self.matrix.levels
 
     def rows(self) -> list[Rows]:
-        """The parts as they are; see `quiver.encoder.cpu.linear.Linear.rows`."""
-        return [matrix.rows for matrix in self.matrices if matrix.rows is not None]
+        """Return the parts in their plain layout; see `quiver.encoder.cpu.linear.Linear.rows`."""
+        return [] if self.matrix.rows is None else split_matrix(self.matrix.rows, self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
-        return torch.cat([matrix(x) for matrix in self.matrices], dim=-1)
+        return self.matrix(x)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         del keep_vars
-        states = [matrix.state() for matrix in self.matrices]
-        destination.update({f"{prefix}{name}": torch.cat([state[name] for state in states]) for name in states[0]})
+        destination.update({f"{prefix}{name}": tensor for name, tensor in self.matrix.state().items()})
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenLinear:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLinear:
         moved = fn(torch.empty(0, dtype=self.dtype))
         if moved.device.type != "cpu" or moved.dtype != self.dtype:
             raise InputError("a frozen encoder keeps its device and dtype; load it anew where it shall run")

@@ -8,7 +8,7 @@ thread has it.
 Matrices of 8-bit integers meet tokens that are rotated (`hadamard`) and brought to such integers where they stand, each by its own
 smallest number and step; sums are exact, and everything but the products is float32. Those of bfloat16 meet tokens that are rounded to it,
 attention's heads are bfloat16, and sums, norms, activations and the residual stream float32. What matrices are is told by ``kind``,
-`FLOATS`, `PAIRS` or `QUADS`.
+`FLOAT32`, `BFLOAT16` or `INT8`.
 
 Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
 """
@@ -22,33 +22,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quiver.encoder.cpu import amx, team
-from quiver.encoder.cpu.compiling import Callback, compiled
-from quiver.encoder.cpu.layer_tiles import ACTIVATIONS, activate, gate, gather, join, narrow, normalise, product, turn
-from quiver.encoder.cpu.tiles import copy, hand_out, numbers_of, spill, take
-from quiver.encoder.cpu.vectors import FLOATS, LANES, PAIRS, QUADS
-
-__all__ = [
-    "ACTIVATIONS",
-    "ATTENTION_NORM",
-    "COSINES",
-    "DOWN",
-    "HIDDEN",
-    "LEVELS",
-    "MATRIX",
-    "MIXED",
-    "MLP_NORM",
-    "OUT",
-    "QKV",
-    "UP",
-    "Call",
-    "Q",
-]
+from quiver.encoder.cpu.attention_tiles import copy, next_index, numbers_of, store_heads, store_rows
+from quiver.encoder.cpu.block_tiles import activate, gate, gather, join, narrow, normalise, product, rotate
+from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32, INT8, LANES, amx_begin, amx_end
+from quiver.encoder.cpu.jit import Callback, jit
+from quiver.encoder.cpu.support import run_on_threads as team_run
+from quiver.encoder.cpu.support import thread_scratch as team_scratch
 
 # Bytes that the panels of a task may take of the second cache; the rest is for rows of weights. Where it has 512 KB, half as much and twice
 # as much are no faster.
-CACHE = 1_200_000
-MOST_PANELS = 8
+CACHE_BYTES = 1_200_000
+MAX_PANELS = 8
 # Rows of a matrix that all panels meet before the next rows come; whole vectors, so that they can be laid out token by token.
 TILE = 48
 
@@ -75,7 +59,7 @@ _FLOAT = 4  # bytes
 _ROW = LANES * _FLOAT
 
 
-@compiled
+@jit
 def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
     """A norm of a tile (D, LANES); the tile as it is where there is none."""
     width = call[WIDTH]
@@ -87,13 +71,13 @@ def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
     normalise(tile, width, call[norm], call[norm + 1], call[norm + 2], eps, out)
 
 
-@compiled
+@jit
 def _at(call: NDArray[np.int64], place: int) -> int:
     """The address of a number of a call."""
     return int(call.ctypes.data + place * 8)
 
 
-@compiled
+@jit
 def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
     """Heads of tokens first..last."""
     width, heads, half, tokens = call[WIDTH], call[HEADS], call[HALF], call[TOKENS]
@@ -118,12 +102,12 @@ def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, s
                 product(kind, _at(call, QKV + part * MATRIX), head * head_width, head_width, width, state, scratch)
                 if part < 2 and half > 0:
                     angles = rotary + panel * 2 * half * _ROW
-                    turn(scratch, half, angles, angles + half * _ROW)
+                    rotate(scratch, half, angles, angles + half * _ROW)
                 place = call[Q + part] + (begin * call[TOKEN_STRIDE] + head * call[HEAD_STRIDE]) * _FLOAT
-                hand_out(kind, scratch, head_width // numbers_of(kind), tokens - begin, call[TOKEN_STRIDE], place)
+                store_heads(kind, scratch, head_width // numbers_of(kind), tokens - begin, call[TOKEN_STRIDE], place)
 
 
-@compiled
+@jit
 def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int) -> None:
     """Panels times a matrix (outputs, width); ``shape`` is panels, outputs, width."""
     panels, outputs, width = shape
@@ -133,7 +117,7 @@ def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, 
             product(kind, matrix, row, min(TILE, outputs - row), width, tile, out)
 
 
-@compiled
+@jit
 def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int, block: int, states: int, inner: int) -> None:
     """The first matrix of the MLP and its activation."""
     width, size, step = call[WIDTH], call[INNER], max(call[WIDTH], call[INNER])
@@ -145,12 +129,12 @@ def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int
             kept = call[KEPT] + ((first + panel) * LANES * outputs + row) * _FLOAT
             product(kind, _at(call, UP), row, count, width, state, block)
             if call[KEPT] != 0:
-                spill(block, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept)
+                store_rows(block, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept)
             if call[GATED]:
                 gates = block + TILE * _ROW
                 product(kind, _at(call, UP), size + row, count, width, state, gates)
                 if call[KEPT] != 0:
-                    spill(gates, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept + size * _FLOAT)
+                    store_rows(gates, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept + size * _FLOAT)
                 gate(call[ACTIVATION], block, gates, count, out)
             else:
                 activate(call[ACTIVATION], block, count, out)
@@ -158,7 +142,7 @@ def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int
         narrow(kind, inner + panel * step * _ROW, size, call[LEVELS])
 
 
-@compiled
+@jit
 def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
     """Hidden states of tokens first..last."""
     width, tokens, post = call[WIDTH], call[TOKENS], call[POST]
@@ -184,7 +168,7 @@ def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, sc
         else:
             _norm(call, MLP_NORM, sums, state)
         narrow(kind, state, width, call[LEVELS])
-        spill(sums, width, tokens - begin, 1.0, width, call[MIDDLE] + begin * width * _FLOAT)
+        store_rows(sums, width, tokens - begin, 1.0, width, call[MIDDLE] + begin * width * _FLOAT)
     _activate_panels(call, kind, first, panels, scratch, states, inner)
     _multiply(kind, _at(call, DOWN), (panels, width, call[INNER]), inner, states, step, width)
     for panel in range(panels):
@@ -193,18 +177,18 @@ def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, sc
         join(call[MIDDLE] + begin * width * _FLOAT, width, tokens - begin, width, sums)
         if post:
             _norm(call, MLP_NORM, sums, sums)
-        spill(sums, width, tokens - begin, 1.0, width, call[NEXT] + begin * width * _FLOAT)
+        store_rows(sums, width, tokens - begin, 1.0, width, call[NEXT] + begin * width * _FLOAT)
 
 
-@compiled
-def _work(call: NDArray[np.int64], kind: Any) -> None:
+@jit
+def _run_all(call: NDArray[np.int64], kind: Any) -> None:
     """Tasks until none is left; what every thread runs. The last ones are single panels: no thread waits long for another."""
     tasks = call[TASKS]
     large, rest = tasks - call[SINGLES], (call[TOKENS] + LANES - 1) // LANES - call[SINGLES]
-    scratch = call[SCRATCH] + take(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
-    amx.begin(kind, scratch)
+    scratch = call[SCRATCH] + next_index(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
+    amx_begin(kind, scratch)
     while True:
-        task = take(call.ctypes.data + TAKEN * 8)
+        task = next_index(call.ctypes.data + TAKEN * 8)
         if task >= tasks:
             break
         if task < large:
@@ -215,28 +199,28 @@ def _work(call: NDArray[np.int64], kind: Any) -> None:
             _project_panels(call, kind, first, last, scratch)
         else:
             _update_panels(call, kind, first, last, scratch)
-    amx.end(kind)
+    amx_end(kind)
 
 
 def _floats(pointer: Any) -> None:
-    """`_work` on what the pointer points to."""
-    _work(numba.carray(pointer, SIZE, np.int64), FLOATS)
+    """`_run_all` on what the pointer points to."""
+    _run_all(numba.carray(pointer, SIZE, np.int64), FLOAT32)
 
 
 def _pairs(pointer: Any) -> None:
     """The same for matrices of bfloat16."""
-    _work(numba.carray(pointer, SIZE, np.int64), PAIRS)
+    _run_all(numba.carray(pointer, SIZE, np.int64), BFLOAT16)
 
 
 def _quads(pointer: Any) -> None:
     """The same for matrices of 8-bit integers."""
-    _work(numba.carray(pointer, SIZE, np.int64), QUADS)
+    _run_all(numba.carray(pointer, SIZE, np.int64), INT8)
 
 
 _ENTRIES = {torch.float32: Callback(_floats), torch.bfloat16: Callback(_pairs), torch.int8: Callback(_quads)}
 
 
-class Call:
+class BlockArguments:
     """What one block's kernels are told; filled in by the names above, run once for heads and once for hidden states.
 
     Args:
@@ -253,12 +237,12 @@ class Call:
         self.numbers = np.zeros(SIZE, np.int64)
         self.numbers[[TOKENS, WIDTH, INNER, HEADS]] = tokens, width, inner, heads
         panels = -(-tokens // LANES)
-        most = min(max(CACHE // ((width + max(width, inner)) * _ROW), 1), MOST_PANELS)
+        most = min(max(CACHE_BYTES // ((width + max(width, inner)) * _ROW), 1), MAX_PANELS)
         singles = threads * most if panels > threads * most else 0
         large = -(-(panels - singles) // most) if singles else min(threads, panels)
         self.numbers[[TASKS, SINGLES]] = large + singles, singles
         rows = max(2 * TILE, width // heads) + -(-(panels - singles) // large) * (width + max(inner, 2 * width))
-        self.scratch = team.scratch(threads, rows * _ROW)
+        self.scratch = team_scratch(threads, rows * _ROW)
         self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
 
     def put(self, place: int, *values: int) -> None:
@@ -272,4 +256,4 @@ class Call:
     def run(self) -> None:
         """Heads from hidden states, or, where what attention mixed is named, hidden states from that."""
         self.numbers[[TAKEN, MET]] = 0
-        team.run(self._entry.address, self.numbers.ctypes.data, len(self.scratch))
+        team_run(self._entry.address, self.numbers.ctypes.data, len(self.scratch))

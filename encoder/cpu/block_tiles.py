@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from quiver.encoder.cpu import amx
-from quiver.encoder.cpu.availability import MULTIPLE, SMALLEST_SPAN
-from quiver.encoder.cpu.hadamard import SIZES
-from quiver.encoder.cpu.vectors import (
+from quiver.encoder.cpu.codegen import (
+    AMX_ROWS,
     FLOAT,
     INTS,
     LANES,
@@ -28,27 +26,16 @@ from quiver.encoder.cpu.vectors import (
     VECTORS,
     WIDTH,
     Code,
+    amx_product,
     emitted,
     every,
-    is_fourfold,
-    is_paired,
-    is_tiled,
+    is_bfloat16,
+    is_int8,
     long,
+    uses_amx,
 )
-
-__all__ = [
-    "ACTIVATIONS",
-    "activate",
-    "activation_gradients",
-    "gate",
-    "gather",
-    "join",
-    "narrow",
-    "normalise",
-    "product",
-    "turn",
-    "turn_row",
-]
+from quiver.encoder.cpu.linear import HADAMARD_SIZES
+from quiver.encoder.cpu.support import SMALLEST_SPAN, WIDTH_MULTIPLE
 
 
 def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
@@ -61,8 +48,8 @@ def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: 
     addresses = b.inttoptr(matrix, LONG.as_pointer())
     weights, biases, scales, ones = (code.numbers(b.load(b.gep(addresses, [long(i)]))) for i in range(4))
     tile, out = code.numbers(tile), code.numbers(out)
-    fourfold = is_fourfold(kind)
-    columns = b.udiv(width, long(4 if fourfold else 2 if is_paired(kind) else 1))
+    fourfold = is_int8(kind)
+    columns = b.udiv(width, long(4 if fourfold else 2 if is_bfloat16(kind) else 1))
 
     def by_rows() -> None:
         with code.loop(b.udiv(count, long(ROWS))) as part:
@@ -76,7 +63,7 @@ def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: 
                 code.product(starts, columns, long(1), tile, nothing, target, multiply=code.add_quads, finish=finish)
             else:
                 shifts = [bias for row in rows for bias in [code.spread(b.load(code.at(biases, row)))] * VECTORS]
-                code.product(starts, columns, long(1), tile, shifts, target, multiply=code.add_pairs if is_paired(kind) else code.fma)
+                code.product(starts, columns, long(1), tile, shifts, target, multiply=code.add_pairs if is_bfloat16(kind) else code.fma)
 
     def by_amx() -> None:
         if not fourfold:
@@ -86,20 +73,20 @@ def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: 
                     code.store(bias, out, place)
         rows = b.ptrtoint(code.at(weights, code.place((first, columns))), LONG)
         lanes, sums = b.ptrtoint(tile, LONG), b.ptrtoint(out, LONG)
-        amx.product(code, kind, rows, columns, (count, columns), lanes, sums, add=not fourfold)
+        amx_product(code, kind, rows, columns, (count, columns), lanes, sums, add=not fourfold)
         if fourfold:
             with code.loop(count) as row:
                 finish = _dequantised(code, tile, columns, [code.place(first, row.index)], (biases, scales, ones))
                 for vector, place in enumerate(code.lanes(row.index)):
                     code.store(finish(vector, b.bitcast(code.load(out, place), INTS)), out, place)
 
-    if not is_tiled(kind):
+    if not uses_amx(kind):
         by_rows()
         return
     if not fourfold:  # widths that pairs can have are whole already
         by_amx()
         return
-    with b.if_else(b.icmp_signed("==", b.and_(columns, long(amx.ROWS - 1)), long(0))) as (whole, odd):
+    with b.if_else(b.icmp_signed("==", b.and_(columns, long(AMX_ROWS - 1)), long(0))) as (whole, odd):
         with whole:
             by_amx()
         with odd:
@@ -126,30 +113,30 @@ def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
     stand what a token's zero means and what its one is more, (2, LANES): its smallest number, and how far it is to the largest, over
     ``levels``. Where a token has a number that is none or has no end, or a sum of 64 has none, that is NaN.
     """
-    if is_paired(kind):
+    if is_bfloat16(kind):
         tile = code.numbers(tile)
         with code.loop(code.builder.udiv(width, long(2))) as pair:
             first = code.place((pair.index, long(2)))
             rows = code.lanes(first), code.lanes(code.place(first, long(1)))
             for target, *places in zip(code.lanes(pair.index), *rows, strict=True):
                 code.store(code.paired(*(code.load(tile, place) for place in places)), tile, target)
-    elif is_fourfold(kind):
+    elif is_int8(kind):
         tile = code.numbers(tile)
         _hadamard(code, tile, width)
         _quantise(code, tile, width, levels)
 
 
 def _hadamard(code: Code, tile: Any, width: Any) -> None:
-    """`quiver.encoder.cpu.hadamard.hadamard` of a tile (D, LANES) in place, to the same bits."""
+    """`quiver.encoder.cpu.linear.hadamard` of a tile (D, LANES) in place, to the same bits."""
     b = code.builder
-    large, small = (size for size in SIZES if size >= MULTIPLE)  # the smaller one divides every width
+    large, small = (size for size in HADAMARD_SIZES if size >= WIDTH_MULTIPLE)  # the smaller one divides every width
     whole = b.icmp_signed("==", b.and_(width, long(large - 1)), long(0))
     with b.if_else(whole) as (in_large, in_small):
         for branch, size in ((in_large, large), (in_small, small)):
             with branch, code.loop(b.udiv(width, long(size))) as part:
                 first = code.place((part.index, long(size)))
                 # A block stays in the first cache from one pass over it to the next.
-                for distance in (each for each in reversed(SIZES) if each < size):
+                for distance in (each for each in reversed(HADAMARD_SIZES) if each < size):
                     with code.loop(long(size // (4 * distance))) as group, code.loop(long(distance)) as row:
                         _hadamard_four(code, tile, code.place(first, (group.index, long(4 * distance)), row.index), distance)
 
@@ -242,7 +229,7 @@ def _normalise(code: Code, tile: Any, width: Any, weights: Any, biases: Any, cen
             code.store(code.fma(b.fmul(b.fsub(code.load(tile, place), mean), share), weight, bias), out, place)
 
 
-def _turn(code: Code, tile: Any, half: Any, cosines: Any, sines: Any) -> None:
+def _rotate(code: Code, tile: Any, half: Any, cosines: Any, sines: Any) -> None:
     """RoPE on a head (K, LANES) in place: row i is turned with row i + R/2; cosines and sines are tiles (R/2, LANES)."""
     b = code.builder
     tile, cosines, sines = (code.numbers(address) for address in (tile, cosines, sines))
@@ -367,10 +354,12 @@ def _activation_gradients(code: Code, kind: Any, gated: Any, inner: Any, width: 
                 code.store(activated, gradient, first)
 
 
-def _turn_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: Any) -> None:
+def _rotate_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: Any) -> None:
     """RoPE on one token's head (K,) in place, bfloat16 where ``kind`` says pairs; cosines and sines are (R/2,) float32."""
     b = code.builder
-    numbers, load, store = (code.halves, code.load_halves, code.store_halves) if is_paired(kind) else (code.numbers, code.load, code.store)
+    numbers, load, store = (
+        (code.halves, code.load_halves, code.store_halves) if is_bfloat16(kind) else (code.numbers, code.load, code.store)
+    )
     head, cosines, sines = numbers(head), code.numbers(cosines), code.numbers(sines)
     with code.loop(b.udiv(half, long(WIDTH))) as vector:
         place = code.place((vector.index, long(WIDTH)))
@@ -381,5 +370,5 @@ def _turn_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: 
 
 
 product, narrow, gather, join = (emitted(emit) for emit in (_product, _narrow, _gather, _join))
-normalise, turn, activate, gate = (emitted(emit) for emit in (_normalise, _turn, _activate, _gate))
-activation_gradients, turn_row = (emitted(emit) for emit in (_activation_gradients, _turn_row))
+normalise, rotate, activate, gate = (emitted(emit) for emit in (_normalise, _rotate, _activate, _gate))
+activation_gradients, rotate_row = (emitted(emit) for emit in (_activation_gradients, _rotate_row))

@@ -1,10 +1,10 @@
-"""Functions compiled by numba, and kept on disk where that is possible.
+"""Functions compiled by numba and cached on disk.
 
-numba keeps what it has compiled until the file of the function changes; what a function calls may stand in another file. So the name
-under which it is kept says what the function's whole folder looked like.
+numba invalidates a cached function when its own file changes, but a function may call others from another file. So the cache key contains
+a digest of all modules in the function's folder.
 
-numba takes the files of its cache as they are. Here each ends with a checksum of what is before it: a file that is truncated or damaged is
-deleted and written anew, and nothing of it is unpickled or executed. A file that cannot be written costs a warning, and not the run.
+numba trusts the files of its cache. Here each file ends with a checksum: a truncated or damaged file is deleted and written again, and
+nothing in it is unpickled or executed. If a file cannot be written, a warning is logged and the run continues.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ from typing import Any, BinaryIO, TypeVar, cast
 import numba
 from numba.core import caching
 
-from quiver.encoder.cpu.processor import has_amx
+from quiver.encoder.cpu.support import has_amx
 
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Goes into the names of files; another one where what stands in them changes.
+# Part of the digest; change it when the layout of the cache files changes.
 _LAYOUT = b"checksums/1"
 
 
-def compiled(function: Function, *, reordered: bool = False) -> Function:
-    """The function compiled when it is first called, and kept on disk where that is possible.
+def jit(function: Function, *, reordered: bool = False) -> Function:
+    """Compile a function at its first call, and cache the result on disk where possible.
 
     Args:
-        function: What is compiled.
-        reordered: Its sums may be taken in another order than it says, as vectors of numbers want them; with contiguous arrays it is the
-            same one in every call.
+        function: The function.
+        reordered: Allow sums to be reordered for vectorization; with contiguous arrays every call uses the same order.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
-    return cast(Function, _kept(numba.njit(**options), function))
+    return cast(Function, _with_cache(numba.njit(**options), function))
 
 
 class Callback:
-    """``function(pointer)`` as C would call it, compiled when its address is first wanted.
+    """A C callback ``function(pointer)``, compiled when its address is first read.
 
-    It runs without Python: it raises nothing, and what the pointer points to must outlive the call.
+    It runs without the interpreter: it cannot raise, and the memory behind the pointer must outlive the call.
 
     Args:
-        function: What is compiled.
+        function: The function.
     """
 
     def __init__(self, function: Callable[[Any], None]) -> None:
@@ -61,30 +60,30 @@ class Callback:
 
     @cached_property
     def _compiled(self) -> Any:
-        # numba.cfunc compiles at once, before a cache could be put in: these are the lines of it that make the object.
+        # numba.cfunc compiles immediately, before a cache could be set; this is the part of it that creates the object.
         from numba.core.ccallback import CFunc
         from numba.core.sigutils import normalize_signature
 
-        made = _kept(lambda function: CFunc(function, normalize_signature("void(voidptr)"), locals={}, options={}), self._function)
+        made = _with_cache(lambda function: CFunc(function, normalize_signature("void(voidptr)"), locals={}, options={}), self._function)
         made.compile()
         return made
 
     @property
     def address(self) -> int:
-        """Where the compiled function begins."""
+        """Address of the compiled function."""
         with self._lock:
             address: int = self._compiled.address
             return address
 
 
-def _kept(make: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
-    # Whether the system lets a process have AMX is nothing that numba knows.
+def _with_cache(make: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
+    # numba's own cache key does not cover whether the operating system grants AMX to a process.
     function.__qualname__ += f"_{_digest(Path(function.__code__.co_filename).parent)}{'_amx' * has_amx()}"
     made = make(function)
-    if keeps_code():
+    if can_cache():
         try:
             made._cache = _Cache(function)
-        except RuntimeError as error:  # this one's folder cannot be written, though another could
+        except RuntimeError as error:  # this function's folder cannot be written, though another one could
             logger.warning("%s is compiled again in every process (%s)", function.__name__, error)
     return made
 
@@ -97,7 +96,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
         self._cache_file = _CheckedFiles(self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled; where the files cannot be written it stays in this process."""
+        """Cache a compiled function; if the files cannot be written, it stays in this process."""
         try:
             super().save_overload(sig, data)
         except OSError as error:
@@ -105,7 +104,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
 
 
 class _CheckedFiles(caching.IndexDataCacheFile):  # type: ignore[misc]  # numba is untyped
-    """numba's index and data files of one function, each with its SHA-256 behind what numba writes, where unpickling stops before it."""
+    """numba's index and data files of one function, each followed by its SHA-256; unpickling stops before the checksum."""
 
     def _load_index(self) -> Any:
         return super()._load_index() if _is_sound(self._index_path) else {}
@@ -126,14 +125,14 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _is_sound(path: str) -> bool:
-    """Whether a file of the cache is there and whole; a damaged one is deleted."""
+    """Return whether a cache file exists and is intact; a damaged one is deleted."""
     file, size = Path(path), hashlib.sha256().digest_size
     try:
         content = file.read_bytes()
         if content[-size:] == _checksum(content[:-size]):
             return True
         file.unlink()
-    except OSError:  # not there, or deleted by another process at the same time
+    except OSError:  # missing, or deleted by another process at the same time
         return False
     _warn_of_damage(file.parent)
     return False
@@ -150,11 +149,11 @@ def _warn_of_failed_save(folder: str, reason: str) -> None:
 
 
 @cache
-def keeps_code() -> bool:
-    """Whether compiled code can be kept on disk; said once where not.
+def can_cache() -> bool:
+    """Return whether compiled code can be cached on disk; logs once if not.
 
-    Compiling takes seconds in every process otherwise, more than most work gains, so that the uncompiled path is taken. Where numba finds
-    no folder that it may write to, a private one for temporary files serves.
+    Without a cache every process would spend seconds on compiling, more than most work gains, so the kernels are not used then. If numba
+    finds no writable folder, a private folder among the temporary files is used.
     """
     if _finds_folder():
         return True
@@ -177,7 +176,7 @@ def _finds_folder() -> bool:
 
 
 def _private_folder() -> Path | None:
-    """A folder for temporary files that nobody else can write to, for what is loaded from it runs; None where there is none."""
+    """Return a temporary folder that only this user can write to, because code in it is executed; None if there is none."""
     if not hasattr(os, "getuid"):
         return None
     try:
@@ -192,7 +191,7 @@ def _private_folder() -> Path | None:
 
 @cache
 def _digest(folder: Path) -> str:
-    """What tells one state of a folder's modules from another."""
+    """Digest of all modules in a folder."""
     total = hashlib.sha256(_LAYOUT)
     for path in sorted(folder.glob("*.py")):
         total.update(path.read_bytes())

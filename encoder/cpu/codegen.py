@@ -26,7 +26,7 @@ from numba.core import cgutils, config, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from quiver.encoder.cpu.processor import has_amx
+from quiver.encoder.cpu.support import has_amx
 
 # Numba starts what makes code without what reads assembly, which it needs for its own kept code too.
 initialize_native_asmparser()
@@ -50,30 +50,30 @@ def unsupported_reason() -> str | None:
     return None
 
 
-def quads_reach() -> int:
+def int8_levels() -> int:
     """How large the integers without a sign may be where code multiplies four of 8 bits; 0 where it does not.
 
     Without an instruction for four, two products at a time are summed up in 16 bits, which holds those of 7 bits.
     """
-    if _quads() is not None:
+    if _int8_instruction() is not None:
         return 255
     return 127 if ("+avx2" if WIDTH == 8 else "+avx512bw") in _features() else 0
 
 
-def _quads() -> str | None:
+def _int8_instruction() -> str | None:
     """The processor's instruction for them."""
     if WIDTH == 16:
         return "vpdpbusd" if "+avx512vnni" in _features() else None
     return "{vex} vpdpbusd" if "+avxvnni" in _features() else None
 
 
-def pairs_are_native() -> bool:
+def bfloat16_is_native() -> bool:
     """Whether code multiplies pairs of bfloat16 in one instruction; elsewhere it does with several, whose last places may differ."""
     return "+avx512bf16" in _features()
 
 
-def tiles_are_native() -> bool:
-    """Whether code multiplies pairs and fours by AMX (`quiver.encoder.cpu.amx`)."""
+def amx_is_native() -> bool:
+    """Whether code multiplies pairs and fours by AMX (`quiver.encoder.cpu.codegen`)."""
     return WIDTH == 16 and {"+amx-bf16", "+amx-int8"} <= set(_features()) and has_amx()
 
 
@@ -96,7 +96,7 @@ FLOAT, BYTE, INT, LONG = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntTy
 VECTOR, INTS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
 HALVES = ir.VectorType(ir.IntType(16), WIDTH)
 
-FLOATS, PAIRS, QUADS = np.float32(0), np.uint16(0), np.uint8(0)
+FLOAT32, BFLOAT16, INT8 = np.float32(0), np.uint16(0), np.uint8(0)
 """What a function multiplies, as an argument of one of these types: float32 numbers, pairs of bfloat16, or four integers of 8 bits."""
 
 
@@ -109,19 +109,19 @@ ROW_PLACES = [long(row * LANES + vector * WIDTH) for row in range(ROWS) for vect
 """Where the vectors of a product's rows lie."""
 
 
-def is_paired(kind: Any) -> bool:
-    """Whether an argument says `PAIRS`; it is known while code is made."""
+def is_bfloat16(kind: Any) -> bool:
+    """Whether an argument says `BFLOAT16`; it is known while code is made."""
     return bool(kind.type == ir.IntType(16))
 
 
-def is_fourfold(kind: Any) -> bool:
-    """Whether an argument says `QUADS`."""
+def is_int8(kind: Any) -> bool:
+    """Whether an argument says `INT8`."""
     return bool(kind.type == BYTE)
 
 
-def is_tiled(kind: Any) -> bool:
+def uses_amx(kind: Any) -> bool:
     """Whether AMX multiplies what an argument says."""
-    return (is_paired(kind) or is_fourfold(kind)) and tiles_are_native()
+    return (is_bfloat16(kind) or is_int8(kind)) and amx_is_native()
 
 
 def every(value: float) -> Any:
@@ -179,7 +179,7 @@ class Code:
     def add_pairs(self, a: Any, b: Any, c: Any) -> Any:
         """Products of pairs of bfloat16 and a sum, ``a[0] * b[0] + a[1] * b[1] + c``."""
         a, b = (self.builder.bitcast(each, INTS) for each in (a, b))
-        if pairs_are_native():
+        if bfloat16_is_native():
             # By its name: LLVM's function for it has had other types in every few versions.
             return self._instruction("vdpbf16ps $3, $2, $0", "=v,0,v,v", VECTOR, c, a, b)
         for part in (self._low_halves, self._high_halves):
@@ -189,7 +189,7 @@ class Code:
     def add_quads(self, a: Any, b: Any, c: Any) -> Any:
         """Products of four integers of 8 bits and a sum of 32 bits, ``a[0] * b[0] + ... + a[3] * b[3] + c``; those of b have no sign."""
         a, b = (self.builder.bitcast(each, INTS) for each in (a, b))
-        if instruction := _quads():
+        if instruction := _int8_instruction():
             return self._instruction(f"{instruction} $2, $3, $0", "=v,0,v,v", INTS, c, a, b)
         pairs = self._instruction("vpmaddubsw $1, $2, $0", "=v,v,v", INTS, a, b)
         ones = ir.Constant(INTS, [0x00010001] * WIDTH)
@@ -197,7 +197,7 @@ class Code:
 
     def paired(self, first: Any, second: Any) -> Any:
         """Pairs of bfloat16 of two vectors, rounded to even."""
-        if pairs_are_native():
+        if bfloat16_is_native():
             both = self._instruction("vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", INTS, first, second)
             return self._woven(both, both, [each for i in range(WIDTH) for each in (i, WIDTH + i)])
         low, high = (self._rounded(each) for each in (first, second))
@@ -223,7 +223,7 @@ class Code:
     def store_halves(self, value: Any, base: Any, place: Any) -> None:
         """Write a vector as bfloat16 numbers, rounded to even; the place counts them."""
         address = self.builder.bitcast(self.at(base, place), HALVES.as_pointer())
-        if pairs_are_native():
+        if bfloat16_is_native():
             narrow = self._instruction("vcvtneps2bf16 $1, $0", "=v,v", HALVES, value)
         else:
             narrow = self.builder.trunc(self.builder.lshr(self._rounded(value), self.ints(16)), HALVES)
@@ -401,3 +401,98 @@ def emitted(emit: Emitter, returns: Any = types.void) -> Any:
     typed.__name__ = emit.__name__
     typed.__signature__ = inspect.signature(emit)  # type: ignore[attr-defined]  # numba counts arguments by it
     return intrinsic(typed)
+
+
+AMX_ROWS = 16
+"""Rows of a register, lanes of one, and steps of a product that it holds."""
+AMX_CONFIG_BYTES = 64
+"""Room that `amx_begin` needs."""
+
+# Registers' worth of steps before other rows are begun: what the rows meet stays in the first cache that long. On a core of a Xeon of 2024
+# products of ModernBERT-base reach 1,340 GFLOP/s with 8, 1,250 with 12 and 1,000 with 24; oneDNN's 950.
+AMX_DEPTH = 8
+
+_AMX_COLUMNS = LANES // AMX_ROWS
+_SUMS, _FACTORS = range(_AMX_COLUMNS), range(_AMX_COLUMNS, 2 * _AMX_COLUMNS)
+_FIRST, _SECOND = 2 * _AMX_COLUMNS, 2 * _AMX_COLUMNS + 1  # rows take turns
+_LINE = 64
+
+
+def _amx_instruction(code: Code, name: str, *arguments: Any) -> None:
+    code.call(f"llvm.x86.{name}", ir.VoidType(), *arguments)
+
+
+def _register(number: int) -> Any:
+    return ir.Constant(BYTE, number)
+
+
+def _pointer(code: Code, address: Any) -> Any:
+    return code.builder.inttoptr(address, BYTE.as_pointer())
+
+
+def _amx_begin(code: Code, kind: Any, address: Any) -> None:
+    """Set the thread's registers up, if AMX multiplies numbers of this kind; at the address is room for `AMX_CONFIG_BYTES`."""
+    if not uses_amx(kind):
+        return
+    # The palette, bytes of a row of each register, rows of each.
+    setting = bytearray([1, *[0] * 15, *[_LINE, 0] * 8, *[0] * 16, *[AMX_ROWS] * 8, *[0] * 8])
+    value = ir.Constant(ir.ArrayType(BYTE, AMX_CONFIG_BYTES), setting)
+    code.builder.store(value, code.builder.inttoptr(address, value.type.as_pointer()), align=1)
+    _amx_instruction(code, "ldtilecfg", _pointer(code, address))
+
+
+def _amx_end(code: Code, kind: Any) -> None:
+    """Give the registers back, which others set up in their own way."""
+    if uses_amx(kind):
+        _amx_instruction(code, "tilerelease")
+
+
+def amx_product(code: Code, kind: Any, rows: Any, stride: Any, shape: tuple[Any, Any], tile: Any, out: Any, *, add: bool) -> None:
+    """Rows of a tile: ``out[r] = sum over i of rows[r * stride + i] * tile[i]``, or more by that where it is to ``add``.
+
+    Rows, tile and ``out`` are addresses; ``shape`` counts rows and 32-bit columns, both multiples of `AMX_ROWS`. Terms are added in the
+    order of i, `AMX_ROWS` at a time: their products are summed first, then added. The sum is stored to ``out`` after every `AMX_DEPTH`
+    registers.
+    """
+    b = code.builder
+    count, columns = shape
+    steps, row_bytes, lane_bytes = b.udiv(columns, long(AMX_ROWS)), b.mul(stride, long(4)), long(LANES * 4)
+    multiply = "tdpbf16ps" if is_bfloat16(kind) else "tdpbsud"
+
+    def move(name: str, register: int, address: Any, step: Any) -> None:
+        _amx_instruction(code, name, _register(register), _pointer(code, address), step)
+
+    with code.loop(b.udiv(code.place(steps, long(AMX_DEPTH - 1)), long(AMX_DEPTH))) as part:
+        first = code.place((part.index, long(AMX_DEPTH)))
+        rest = b.sub(steps, first)
+        depth = b.select(b.icmp_signed("<", rest, long(AMX_DEPTH)), rest, long(AMX_DEPTH))
+        with code.loop(b.udiv(count, long(AMX_ROWS))) as block:
+            target = code.place(out, (block.index, long(AMX_ROWS * LANES * 4)))
+            places = [code.place(target, long(_LINE * i)) for i in _SUMS]
+            with b.if_else(b.icmp_signed("==", part.index, long(-1 if add else 0))) as (anew, further):
+                with anew:
+                    for register in _SUMS:
+                        _amx_instruction(code, "tilezero", _register(register))
+                with further:
+                    for register, place in zip(_SUMS, places, strict=True):
+                        move("tileloadd64", register, place, lane_bytes)
+            numbers = code.place(rows, (block.index, b.mul(row_bytes, long(AMX_ROWS))), (first, long(_LINE)))
+            lanes = code.place(tile, (first, long(AMX_ROWS * LANES * 4)))
+
+            def add_up(step: Any, register: int, numbers: Any = numbers, lanes: Any = lanes) -> None:
+                move("tileloadd64", register, code.place(numbers, (step, long(_LINE))), row_bytes)
+                amx_begin = code.place(lanes, (step, long(AMX_ROWS * LANES * 4)))
+                for total, factor in zip(_SUMS, _FACTORS, strict=True):
+                    move("tileloadd64", factor, code.place(amx_begin, long(_LINE * total)), lane_bytes)
+                    _amx_instruction(code, multiply, _register(total), _register(register), _register(factor))
+
+            with code.loop(b.udiv(depth, long(2))) as pair:
+                for i, register in enumerate((_FIRST, _SECOND)):
+                    add_up(code.place((pair.index, long(2)), long(i)), register)
+            with b.if_then(b.trunc(depth, ir.IntType(1))):
+                add_up(b.sub(depth, long(1)), _FIRST)
+            for register, place in zip(_SUMS, places, strict=True):
+                move("tilestored64", register, place, lane_bytes)
+
+
+amx_begin, amx_end = emitted(_amx_begin), emitted(_amx_end)

@@ -17,8 +17,8 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 
-from quiver.encoder.cpu import amx
-from quiver.encoder.cpu.vectors import (
+from quiver.encoder.cpu.codegen import (
+    AMX_ROWS,
     FLOAT,
     INT,
     INTS,
@@ -29,39 +29,15 @@ from quiver.encoder.cpu.vectors import (
     VECTORS,
     WIDTH,
     Code,
+    amx_product,
     emitted,
     every,
-    is_paired,
-    is_tiled,
+    is_bfloat16,
     long,
+    uses_amx,
 )
 
-__all__ = [
-    "HIDDEN",
-    "clear",
-    "copy",
-    "copy_rows",
-    "exponents",
-    "hand_out",
-    "keys_at_once",
-    "lane_gradients",
-    "mixture",
-    "numbers_of",
-    "pack",
-    "pair_values",
-    "prefetch",
-    "raise_tops",
-    "rescale",
-    "row_gradients",
-    "scores",
-    "spill",
-    "take",
-    "totals",
-    "unpack",
-    "veil",
-]
-
-HIDDEN = -3e38
+MASKED = -3e38
 """A score that nothing may come of."""
 
 SLACK = 8.0
@@ -71,12 +47,12 @@ and most panels of keys find nothing to rescale."""
 
 def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
     """(n, LANES) products of n keys with the queries of a tile (C, LANES); more are written, up to the next multiple of 16."""
-    if is_tiled(kind):
-        rows = code.builder.and_(code.place(count, long(amx.ROWS - 1)), long(-amx.ROWS))
-        amx.product(code, kind, keys, stride, (rows, columns), queries, out, add=False)
+    if uses_amx(kind):
+        rows = code.builder.and_(code.place(count, long(AMX_ROWS - 1)), long(-AMX_ROWS))
+        amx_product(code, kind, keys, stride, (rows, columns), queries, out, add=False)
         return
     queries, keys, out = (code.numbers(address) for address in (queries, keys, out))
-    multiply = code.add_pairs if is_paired(kind) else code.fma
+    multiply = code.add_pairs if is_bfloat16(kind) else code.fma
     tiles = code.builder.udiv(code.place(count, long(ROWS - 1)), long(ROWS))
     with code.loop(tiles) as tile:
         first = code.place((tile.index, long(ROWS)))
@@ -88,18 +64,18 @@ def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: 
 
 def _mixture(code: Code, kind: Any, values: Any, stride: Any, count: Any, width: Any, weights: Any, out: Any) -> None:
     """Add n values with weights (n, LANES) to a tile (K, LANES); of pairs n / 2 are counted, and values are columns, (K, n / 2)."""
-    if is_tiled(kind):
-        columns = code.builder.and_(code.place(count, long(amx.ROWS - 1)), long(-amx.ROWS))
-        amx.product(code, kind, values, stride, (width, columns), weights, out, add=True)
+    if uses_amx(kind):
+        columns = code.builder.and_(code.place(count, long(AMX_ROWS - 1)), long(-AMX_ROWS))
+        amx_product(code, kind, values, stride, (width, columns), weights, out, add=True)
         return
     values, weights, out = (code.numbers(address) for address in (values, weights, out))
-    multiply = code.add_pairs if is_paired(kind) else code.fma
+    multiply = code.add_pairs if is_bfloat16(kind) else code.fma
     with code.loop(code.builder.udiv(width, long(ROWS))) as tile:
         first = code.place((tile.index, long(ROWS)))
         rows = [code.place(first, long(row)) for row in range(ROWS)]
-        starts = [code.at(values, code.place((row, stride)) if is_paired(kind) else row) for row in rows]
+        starts = [code.at(values, code.place((row, stride)) if is_bfloat16(kind) else row) for row in rows]
         target = code.at(out, code.place((first, long(LANES))))
-        step = long(1) if is_paired(kind) else stride
+        step = long(1) if is_bfloat16(kind) else stride
         code.product(starts, count, step, weights, [code.load(target, place) for place in ROW_PLACES], target, multiply=multiply)
 
 
@@ -110,7 +86,7 @@ def _pair_values(code: Code, values: Any, stride: Any, count: Any, columns: Any,
     """
     b = code.builder
     values, out = code.numbers(values), code.numbers(out)
-    group_keys = 2 * max(WIDTH, amx.ROWS)
+    group_keys = 2 * max(WIDTH, AMX_ROWS)
 
     def neighbours(key: Any, column: Any) -> list[Any]:
         both = []
@@ -129,7 +105,7 @@ def _pair_values(code: Code, values: Any, stride: Any, count: Any, columns: Any,
                 code.store(vector, out, code.place((feature, room), first))
 
 
-def _raise_tops(code: Code, kind: Any, scores: Any, count: Any, tops: Any, change: Any, factor: Any) -> Any:
+def _raise_maxima(code: Code, kind: Any, scores: Any, count: Any, tops: Any, change: Any, factor: Any) -> Any:
     """Raise what the queries count from (LANES,) to the maxima of n scores where those are more than SLACK above it.
 
     What it was less what it is goes to ``change``; the result is 0 where nothing was raised. Scores of pairs and what they count from have
@@ -137,13 +113,13 @@ def _raise_tops(code: Code, kind: Any, scores: Any, count: Any, tops: Any, chang
     """
     b = code.builder
     slack = every(SLACK)
-    if is_paired(kind):
+    if is_bfloat16(kind):
         factor = code.spread(b.fptrunc(factor, FLOAT))
         slack = b.fdiv(slack, factor)
     scores, tops, change = (code.numbers(address) for address in (scores, tops, change))
     before = [code.load(tops, place) for place in code.lanes(long(0))]
     # Two keys at a time: a chain of maxima waits four cycles for each.
-    maxima = code.variables([every(HIDDEN)] * (2 * VECTORS))
+    maxima = code.variables([every(MASKED)] * (2 * VECTORS))
     with code.loop(b.udiv(code.place(count, long(1)), long(2))) as pair:
         first = code.place((pair.index, long(2)))
         second = code.no_further(code.place(first, long(1)), count)
@@ -156,7 +132,7 @@ def _raise_tops(code: Code, kind: Any, scores: Any, count: Any, tops: Any, chang
         new = b.select(above, best, old)
         code.store(new, tops, place)
         lowered = b.fsub(old, new)
-        code.store(b.fmul(lowered, factor) if is_paired(kind) else lowered, change, place)
+        code.store(b.fmul(lowered, factor) if is_bfloat16(kind) else lowered, change, place)
         raised.append(b.zext(b.bitcast(above, ir.IntType(WIDTH)), LONG))
     total = raised[0]
     for each in raised[1:]:
@@ -179,19 +155,19 @@ def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: 
     scores, tops, sums = (code.numbers(address) for address in (scores, tops, sums))
     tops = [code.load(tops, place) for place in code.lanes(long(0))]
     totals = code.variables([code.load(sums, place) for place in code.lanes(long(0))])
-    if is_paired(kind):
+    if is_bfloat16(kind):
         factor = code.spread(b.fptrunc(factor, FLOAT))
         # Of a query that has seen nothing yet all scores are HIDDEN; counted from 0 nothing comes of them.
-        blind = [b.fcmp_ordered("<=", top, every(HIDDEN)) for top in tops]
+        blind = [b.fcmp_ordered("<=", top, every(MASKED)) for top in tops]
         tops = [b.select(none, every(0.0), b.fmul(top, factor)) for none, top in zip(blind, tops, strict=True)]
 
     def power(place: Any, top: Any) -> Any:
         score = code.load(scores, place)
-        if not is_paired(kind):
+        if not is_bfloat16(kind):
             return code.power_of_two(b.fsub(score, top))
         return code.coarse_power_of_two(code.fma(score, factor, b.fsub(every(-0.0), top)))
 
-    if is_paired(kind):
+    if is_bfloat16(kind):
         ones = code.paired(every(1.0), every(1.0))
         with code.loop(b.udiv(code.place(count, long(1)), long(2))) as pair:
             first = code.place((pair.index, long(2)))
@@ -202,9 +178,9 @@ def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: 
                 powers = code.paired(power(place, top), b.select(is_there, power(other, top), every(0.0)))
                 code.store(powers, scores, target)
                 b.store(code.add_pairs(powers, ones, b.load(total)), total)  # rounded, as the values will meet them
-        if is_tiled(kind):
+        if uses_amx(kind):
             pairs = b.udiv(code.place(count, long(1)), long(2))
-            missing = b.and_(b.sub(long(0), pairs), long(amx.ROWS - 1))
+            missing = b.and_(b.sub(long(0), pairs), long(AMX_ROWS - 1))
             with code.loop(missing) as row:
                 for place in code.lanes(code.place(pairs, row.index)):
                     code.store(every(0.0), scores, place)
@@ -229,7 +205,7 @@ def _rescale(code: Code, mixtures: Any, width: Any, sums: Any, change: Any) -> N
                 code.store(b.fmul(code.load(base, place), factor), base, place)
 
 
-def _veil(code: Code, scores: Any, count: Any, start: Any, half: Any) -> None:
+def _mask_window(code: Code, scores: Any, count: Any, start: Any, half: Any) -> None:
     """Hide scores of keys more than ``half`` away; ``start`` is the first key's place less the first query's."""
     b = code.builder
     scores = code.numbers(scores)
@@ -239,7 +215,7 @@ def _veil(code: Code, scores: Any, count: Any, start: Any, half: Any) -> None:
         at = code.spread(b.trunc(code.place(key.index, start), INT))
         for place, lane in zip(code.lanes(key.index), lanes, strict=True):
             seen = b.icmp_unsigned("<=", b.add(b.sub(at, lane), reach), twice)
-            code.store(b.select(seen, code.load(scores, place), every(HIDDEN)), scores, place)
+            code.store(b.select(seen, code.load(scores, place), every(MASKED)), scores, place)
 
 
 def _pack(code: Code, kind: Any, queries: Any, stride: Any, count: Any, columns: Any, factor: Any, out: Any) -> None:
@@ -247,7 +223,7 @@ def _pack(code: Code, kind: Any, queries: Any, stride: Any, count: Any, columns:
     queries, out, factor = code.numbers(queries), code.numbers(out), code.spread(code.builder.fptrunc(factor, FLOAT))
 
     def put(vector: Any, place: Any) -> None:
-        code.store(vector if is_paired(kind) else code.builder.fmul(vector, factor), out, place)
+        code.store(vector if is_bfloat16(kind) else code.builder.fmul(vector, factor), out, place)
 
     code.to_lanes(queries, stride, count, columns, put)
 
@@ -258,21 +234,21 @@ def _unpack(code: Code, kind: Any, mixtures: Any, columns: Any, tops: Any, count
     mixtures, tops, out = (code.numbers(address) for address in (mixtures, tops, out))
     sums = code.at(tops, long(LANES))
     for place in code.lanes(long(0)):  # the sums become what they are divided by
-        blind = b.fcmp_ordered("<=", code.load(tops, place), every(HIDDEN))
+        blind = b.fcmp_ordered("<=", code.load(tops, place), every(MASKED))
         code.store(b.select(blind, every(0.0), b.fdiv(every(1.0), code.load(sums, place))), sums, place)
 
     def share(place: Any) -> Any:
         return b.fmul(code.load(mixtures, place), code.load(sums, b.urem(place, long(LANES))))
 
-    code.to_rows(_paired(code, share) if is_paired(kind) else share, count, columns, out, stride)
+    code.to_rows(_paired(code, share) if is_bfloat16(kind) else share, count, columns, out, stride)
 
 
-def _paired(code: Code, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _paired(code: Code, next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Vectors of a tile's pairs by their places, of two of its rows each."""
 
     def pair(place: Any) -> Any:
         first = code.place(place, (code.builder.udiv(place, long(LANES)), long(LANES)))
-        return code.paired(take(first), take(code.place(first, long(LANES))))
+        return code.paired(next_index(first), next_index(code.place(first, long(LANES))))
 
     return pair
 
@@ -313,20 +289,20 @@ def _weigh(code: Code, scores: Any, gradients: Any, place: Any, top: Any, total:
     return weight
 
 
-def _spill(code: Code, tile: Any, width: Any, count: Any, factor: Any, stride: Any, out: Any) -> None:
+def _store_rows(code: Code, tile: Any, width: Any, count: Any, factor: Any, stride: Any, out: Any) -> None:
     """A tile (K, LANES) times a factor to the first of LANES rows of numbers."""
     tile, out, factor = code.numbers(tile), code.numbers(out), code.spread(code.builder.fptrunc(factor, FLOAT))
     code.to_rows(lambda place: code.builder.fmul(code.load(tile, place), factor), count, width, out, stride)
 
 
-def _hand_out(code: Code, kind: Any, tile: Any, columns: Any, count: Any, stride: Any, out: Any) -> None:
+def _store_heads(code: Code, kind: Any, tile: Any, columns: Any, count: Any, stride: Any, out: Any) -> None:
     """A tile (K, LANES) to the first of LANES rows of numbers, bfloat16 where ``kind`` says pairs, of C 32 bits each."""
     tile, out = code.numbers(tile), code.numbers(out)
 
-    def take(place: Any) -> Any:
+    def next_index(place: Any) -> Any:
         return code.load(tile, place)
 
-    code.to_rows(_paired(code, take) if is_paired(kind) else take, count, columns, out, stride)
+    code.to_rows(_paired(code, next_index) if is_bfloat16(kind) else next_index, count, columns, out, stride)
 
 
 def _copy(code: Code, tile: Any, rows: Any, out: Any) -> None:
@@ -365,22 +341,24 @@ def _prefetch(code: Code, base: Any, stride: Any, rows: Any, columns: Any) -> No
 
 def _numbers_of(_code: Code, kind: Any) -> Any:
     """Numbers in 32 bits."""
-    return long(2 if is_paired(kind) else 1)
+    return long(2 if is_bfloat16(kind) else 1)
 
 
 def _keys_at_once(_code: Code, kind: Any) -> Any:
     """Keys that are met together: those of a pair, those that AMX takes in one step."""
-    return long(2 * amx.ROWS if is_tiled(kind) else 2 if is_paired(kind) else 1)
+    return long(2 * AMX_ROWS if uses_amx(kind) else 2 if is_bfloat16(kind) else 1)
 
 
-def _take(code: Code, address: Any) -> Any:
+def _next_index(code: Code, address: Any) -> Any:
     """The integer at an address, which no other thread is given: it is one more afterwards."""
     return code.builder.atomic_rmw("add", code.builder.inttoptr(address, LONG.as_pointer()), long(1), "monotonic")
 
 
 scores, mixture, exponents, rescale = (emitted(emit) for emit in (_scores, _mixture, _exponents, _rescale))
-veil, pack, unpack, clear, prefetch, pair_values = (emitted(emit) for emit in (_veil, _pack, _unpack, _clear, _prefetch, _pair_values))
-totals, lane_gradients, row_gradients, spill = (emitted(emit) for emit in (_totals, _lane_gradients, _row_gradients, _spill))
-copy, copy_rows, hand_out = (emitted(emit) for emit in (_copy, _copy_rows, _hand_out))
-raise_tops, take = (emitted(emit, types.int64) for emit in (_raise_tops, _take))
+mask_window, pack, unpack, clear, prefetch, pair_values = (
+    emitted(emit) for emit in (_mask_window, _pack, _unpack, _clear, _prefetch, _pair_values)
+)
+totals, lane_gradients, row_gradients, store_rows = (emitted(emit) for emit in (_totals, _lane_gradients, _row_gradients, _store_rows))
+copy, copy_rows, store_heads = (emitted(emit) for emit in (_copy, _copy_rows, _store_heads))
+raise_maxima, next_index = (emitted(emit, types.int64) for emit in (_raise_maxima, _next_index))
 numbers_of, keys_at_once = (emitted(emit, types.int64) for emit in (_numbers_of, _keys_at_once))
