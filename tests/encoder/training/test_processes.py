@@ -18,10 +18,10 @@ from quiver.encoder.training.processes import Processes, init_distributed
 from quiver.encoder.training.stopping import RunStoppedError
 
 
-def test_alone() -> None:
+def test_one_process_needs_no_torch_distributed() -> None:
     alone = Processes()
     assert (alone.rank, alone.size, alone.is_main_process) == (0, 1, True)
-    alone.wait()
+    alone.barrier()
     assert alone.sum([0.1, 2]) == [0.1, 2]
     assert alone.broadcast(0.1) == 0.1
     assert alone.gather({"a": 1}) == [{"a": 1}]
