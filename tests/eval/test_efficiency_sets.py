@@ -302,7 +302,7 @@ def test_our_own_variants_run(tiny: str) -> None:
 def test_a_compiled_variant_trains(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "quiver.eval.bench.encoder.libraries.compile_encoder", lambda encoder: encoder
-    )  # tests/encoder/test_compiling.py compiles
+    )  # tests/encoder/test_compile.py compiles
     result = run(tiny, "40+3", peers=["quiver-compiled"], train=True)
     (_, compiled) = result.sets[0].libraries
     assert compiled.gradient_difference is not None
