@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
@@ -83,3 +84,16 @@ def test_links_lead_to_files(page: str) -> None:
 
 def test_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
+def test_the_readme_example_runs(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "data" / "scifact"
+    (folder / "qrels").mkdir(parents=True)
+    rows = [{"_id": name, "title": "", "text": f"{name}s are birds"} for name in ("owl", "heron")]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "herons"}) + "\n")
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\theron\t1\n")
+    monkeypatch.chdir(tmp_path)
+    [example] = blocks("README.md", "python")
+    exec(compile(example.replace("sentence-transformers/all-MiniLM-L6-v2", str(minilm)), "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("[['owl']]\n")

@@ -1,4 +1,7 @@
-"""Draw speed.svg, the chart of README.md, from the medians in docs/benchmarks.md (machines A and D). Usage: python docs/images/speed.py"""
+"""Draw speed.svg, the chart of README.md, from the medians in docs/benchmarks.md (machines A and D).
+
+Usage: python docs/images/speed.py
+"""
 
 from pathlib import Path
 
