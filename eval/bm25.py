@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quiver.eval.benchmark import Policy, cut, depth
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.search.bm25 import rank_streamed
 
 

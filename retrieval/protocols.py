@@ -5,15 +5,13 @@ Shapes: Q queries, B documents, k hits a query, d vector width, n_i token vector
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.records import DenseEncoding, DenseVectors, Hits, ModelCard, Role, TokenEncoding
-
-Vectors = TypeVar("Vectors", contravariant=True)
+from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Role, TokenEncoding
 
 
 class DenseModel(Protocol):
@@ -53,33 +51,3 @@ class Rows(Protocol):
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
         """The rows with these numbers, in the order given."""
-
-
-class VectorIndex(Protocol[Vectors]):
-    """Documents that can be searched by vectors; ids are strings, stable for ever."""
-
-    @property
-    def kind(self) -> str:
-        """What the index is, such as ``exact-dense``."""
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """Document ids in the order they were added."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size of what is searched, ids left out."""
-
-    @property
-    def parameters(self) -> Mapping[str, str | int | float | bool | None]:
-        """Its settings, for reports."""
-
-    def __len__(self) -> int:
-        """Number of documents."""
-
-    def search(self, queries: Vectors, k: int) -> Hits:
-        """The k best documents of each query; k is capped at the number of documents.
-
-        Raises:
-            ValueError: k < 1, or the query vectors have another width than the index.
-        """

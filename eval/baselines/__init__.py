@@ -1,9 +1,9 @@
-"""Other tools: their models scored by our harness, and our models scored by theirs.
+"""Baselines and foreign harnesses: models of other libraries in Quiver's evaluation, and Quiver's models in BEIR's and MTEB's.
 
-``load_peer`` opens a model of sentence-transformers or PyLate as one that `eval.evaluation` takes. ``quiver.eval.baselines.mteb`` and
-``quiver.eval.baselines.beir`` hand a model to those harnesses. Nothing here imports a library before it is asked for.
+No library is imported before it is used.
 """
 
-from quiver.eval.baselines.loading import load_peer
+from quiver.eval.baselines.harnesses import DenseRetriever, IndexRetriever, QuiverSearch
+from quiver.eval.baselines.models import LIBRARIES, load_baseline
 
-__all__ = ["load_peer"]
+__all__ = ["LIBRARIES", "DenseRetriever", "IndexRetriever", "QuiverSearch", "load_baseline"]

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents.filters import Where
-from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.exact.ranking import check_k
-from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.index.documents.filters import FilterLike
+from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Hits, Query, Run
 from quiver.retrieval.search.bm25 import WordIndex
 from quiver.retrieval.search.search import search
@@ -223,25 +223,25 @@ def search_fused(systems: Sequence[System], queries: Sequence[Query], k: int, *,
 
 
 def index_system(
-    index: VectorIndex[Any] | Index,
+    index: Index,
     model: DenseModel | TokenModel,
     *,
-    where: Where = None,
-    effort: Preset | Mapping[str, Setting] | None = None,
+    filter: FilterLike = None,
+    effort: str | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
 ) -> System:
     """An index with its model as a system; see `quiver.retrieval.search.search.search`."""
 
     def system(queries: Sequence[Query], k: int) -> Run:
-        return search(index, model, queries, k, where=where, effort=effort, target_recall=target_recall, progress=progress).run
+        return search(index, model, queries, k, filter=filter, effort=effort, target_recall=target_recall, progress=progress).run
 
     return system
 
 
-def word_system(words: WordIndex, *, where: Where = None) -> System:
+def word_system(words: WordIndex, *, filter: FilterLike = None) -> System:
     """BM25 over the documents of an index as a system."""
-    return lambda queries, k: words.search([query.text for query in queries], k, where=where).to_run([query.id for query in queries])
+    return lambda queries, k: words.search([query.text for query in queries], k, filter=filter).to_run([query.id for query in queries])
 
 
 def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:

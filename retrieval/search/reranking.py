@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.protocols import TokenModel
 from quiver.retrieval.records import Query, Run

@@ -16,8 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.eval import evaluate
-from quiver.eval.baselines.beir import DenseRetriever, IndexRetriever
-from quiver.eval.baselines.mteb import QuiverSearch
+from quiver.eval.baselines import DenseRetriever, IndexRetriever, QuiverSearch
 from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.vectors import VectorStore

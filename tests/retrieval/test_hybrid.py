@@ -159,8 +159,8 @@ def test_systems_are_asked_deeper_and_fused(tmp_path: Path, word_sum: Any) -> No
     assert found.lists == (vectors, terms)
     assert (len(vectors["q1"]), len(terms["q1"]), len(terms["q2"])) == (7, 7, 0)
     assert found.run == fuse_runs([vectors, terms], fusion, k=3)
-    where = Filter.parse(["part<6"])
-    narrow = [index_system(index, word_sum, where=where), word_system(words, where=where)]
+    filter = Filter.parse(["part<6"])
+    narrow = [index_system(index, word_sum, filter=filter), word_system(words, filter=filter)]
     assert set(search_fused(narrow, queries, 24, fusion=fusion).run["q1"]) == {f"d{number}" for number in range(6)}
 
 

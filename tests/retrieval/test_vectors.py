@@ -422,7 +422,7 @@ def peak():
 
 before, count = peak(), 400_000
 stored = VectorStore(Path(sys.argv[1])).encode(Random(), map(str, range(count)), "document")
-index = index_vectors([str(number) for number in range(count)], stored, Random.card)
+index = index_vectors([str(number) for number in range(count)], stored.rows, Random.card)
 hits = index.search(stored.rows.span(0, 100), 100)
 assert [found[0] for found in hits.ids] == [str(number) for number in range(100)]
 print(index.nbytes, peak() - before)

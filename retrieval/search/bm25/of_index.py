@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents.filters import Where
+from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.errors import LostTextError
-from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Hits
@@ -104,20 +104,20 @@ class WordIndex:
     def __len__(self) -> int:
         return len(self.index)
 
-    def search(self, queries: Sequence[str], k: int, *, where: Where = None) -> Hits:
+    def search(self, queries: Sequence[str], k: int, *, filter: FilterLike = None) -> Hits:
         """The k best documents of each query that share a word with it; ties go to the greater id.
 
         Args:
             queries: Q texts.
             k: Hits a query.
-            where: Which documents may be found; see `quiver.retrieval.index.index.Index.search`.
+            filter: Which documents may be found; see `quiver.retrieval.index.index.Index.search`.
 
         Raises:
             InputError: The filter is malformed or names a field that no document has.
             ValueError: k < 1.
         """
         k = check_k(k)
-        chosen = self.index.check_filter(where)
+        chosen = self.index.check_filter(filter)
         words = split_words(queries)
         scored = self._scored(words.vocabulary)
         bitmaps = [segment.alive for segment in self.index.segments] if chosen is None else self.index.matching(chosen)

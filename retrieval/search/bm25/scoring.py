@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.exact.ranking import in_order
+from quiver.retrieval.index.ranking import in_order
 
 NAME = "bm25"
 """What tables, files and options call it."""

@@ -15,7 +15,7 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.records import Hits
 from quiver.retrieval.search.bm25.scoring import Best, Postings, count_words, in_blocks, score_postings, split_words, total_statistics
 

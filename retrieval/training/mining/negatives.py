@@ -269,7 +269,9 @@ def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -
         if index is None:
             scored = np.arange(len(data.documents))
             documents = store.encode(model, data.documents, "document", total=len(scored), progress=progress)
-            yield VectorSearcher(index_vectors(list(data.documents.ids), documents, model.card), queries, scored, documents)
+            yield VectorSearcher(
+                index_vectors(list(data.documents.ids), documents.rows, model.card, lengths=documents.lengths), queries, scored, documents
+            )
             return
         # Vectors inside an index cannot be asked for: those of the positives are made once more.
         scored = np.unique(data.positives[: data.starts[count]])

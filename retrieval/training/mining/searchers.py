@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.text_keys import KeyTable, text_keys
 from quiver.retrieval.data.vectors import StoredVectors
-from quiver.retrieval.index.exact.colbert import token_rows
-from quiver.retrieval.index.exact.ranking import in_order
-from quiver.retrieval.protocols import VectorIndex
+from quiver.retrieval.index.exact import token_rows
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.ranking import in_order
 from quiver.retrieval.search.bm25.scoring import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
 from quiver.retrieval.training.mining.margins import Ranked
 from quiver.retrieval.training.mining.pair_scores import PairScores
@@ -59,7 +59,7 @@ class VectorSearcher:
         documents: Their vectors.
     """
 
-    def __init__(self, index: VectorIndex[Any], queries: StoredVectors, scored: NDArray[np.int64], documents: StoredVectors) -> None:
+    def __init__(self, index: Index, queries: StoredVectors, scored: NDArray[np.int64], documents: StoredVectors) -> None:
         self._index = index
         self._queries = queries
         self._scored = scored

@@ -77,7 +77,7 @@ def test_segments_and_deletions(
 def test_filters_leave_the_frequencies_alone(changed: tuple[Index, list[Document]]) -> None:
     index, alive = changed
     words = WordIndex(index)
-    found = words.search(QUERIES, 1000, where=Filter.parse(["part>=20", "part<45"], ids=[each.id for each in alive[::2]]))
+    found = words.search(QUERIES, 1000, filter=Filter.parse(["part>=20", "part<45"], ids=[each.id for each in alive[::2]]))
     allowed = {each.id for each in alive[::2] if each.metadata and 20 <= int(str(each.metadata["part"])) < 45}
     whole = over(alive, 1000)
     assert sum(map(len, found.ids)) > 10
@@ -85,7 +85,7 @@ def test_filters_leave_the_frequencies_alone(changed: tuple[Index, list[Document
         expected = [(key, score) for key, score in zip(every, wanted.tolist(), strict=True) if key in allowed]
         assert list(zip(ids, scores.tolist(), strict=True)) == expected
     with pytest.raises(InputError, match="no document has the field 'color'"):
-        words.search(QUERIES, 3, where=Filter.parse(["color=red"]))
+        words.search(QUERIES, 3, filter=Filter.parse(["color=red"]))
 
 
 def test_words_are_counted_once(
@@ -140,7 +140,7 @@ def test_what_is_damaged_is_counted_again(
             file.write_bytes(bytes(len(file.read_bytes())))
         else:
             (folder / "words.json").write_text('{"blocks": 1}')
-    with caplog.at_level(logging.WARNING, logger="retrieval"):
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval"):
         same(WordIndex(index, cache=cache).search(QUERIES, 10), over(alive, 10))
     assert sum("the words are counted again" in record.message for record in caplog.records) == 3
     caplog.clear()

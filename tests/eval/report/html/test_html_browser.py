@@ -302,7 +302,9 @@ def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFacto
     cache = root / "cache"
     return [
         evaluate(dense, folders, out=root / "exact", cache=cache, command="quiver evaluate --model minilm"),
-        evaluate(dense, folders, out=root / "graph", cache=cache, index="HNSW16,Flat?efSearch=16", baselines=()),
+        evaluate(
+            dense, folders, out=root / "graph", cache=cache, engine="faiss-dense:factory=HNSW16,Flat", effort={"efSearch": 16}, baselines=()
+        ),
         evaluate(minilm, folders, out=root / "int8", cache=cache, precision="int8", baselines=()),
         evaluate(colbert, folders, out=root / "colbert", cache=cache, baselines=()),
     ]

@@ -1,0 +1,428 @@
+"""Reports as Markdown, HTML and LaTeX: three renderers of the blocks in `quiver.eval.report.blocks`.
+
+An HTML page needs nothing but itself: no request, no font, no library. The texts in it come from models, data and command lines, so
+everything is escaped, nothing but the page's own script may run (its checksum is in the content security policy), and characters that
+cannot be seen or that change the direction of writing are shown as signs.
+
+LaTeX holds the tables alone. They compile with booktabs and graphicx and are ASCII: letters with one accent and the signs of `SPECIAL` are
+commands, any other character beyond ASCII is printed as its number, such as ``[U+4E2D]``, and characters that cannot be seen are left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import check_target, write_text
+from quiver.eval.report.blocks import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Details,
+    Example,
+    Examples,
+    Excerpt,
+    Facts,
+    Figure,
+    Gallery,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    Text,
+    figures,
+)
+from quiver.eval.report.charts import svg, visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+EXCERPT_WIDTH = 100
+"""Characters of a query or a document that Markdown shows."""
+
+MAX_SHADE = 34
+"""Percentage of the accent colour behind a token with similarity 1; with more, the text is hard to read."""
+
+
+def render_markdown(report: Report) -> str:
+    """Render a report as Markdown. Figures with a file name become links to that file; `write` writes the files."""
+    parts = [f"# {escape(report.title)}", *([_markdown_text(report.lead)] if report.lead else [])]
+    for block in report.blocks:
+        parts += _markdown(block, 2)
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(block: Block, level: int) -> Iterator[str]:
+    match block:
+        case Paragraph():
+            yield _markdown_text(block.text)
+        case Code():
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
+            yield f"{fence}sh\n{block.text}\n{fence}"
+        case Facts():
+            yield markdown_table(["", ""], [[escape(name), escape(value)] for name, value in block.values.items()])
+        case Table():
+            yield _markdown_block_table(block)
+            if block.caption:
+                yield escape(block.caption)
+        case Figure() | Gallery():
+            yield from (f"![{escape(each.alt)}]({each.file})" for each in figures([block]) if each.file)
+        case Examples():
+            yield _markdown_examples(block)
+        case Section() | Details():
+            title, note = (block.title, block.note) if isinstance(block, Section) else (block.summary, "")
+            yield f"{'#' * min(level, 6)} {escape(title)}" + (f" ({escape(note)})" if note else "")
+            for inner in block.blocks:
+                yield from _markdown(inner, level + 1)
+
+
+def _markdown_text(text: Text) -> str:
+    spans = [text] if isinstance(text, str) else text
+    return "".join(_markdown_span(span) for span in spans)
+
+
+def _markdown_span(span: object) -> str:
+    text = escape(getattr(span, "text", str(span)), keep_ends=True)
+    match getattr(span, "style", ""):
+        case "strong" | "good" | "poor":
+            return f"**{text}**"
+        case "code":
+            return f"`{getattr(span, 'text', '')}`"
+        case _:
+            return text
+
+
+def _markdown_block_table(table: Table) -> str:
+    header = [escape(column.label) + (f" ({escape(column.note)})" if column.note else "") for column in table.columns]
+    rows = [
+        [_markdown_cell(cell, bold=mark == "best") for cell, mark in zip(row.cells, marks, strict=True)]
+        for row, marks in zip(table.rows, table.marks(), strict=True)
+    ]
+    return markdown_table(header, rows)
+
+
+def _markdown_cell(cell: Cell, *, bold: bool) -> str:
+    text = f"**{escape(cell.text)}**" if bold else escape(cell.text)
+    return f"{text} ({escape(cell.note)})".strip() if cell.note else text
+
+
+def _markdown_examples(block: Examples) -> str:
+    sides = list(block.examples[0].sides) if block.examples else []
+    rows = [
+        [escape(example.id), escape(shorten(example.text)), _marks(example), *(_first(example.sides[side]) for side in sides)]
+        for example in block.examples
+    ]
+    return markdown_table(["Query", "Text", "", *map(escape, sides)], rows)
+
+
+def _marks(item: Example | Excerpt) -> str:
+    return ", ".join(escape(span.text) for span in item.marks)
+
+
+def _first(documents: Sequence[Excerpt]) -> str:
+    if not documents:
+        return "nothing"
+    first, more = documents[0], len(documents) - 1
+    return f"{escape(first.id)}, {_marks(first)}: {escape(shorten(first.text))}" + (f" (and {more:,} more)" if more else "")
+
+
+def shorten(text: str, width: int = EXCERPT_WIDTH) -> str:
+    """A text in one line of at most ``width`` characters.
+
+    Example:
+        >>> shorten("one  two three", 8)
+        'one two…'
+    """
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lay out a table of cells that are Markdown already.
+
+    Example:
+        >>> print(markdown_table(["a", "b"], [["1", "**2**"]]))
+        | a | b |
+        | --- | --- |
+        | 1 | **2** |
+    """
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows])
+
+
+def escape(text: str, *, keep_ends: bool = False) -> str:
+    r"""Escape a text so that Markdown prints it as it is, in one line.
+
+    Example:
+        >>> print(escape("x|y  *z*"))
+        x\|y \*z\*
+    """
+    for character in "\\|`*_<[":
+        text = text.replace(character, f"\\{character}")
+    flat = " ".join(text.split())
+    return f"{' ' * text[:1].isspace()}{flat}{' ' * text[-1:].isspace()}" if keep_ends and flat else flat
+
+
+def render_html(report: Report) -> str:
+    """Render a report as one HTML page with inline SVG charts. Equal reports give equal bytes.
+
+    Raises:
+        InputError: jinja2 is not installed, or matplotlib, which a figure needs, is not.
+    """
+    environment = _environment()
+    script = _source(environment, "page.js")
+    page = environment.get_template("report.html.j2").render(
+        report=report,
+        script=script,
+        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=_source(environment, "page.css"),
+    )
+    return page.lstrip()
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    except ModuleNotFoundError as error:
+        raise InputError("an HTML report needs jinja2: pip install 'quiver-retrieval[eval]'") from error
+    environment = Environment(
+        loader=PackageLoader("quiver.eval.report"),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    numbers = count(1)
+    environment.filters.update(
+        kind=lambda block: type(block).__name__.lower(),
+        spans=lambda text: [text] if isinstance(text, str) else text,
+        svg=lambda figure: Markup(svg(figure.draw(), prefix=f"chart-{next(numbers)}", label=figure.alt)),
+        shade=lambda similarity: f"{MAX_SHADE * max(0.0, similarity):.0f}",
+        contents=_contents,
+    )
+    return environment
+
+
+def _visible(value: object) -> object:
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _contents(blocks: Iterable[Block]) -> list[Section]:
+    return [block for block in blocks if isinstance(block, Section) and block.anchor]
+
+
+def _source(environment: Environment, name: str) -> str:
+    """A file of the templates as it is: braces in a style sheet or a script are not template syntax."""
+    if environment.loader is None:
+        raise ValueError("the environment has no loader")
+    return environment.loader.get_source(environment, name)[0]
+
+
+SPECIAL: Mapping[str, str] = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\symbol{34}",  # \textquotedbl is not in the default encoding, and babel gives the bare character a meaning
+    "`": r"\`{}",  # ?` and !` would be Spanish punctuation
+    "[": "{[}",  # a row that begins with it or with a star would pass it to the line break before it
+    "*": "{*}",
+    "\N{EN DASH}": "--",
+    "\N{EM DASH}": "---",
+    "\N{LEFT SINGLE QUOTATION MARK}": "`",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    "\N{LEFT DOUBLE QUOTATION MARK}": "``",
+    "\N{RIGHT DOUBLE QUOTATION MARK}": "''",
+    "\N{HORIZONTAL ELLIPSIS}": r"\ldots{}",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "\N{PLUS-MINUS SIGN}": r"$\pm$",
+    "\N{LATIN SMALL LETTER SHARP S}": r"\ss{}",
+    "\N{LATIN SMALL LETTER AE}": r"\ae{}",
+    "\N{LATIN CAPITAL LETTER AE}": r"\AE{}",
+    "\N{LATIN SMALL LIGATURE OE}": r"\oe{}",
+    "\N{LATIN CAPITAL LIGATURE OE}": r"\OE{}",
+    "\N{LATIN SMALL LETTER O WITH STROKE}": r"\o{}",
+    "\N{LATIN CAPITAL LETTER O WITH STROKE}": r"\O{}",
+    "\N{LATIN SMALL LETTER L WITH STROKE}": r"\l{}",
+    "\N{LATIN CAPITAL LETTER L WITH STROKE}": r"\L{}",
+    "\N{LATIN SMALL LETTER DOTLESS I}": r"\i{}",
+}
+"""Character -> LaTeX command that prints it."""
+
+ACCENTS: Mapping[str, str] = {
+    "\N{COMBINING GRAVE ACCENT}": "`",
+    "\N{COMBINING ACUTE ACCENT}": "'",
+    "\N{COMBINING CIRCUMFLEX ACCENT}": "^",
+    "\N{COMBINING TILDE}": "~",
+    "\N{COMBINING DIAERESIS}": '"',
+    "\N{COMBINING MACRON}": "=",
+    "\N{COMBINING DOT ABOVE}": ".",
+    "\N{COMBINING BREVE}": "u",
+    "\N{COMBINING CARON}": "v",
+    "\N{COMBINING RING ABOVE}": "r",
+    "\N{COMBINING DOUBLE ACUTE ACCENT}": "H",
+    "\N{COMBINING CEDILLA}": "c",
+    "\N{COMBINING DOT BELOW}": "d",
+}
+"""Accent -> its LaTeX command, which every font encoding has."""
+
+INVISIBLE = ("Cc", "Cf", "Cs")
+"""Unicode categories that LaTeX leaves out: controls, format characters, halves of surrogate pairs."""
+
+WIDE = 65
+"""Characters of a row, two more per column included, from which on a table spans both columns of the page."""
+
+UPRIGHT = 8
+"""Largest number of columns with upright headings; the headings of a wider table are turned."""
+
+
+def render_latex(report: Report, *, comments: Sequence[str] = ()) -> str:
+    """Render the tables of a report as LaTeX.
+
+    Args:
+        report: Only its tables are printed.
+        comments: Lines that stand before the tables as comments.
+    """
+    lines = ["% Needs \\usepackage{booktabs} and \\usepackage{graphicx}.", *(f"% {_line(comment)}" for comment in comments)]
+    tables = ["\n".join(_latex_table(table)) for table in _tables(report.blocks)]
+    return "\n".join(lines) + "\n" + "\n\n".join(tables) + "\n"
+
+
+def _tables(blocks: Iterable[Block]) -> Iterator[Table]:
+    for block in blocks:
+        if isinstance(block, Table):
+            yield block
+        elif isinstance(block, Section | Details):
+            yield from _tables(block.blocks)
+
+
+def _latex_table(table: Table) -> Iterator[str]:
+    texts = [[cell.text for cell in row.cells] for row in table.rows]
+    widths = [max(map(len, cells)) + 2 for cells in zip([column.label for column in table.columns], *texts, strict=True)]
+    star = "*" if sum(widths) > WIDE else ""
+    yield rf"\begin{{table{star}}}[t]"
+    yield r"\centering"
+    if star:
+        yield r"\setlength{\tabcolsep}{3pt}"
+    # A table that is wider than the text is made smaller; a narrower one keeps its size.
+    yield r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+    yield rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in table.columns)}}}"
+    yield r"\toprule"
+    yield _latex_row(_latex_headings(table.columns))
+    yield r"\midrule"
+    for before, row, marks in zip([None, *table.rows], table.rows, table.marks(), strict=False):
+        if before is not None and before.group != row.group:
+            yield r"\midrule"
+        yield _latex_row([_latex_cell(cell.text, mark) for cell, mark in zip(row.cells, marks, strict=True)])
+    yield r"\bottomrule"
+    yield r"\end{tabular}}"
+    ranked = "The best of a column is bold, the second underlined." if any(column.ranked for column in table.columns) else ""
+    yield rf"\caption{{{' '.join(filter(None, (escape_latex(f'{table.name}. {table.caption}'), ranked)))}}}"
+    yield rf"\label{{tab:{table.label}}}"
+    yield rf"\end{{table{star}}}"
+
+
+def _latex_headings(columns: Sequence[Column]) -> Iterator[str]:
+    for position, column in enumerate(columns):
+        title = escape_latex(column.label)
+        yield title if position == 0 or len(columns) - 1 <= UPRIGHT else rf"\rotatebox{{90}}{{{title}}}"
+
+
+def _latex_cell(text: str, mark: str) -> str:
+    escaped = escape_latex(text)
+    if re.fullmatch(r"[-+]\d.*", text):
+        escaped = f"${text}$"  # a minus sign instead of a hyphen
+    command = {"best": r"\textbf", "second": r"\underline"}.get(mark)
+    return escaped if command is None else f"{command}{{{escaped}}}"
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def escape_latex(text: str) -> str:
+    r"""Turn any text into ASCII LaTeX that prints it, as far as pdflatex can without further packages.
+
+    Example:
+        >>> print(escape_latex("50% of a_b: caf\u00e9 \u4e2d"))
+        50\% of a\_b: caf\'{e} {[}U+4E2D]
+    """
+    unjoined = re.split("(?<=-)(?=-)", unicodedata.normalize("NFC", _line(text)))  # two hyphens would become one dash
+    return "{}".join("".join(map(_latex_character, part)) for part in unjoined)
+
+
+def _latex_character(character: str) -> str:
+    if character in SPECIAL:
+        return SPECIAL[character]
+    if character.isascii():
+        return character
+    decomposed = unicodedata.normalize("NFD", character)
+    letter, accent = decomposed[0], decomposed[1:]
+    if letter.isascii() and letter.isalpha() and accent in ACCENTS:
+        return rf"\{ACCENTS[accent]}{{{letter}}}"
+    return f"{SPECIAL['[']}U+{ord(character):04X}]"
+
+
+def _line(text: str) -> str:
+    """The text in one line, without characters that cannot be seen."""
+    return "".join(character for character in " ".join(text.split()) if unicodedata.category(character) not in INVISIBLE)
+
+
+Render: TypeAlias = Callable[[Report], str]
+
+RENDERERS: Mapping[str, Render] = {".md": render_markdown, ".html": render_html, ".tex": render_latex}
+"""Suffix -> renderer; a file without a suffix is Markdown."""
+
+
+def check_format(path: Path, suffixes: Iterable[str] = tuple(RENDERERS)) -> str:
+    """Check that a report can be written to a file.
+
+    Args:
+        path: The file.
+        suffixes: Formats that there are; the first is that of a file without a suffix.
+
+    Returns:
+        The suffix of its format.
+
+    Raises:
+        InputError: The suffix is another, or the file cannot be written.
+    """
+    known = list(suffixes)
+    check_target(path)
+    suffix = path.suffix.lower() or known[0]
+    if suffix not in known:
+        raise InputError(f"{path}: unknown report format {path.suffix!r}; the file name must end in {', '.join(known)}")
+    return suffix
+
+
+def write(report: Report, path: Path) -> None:
+    """Write a report in the format that the suffix of the file names. Markdown gets its figures as files beside it.
+
+    Raises:
+        InputError: The format is unknown, a file cannot be written, or a library that the format needs is not installed.
+    """
+    suffix = check_format(path)
+    write_text(path, RENDERERS[suffix](report))
+    if suffix == ".md":
+        for figure in figures(report.blocks):
+            if figure.file:
+                write_text(path.with_name(figure.file), svg(figure.draw(), prefix="chart", label=figure.alt, inline=False))

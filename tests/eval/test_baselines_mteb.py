@@ -1,0 +1,278 @@
+"""Quiver models in MTEB's evaluate: scores, texts, own ids, depth and candidates agree with an MTEB model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder.errors import InputError
+from quiver.eval.baselines import QuiverSearch
+from quiver.eval.metrics import score
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.records import ModelCard, Role, TextTokens, TokenEncoding
+
+mteb = pytest.importorskip("mteb")
+datasets = pytest.importorskip("datasets")
+retrieval_tasks = pytest.importorskip("mteb.abstasks.retrieval")
+pytestmark = pytest.mark.parity
+
+DOCUMENTS = {
+    "d1": ("Wings", "a bird has two wings and flies"),
+    "d2": ("Fish", " a fish swims in the deep sea "),
+    "d3": ("", "granite is a hard stone"),
+    "d4": ("", "birds and fish are animals"),
+    "d5": ("Sea", "the sea is deep and salt"),
+    "q2": ("Deep", "deep sea fish"),
+}
+QUERIES = {"q1": "bird wings", "q2": "deep sea fish", "q3": "granite"}
+QRELS = {"q1": {"d1": 2, "d4": 1}, "q2": {"d2": 1, "d5": 2, "d3": 0}, "q3": {"d3": 1}}
+
+
+def rows(texts: Mapping[str, Any]) -> Any:
+    return datasets.Dataset.from_list([{"id": key, "text": text} for key, text in texts.items()])
+
+
+def corpus(documents: Mapping[str, tuple[str, str]] = DOCUMENTS) -> Any:
+    return datasets.Dataset.from_list([{"id": key, "title": title, "text": text} for key, (title, text) in documents.items()])
+
+
+def task(queries: Any = None, *, own_ids: bool = False, top_ranked: object = None, depths: Sequence[int] = (1, 3, 10, 1000)) -> Any:
+    """A retrieval task whose data are given here."""
+
+    class Tiny(retrieval_tasks.AbsTaskRetrieval):
+        metadata = mteb.TaskMetadata(
+            name="QuiverTiny",
+            dataset={"path": "nowhere/tiny", "revision": "1"},
+            description="Documents about animals.",
+            type="Retrieval" if top_ranked is None else "Reranking",
+            category="t2t",
+            eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )
+        ignore_identical_ids = own_ids
+        k_values = depths
+
+        def load_data(self, num_proc: int | None = None, **_: object) -> None:
+            qrels = {query: dict(grades) for query, grades in QRELS.items()}
+            split = {"corpus": corpus(), "queries": rows(QUERIES) if queries is None else queries, "relevant_docs": qrels}
+            self.dataset = {"default": {"test": split | {"top_ranked": top_ranked}}}
+            self.data_loaded = True
+
+    return Tiny()
+
+
+def evaluated(model: Any, of: Any) -> dict[str, float]:
+    result = mteb.evaluate(model, of, cache=None, co2_tracker=False, encode_kwargs={"show_progress_bar": False}, raise_error=True)
+    scores: dict[str, float] = result.task_results[0].scores["test"][0]
+    return scores
+
+
+class Recorder:
+    """An MTEB encoder with the same vectors that records the texts MTEB gives it."""
+
+    mteb_model_meta = mteb.models.ModelMeta.create_empty()
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.texts: dict[str, list[str]] = {}
+
+    def encode(self, inputs: Any, *, prompt_type: Any = None, **_: object) -> NDArray[np.float32]:
+        texts = [text for batch in inputs for text in batch["text"]]
+        self.texts[prompt_type.value] = texts
+        vectors: NDArray[np.float32] = self.model.encode(texts, prompt_type.value).vectors
+        return vectors
+
+    def similarity(self, one: Any, other: Any) -> Any:
+        return np.asarray(one) @ np.asarray(other).T
+
+    def similarity_pairwise(self, one: Any, other: Any) -> Any:
+        return (np.asarray(one) * np.asarray(other)).sum(axis=1)
+
+
+class Words:
+    """A token model with one vector per word, so that MaxSim counts the query words that a document contains."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.card = ModelCard("words", "colbert", "1" * 64, model.card.dim, "maxsim", 8, 8)
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+        vectors = [self.model.encode(text.split(), role).vectors for text in texts]
+        lengths = np.array([len(matrix) for matrix in vectors], np.int32)
+        return TokenEncoding(vectors, TextTokens(lengths, np.zeros(len(texts), bool), lengths == 0))
+
+
+def searched(model: QuiverSearch, *, top_k: int = 10, top_ranked: Any = None, queries: Any = None) -> Mapping[str, Mapping[str, float]]:
+    of = task()
+    common: dict[str, Any] = {"task_metadata": of.metadata, "hf_split": "test", "hf_subset": "default"}
+    common |= {"encode_kwargs": {"show_progress_bar": False}, "num_proc": None}
+    model.index(corpus(), **common)
+    run: Mapping[str, Mapping[str, float]] = model.search(
+        rows(QUERIES) if queries is None else queries, top_k=top_k, top_ranked=top_ranked, **common
+    )
+    return run
+
+
+def texts_of(model: Any) -> dict[str, list[str]]:
+    return {role: texts for role, texts in model.encoded if texts}
+
+
+def test_quiver_search_is_an_mteb_search_and_not_an_encoder(model: Any) -> None:
+    search = QuiverSearch(model)
+    assert isinstance(search, mteb.SearchProtocol)
+    assert not isinstance(search, mteb.EncoderProtocol | mteb.CrossEncoderProtocol)
+
+
+@pytest.mark.parametrize("own_ids", [False, True])
+def test_scores_agree_with_an_mteb_model_and_with_our_metrics(model: Any, own_ids: bool) -> None:
+    """q2 is also a document id; it is the first hit unless the task ignores own ids."""
+    found = evaluated(QuiverSearch(model), task(own_ids=own_ids))
+    theirs = evaluated(Recorder(model), task(own_ids=own_ids))
+    for name in ("ndcg_at_10", "ndcg_at_1", "map_at_1000", "recall_at_3", "mrr_at_10", "precision_at_10"):
+        assert found[name] == pytest.approx(theirs[name], abs=1e-6), name
+    run = {
+        query: {document: value for document, value in scores.items() if not (own_ids and document == query)}
+        for query, scores in searched(QuiverSearch(model), top_k=1000).items()
+    }
+    assert found["ndcg_at_10"] == pytest.approx(score(QRELS, run, ["ndcg@10"]).means["ndcg@10"], abs=1e-5)
+
+
+def test_ignoring_own_ids_changes_the_score(model: Any) -> None:
+    assert evaluated(QuiverSearch(model), task(own_ids=True))["ndcg_at_10"] > evaluated(QuiverSearch(model), task())["ndcg_at_10"]
+
+
+CONVERSATIONS = {
+    "strings": [["a bird", "and wings"], ["deep sea"], ["granite"]],
+    "turns": [[{"role": "user", "content": text}, {"role": "assistant", "content": "wings"}] for text in QUERIES.values()],
+    "texts": list(QUERIES.values()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Conversations are a list of strings")
+@pytest.mark.parametrize("instructed", [False, True])
+@pytest.mark.parametrize("kind", sorted(CONVERSATIONS))
+def test_texts_are_joined_as_mteb_does(model: Any, kind: str, instructed: bool) -> None:
+    queries = [{"id": key, "text": text} for key, text in zip(QUERIES, CONVERSATIONS[kind], strict=True)]
+    if instructed:
+        queries = [{**row, "instruction": "Find animals."} for row in queries]
+    recorder = Recorder(model)
+    evaluated(recorder, task(datasets.Dataset.from_list(queries)))
+    model.encoded.clear()
+    evaluated(QuiverSearch(model), task(datasets.Dataset.from_list(queries)))
+    found = texts_of(model)
+    assert found["query"] == recorder.texts["query"]
+    assert found["document"] == recorder.texts["document"]
+    assert found["document"][:2] == ["Wings a bird has two wings and flies", "Fish  a fish swims in the deep sea"]
+
+
+def test_depth_follows_top_k(model: Any) -> None:
+    run = searched(QuiverSearch(model), top_k=2)
+    assert {len(documents) for documents in run.values()} == {2}
+    assert next(iter(run["q1"])) == "d1"
+    assert {len(documents) for documents in searched(QuiverSearch(model), top_k=1000).values()} == {len(DOCUMENTS)}
+    assert not any(name.endswith("_at_1000") for name in evaluated(QuiverSearch(model), task(depths=(1, 10))))
+
+
+CANDIDATES = {"q1": ["d3", "d1", "d5", "d1"], "q2": ["d4"]}
+
+
+@pytest.mark.parametrize("kind", ["dense", "colbert"])
+def test_only_candidates_are_scored_in_reranking(model: Any, kind: str) -> None:
+    searching = model if kind == "dense" else Words(model)
+    whole = searched(QuiverSearch(searching), top_k=1000)
+    run = searched(QuiverSearch(searching), top_ranked=CANDIDATES)
+    assert list(run) == list(QUERIES)
+    assert (set(run["q1"]), set(run["q2"]), run["q3"]) == ({"d1", "d3", "d5"}, {"d4"}, {})
+    for query, documents in run.items():
+        for document, value in documents.items():
+            assert value == pytest.approx(whole[query][document], abs=1e-6)
+    assert next(iter(run["q1"])) == "d1"
+    assert list(searched(QuiverSearch(searching), top_k=1, top_ranked=CANDIDATES)["q1"]) == ["d1"]
+
+
+def test_reranking_scores_agree_with_mteb(model: Any) -> None:
+    candidates = {"q1": ["d5", "d4", "d1"], "q2": ["d5", "d2", "d1"], "q3": ["d1", "d3"]}
+    found, theirs = (evaluated(each, task(top_ranked=candidates)) for each in (QuiverSearch(model), Recorder(model)))
+    assert found["ndcg_at_10"] == pytest.approx(theirs["ndcg_at_10"], abs=1e-6)
+    assert found["map_at_1000"] == pytest.approx(theirs["map_at_1000"], abs=1e-6)
+
+
+def test_candidate_without_vectors_is_not_returned(model: Any) -> None:
+    class Half(Words):
+        """Gives d3 no vectors."""
+
+        def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
+            return super().encode(["" if "granite is" in text else text for text in texts], role)
+
+    run = searched(QuiverSearch(Half(model)), top_ranked={"q1": ["d3", "d1"], "q3": ["d3"]})
+    assert (list(run["q1"]), run["q3"]) == (["d1"], {})
+
+
+def test_unknown_candidate_is_named(model: Any) -> None:
+    with pytest.raises(InputError, match="the candidate 'd9' of query 'q1' is not in the corpus"):
+        searched(QuiverSearch(model), top_ranked={"q1": ["d1", "d9"]})
+
+
+def test_ivf_index_that_probes_every_list_agrees_with_exact_search(model: Any) -> None:
+    exact = searched(QuiverSearch(model), top_k=3)
+    found = searched(QuiverSearch(model, engine="faiss-dense:factory=IVF2,Flat,bits=16"), top_k=3)
+    for query, documents in exact.items():
+        np.testing.assert_allclose(sorted(found[query].values()), sorted(documents.values()), atol=1e-3)
+
+
+def test_cached_vectors_are_reused(model: Any, tmp_path: Path) -> None:
+    first = searched(QuiverSearch(model, cache=tmp_path / "vectors"))
+    assert texts_of(model).keys() == {"query", "document"}
+    model.encoded.clear()
+    assert searched(QuiverSearch(model, cache=tmp_path / "vectors")) == first
+    assert texts_of(model) == {}
+
+
+def test_no_files_remain_without_a_cache(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    search = QuiverSearch(model)
+    searched(search)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="index a corpus before searching"):
+        search.search(rows(QUERIES), task_metadata=task().metadata, hf_split="", hf_subset="", top_k=1, encode_kwargs={})
+
+
+def test_documents_without_text_are_refused(model: Any) -> None:
+    images = datasets.Dataset.from_list([{"id": "d1", "image": "bytes"}])
+    with pytest.raises(InputError, match="QuiverTiny: the documents have no text"):
+        QuiverSearch(model).index(images, task_metadata=task().metadata, hf_split="", hf_subset="", encode_kwargs={})
+
+
+@pytest.fixture
+def biencoder() -> BiEncoder:
+    config = EncoderConfig.modernbert(
+        vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
+    )
+    settings = ModelFolder("dense", Path(), max_length=24, query_prompt="find: ", similarity="dot")
+    return BiEncoder(init_weights(Encoder(config), seed=1), Tokenizer.train(["bird"], vocab_size=300), settings, source="birds/tiny-bird")
+
+
+def test_model_meta_describes_the_model(biencoder: BiEncoder, model: Any) -> None:
+    meta = QuiverSearch(biencoder).mteb_model_meta
+    assert (meta.name, meta.revision) == ("birds/tiny-bird", biencoder.card.fingerprint)
+    assert (meta.embed_dim, meta.max_tokens, meta.similarity_fn_name.value) == (32, 24, "dot")
+    assert (meta.use_instructions, meta.model_type, meta.framework) == (True, ["dense"], ["PyTorch"])
+    parameters = sum(parameter.numel() for parameter in biencoder.encoder.parameters())
+    assert (meta.n_parameters, meta.memory_usage_mb) == (parameters, pytest.approx(4 * parameters / 2**20))
+    assert (meta.license, meta.training_datasets, meta.open_weights, meta.experiment_kwargs) == (None, None, None, None)
+    other = QuiverSearch(Words(model), engine="faiss-dense:factory=HNSW32", name="birds/words").mteb_model_meta
+    assert (other.name, other.similarity_fn_name.value, other.model_type) == ("birds/words", "MaxSim", ["late-interaction"])
+    assert (other.n_parameters, other.use_instructions, other.experiment_kwargs) == (None, False, {"engine": "faiss-dense:factory=HNSW32"})
+
+
+def test_default_name_and_invalid_name(model: Any) -> None:
+    assert QuiverSearch(model).mteb_model_meta.name == "local/bag of words"
+    with pytest.raises(InputError, match="the form organisation/model, got 'bag'"):
+        QuiverSearch(model, name="bag")
