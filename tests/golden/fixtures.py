@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from interface import file, name
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
-
-from interface import file, name
 
 WIDTH = 64
 VOCABULARY = 640
