@@ -14,9 +14,8 @@ from typing import TypeAlias
 
 import torch
 
-from quiver.retrieval.cluster import HERE, Executor, Task
 from quiver.retrieval.models.loading import anchored, load_again
-from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, Task, TokenModel
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TokenEncoding
 
 Encoding: TypeAlias = DenseEncoding | TokenEncoding
@@ -80,7 +79,7 @@ def encode_chunks(
     """
     task: Task[Chunk, Encoding]
     if role == "query" or not executor.remote:
-        executor, threads, task = HERE, 1, _EncodeHere(model, role, show)
+        executor, threads, task = IN_PROCESS, 1, _EncodeHere(model, role, show)
     else:
         threads = executor.threads(torch.get_num_threads())
         task = _EncodeAnywhere(anchored(model.card), role, threads)

@@ -33,13 +33,12 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.encoded_chunks import Chunk, Encoding, encode_chunks
 from quiver.retrieval.data.text_keys import Keys, KeyTable, text_keys
 from quiver.retrieval.data.vector_shards import FORMAT, SUFFIX, DamagedError, Shard, make_records, open_shard, write_shard
 from quiver.retrieval.models.similarity import comparable
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.protocols import DenseModel, Rows, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, Rows, TokenModel
 from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Role, TokenCounts, TokenEncoding
 
 logger = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class VectorStore:
         executor: Who encodes documents; the shards are written here, in the order of the texts.
     """
 
-    def __init__(self, folder: Path, executor: Executor = HERE) -> None:
+    def __init__(self, folder: Path, executor: Executor = IN_PROCESS) -> None:
         self._folder = folder
         self._executor = executor
 
@@ -135,7 +134,7 @@ class VectorStore:
 
 
 @contextmanager
-def vector_store(folder: Path | None, executor: Executor = HERE) -> Iterator[VectorStore]:
+def vector_store(folder: Path | None, executor: Executor = IN_PROCESS) -> Iterator[VectorStore]:
     """The store in a folder, or for None one in a temporary folder that is gone when the block ends.
 
     Args:

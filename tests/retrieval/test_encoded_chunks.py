@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.retrieval.cluster import HERE, LocalProcesses
+from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.data import vectors
 from quiver.retrieval.data.encoded_chunks import Chunk, encode_chunks
 from quiver.retrieval.data.vectors import VectorStore
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.protocols import IN_PROCESS
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]
 
@@ -73,7 +74,7 @@ def test_chunks_come_back_in_their_order(model: Path) -> None:
     found = list(encode_chunks(loaded, chunks, "document", executor=executor))
     assert executor.done == [4, 3, 2, 1, 0]
     assert [chunk.number for chunk, _ in found] == [0, 1, 2, 3, 4]
-    again = list(encode_chunks(loaded, chunks, "document", executor=HERE))
+    again = list(encode_chunks(loaded, chunks, "document", executor=IN_PROCESS))
     for (_, one), (_, two) in zip(found, again, strict=True):
         np.testing.assert_array_equal(one.vectors, two.vectors)
 
@@ -91,16 +92,16 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     corpus.write_text('{"_id": "a", "text": "stone"}\n')
     monkeypatch.setitem(sys.modules, "ray", None)
     wrong = [
-        (("--executor", "slurm"), "executor 'slurm': there is none of that name; there are local, ray"),
-        (("--executor", "ray"), "the executor ray needs Ray: pip install 'quiver-retrieval[ray]'"),
-        (("--address", "a:1"), "an address is of a Ray cluster: add --executor ray, or leave --address away"),
+        (("--executor", "slurm"), "unknown executor 'slurm'; choose one of local, ray"),
+        (("--executor", "ray"), "Ray is not installed; run: pip install 'quiver-retrieval[ray]'"),
+        (("--address", "a:1"), "--address is the address of a Ray cluster; add --executor ray, or leave --address out"),
         (("--workers", 0), "Invalid value for '--workers'"),
     ]
     commands: list[tuple[object, ...]] = [
         ("index", "build", corpus, "--model", model, "--out", tmp_path / "i"),
         ("evaluate", "--model", model, "--data", tmp_path, "--out", tmp_path / "e"),
         ("mine", corpus, "--model", model, "--out", tmp_path / "m"),
-        ("score", corpus, "--teacher", model, "--out", tmp_path / "s"),
+        ("teacher-scores", corpus, "--teacher", model, "--out", tmp_path / "s"),
     ]
     for command in commands:
         for options, message in wrong:

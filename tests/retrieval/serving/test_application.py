@@ -459,7 +459,7 @@ def test_the_schema_says_the_limits(app: Any) -> None:
 
 
 def test_names_and_models(indexes: Indexes) -> None:
-    with pytest.raises(InputError, match="name of the words"):
+    with pytest.raises(InputError, match="reserved for BM25"):
         open_service({"bm25": indexes.dense}, words=True)
     with pytest.raises(InputError, match="built without texts"):
         open_service({"silent": indexes.silent}, words=True)
