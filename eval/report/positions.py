@@ -16,7 +16,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing
 from quiver.encoder.pretraining.position_extension import read_positions
 from quiver.eval.report.efficiency_plot import COLOURS, check_plotting
-from quiver.retrieval.models.model_folder import read_model_folder
+from quiver.retrieval.models.loading import read_model_folder
 
 COMPONENTS = 3
 FORMATS = (".png", ".svg")

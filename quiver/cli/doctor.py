@@ -99,7 +99,7 @@ def _commands() -> dict[str, Any]:
     """Defaults of evaluate, index build and serve on this machine."""
     from quiver.encoder.attention import choose_backend
     from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
-    from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, default_device
+    from quiver.retrieval.models.loading import INFERENCE_DTYPE, default_device
 
     device = default_device()
     call = _call(device, INFERENCE_DTYPE)

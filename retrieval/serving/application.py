@@ -20,8 +20,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.explain import Explanation, explain
-from quiver.retrieval.search.token_matches import Token, text_tokens
+from quiver.retrieval.search.explain import Explanation, Token, explain, text_tokens
 from quiver.retrieval.serving.indexes import Changes, Generation
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
 from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware

@@ -29,7 +29,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.presets import preset
 from quiver.eval.bench.encoder.results import Settings
-from quiver.retrieval.models.model_folder import read_model_folder
+from quiver.retrieval.models.loading import read_model_folder
 from quiver.retrieval.versions import installed_version
 
 Documents = Sequence[Sequence[int]]

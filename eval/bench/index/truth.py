@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from quiver.encoder.files import atomic_file
 from quiver.eval.bench.index.vectors import DOCUMENTS, VectorFolder, drawn
 from quiver.eval.metrics import score
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.protocols import MatrixRows
 from quiver.retrieval.records import ModelCard, Qrels
 
 # Documents whose exact scores are apart by rounding are equally right.

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
 from quiver.retrieval.index.dense.scalar import ScalarCoding, open_scalar, save_scalar
 from quiver.retrieval.index.dense.segment import DenseSegment, widened
@@ -57,7 +56,7 @@ from quiver.retrieval.index.lazy import Lazy
 from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.record_files import RecordFiles
 from quiver.retrieval.index.threads import one_thread
-from quiver.retrieval.protocols import Rows
+from quiver.retrieval.protocols import MatrixRows, Rows
 from quiver.retrieval.records import ModelCard
 
 # FAISS's type stubs know nothing of what its Python layer adds.

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.data.entries import as_id
+from quiver.retrieval.data.corpus import as_id
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.documents.strings import LOOK, PackedStrings
 from quiver.retrieval.index.errors import DamagedIndexError

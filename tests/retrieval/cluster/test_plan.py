@@ -55,14 +55,10 @@ def test_a_budget_is_kept_with_about_as_few_shards_as_can_be(sizes: list[int], r
 
 
 def test_what_does_not_fit_is_refused_with_what_it_needs(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(
-        InputError, match=r"an index: segment s1 needs 1,010 bytes of memory, more than 1,009 per shard; allow"
-    ):
+    with pytest.raises(InputError, match=r"an index: segment s1 needs 1,010 bytes of memory, more than 1,009 per shard; allow"):
         spread(needs(5, 1000, 7), Sharding(memory=1009), shared=10, what="an index")
     assert len(spread(needs(5, 1000, 7), Sharding(memory=1010), shared=10, what="an index")) == 2
-    with pytest.raises(
-        InputError, match=r"2 shards need up to 600 bytes of memory each, more than 500; allow more memory or more"
-    ):
+    with pytest.raises(InputError, match=r"2 shards need up to 600 bytes of memory each, more than 500; allow more memory or more"):
         spread(needs(300, 300, 300), Sharding(shards=2, memory=500), shared=0, what="an index")
     with caplog.at_level(logging.WARNING):
         assert len(spread(needs(1, 2), Sharding(shards=5), shared=0, what="an index")) == 2

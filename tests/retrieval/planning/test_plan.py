@@ -18,10 +18,8 @@ from quiver.retrieval.index import BuildOptions, Index, build_index
 from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import load_parts
-from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.planning import Corpus, Footprint, Rates, footprint, from_sample, from_words, read_rates
 from quiver.retrieval.planning.corpora import TEXTS, spread_over
 from quiver.retrieval.planning.measuring import measure, text_lengths

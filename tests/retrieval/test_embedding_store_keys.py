@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
+from quiver.retrieval.data.embedding_store import KEY, KeyTable, text_keys
 
 
 def test_a_key_is_the_head_of_the_sha256_of_the_text() -> None:
@@ -55,5 +55,5 @@ def test_the_runs_stay_few() -> None:
     table = KeyTable()
     for start in range(0, 20_000, 10):
         table.add(text_keys([str(number) for number in range(start, start + 10)]), np.arange(start, start + 10))
-    assert len(table._runs) <= 11  # the logarithm of 2,000 chunks
+    assert table.runs <= 11  # the logarithm of 2,000 chunks
     assert table.find(text_keys(["0", "19999", "20000"])).tolist() == [0, 19_999, -1]

@@ -13,12 +13,9 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import LocalProcesses
-from quiver.retrieval.data import vectors
-from quiver.retrieval.data.encoded_chunks import Chunk, encode_chunks
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import Chunk, EmbeddingStore, StoreLimits, encode_chunks
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.protocols import IN_PROCESS
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]
@@ -38,12 +35,11 @@ def shards(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("*/*.shard"))]
 
 
-def test_a_store_that_workers_fill_is_the_same(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_CHUNK", 4)
-    monkeypatch.setattr(vectors, "_SHARD_TEXTS", 8)
+def test_a_store_that_workers_fill_is_the_same(tmp_path: Path, model: Path) -> None:
+    limits = StoreLimits(chunk_texts=4, shard_texts=8)
     loaded = load_model(model)
-    here = VectorStore(tmp_path / "here").encode(loaded, TEXTS, "document")
-    there = VectorStore(tmp_path / "there", LocalProcesses(2)).encode(loaded, iter(TEXTS), "document")
+    here = EmbeddingStore(tmp_path / "here", limits=limits).encode(loaded, TEXTS, "document")
+    there = EmbeddingStore(tmp_path / "there", LocalProcesses(2), limits=limits).encode(loaded, iter(TEXTS), "document")
     assert len(shards(tmp_path / "here")) == 5  # 36 texts that differ
     assert shards(tmp_path / "there") == shards(tmp_path / "here")
     assert there.counts == here.counts
@@ -81,7 +77,7 @@ def test_chunks_come_back_in_their_order(model: Path) -> None:
 
 def test_queries_are_encoded_here(tmp_path: Path, word_sum: Any) -> None:
     """A model that no worker could load."""
-    stored = VectorStore(tmp_path, LocalProcesses(2)).encode(word_sum, ["a bird"], "query")
+    stored = EmbeddingStore(tmp_path, LocalProcesses(2)).encode(word_sum, ["a bird"], "query")
     assert stored.counts.texts == 1
 
 
@@ -118,5 +114,5 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
 
 def test_a_model_of_another_library_is_not_for_workers(tmp_path: Path, word_sum: Any) -> None:
     word_sum.card = dataclasses.replace(word_sum.card, library="pylate")
-    with pytest.raises(InputError, match="run by pylate; other workers run Quiver's own models only"):
-        VectorStore(tmp_path, LocalProcesses(1)).encode(word_sum, ["a"], "document")
+    with pytest.raises(InputError, match="workers cannot run pylate models"):
+        EmbeddingStore(tmp_path, LocalProcesses(1)).encode(word_sum, ["a"], "document")

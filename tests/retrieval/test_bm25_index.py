@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, compact_index, delete_documents
 from quiver.retrieval.records import Document, Hits
-from quiver.retrieval.search.bm25 import WordIndex, rank_streamed
-from quiver.retrieval.search.bm25.scoring import Words, split_words
+from quiver.retrieval.search.bm25 import BlockLimits, rank_streamed
+from quiver.retrieval.search.bm25_index import WordIndex
 
 QUERIES = ["rare7 common", "word3 text1 word3", "the of", "unknown", "tail title2", "\u00fcber \u6f22\u5b57"]
 
@@ -50,13 +51,10 @@ def same(found: Hits, wanted: Hits) -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("block", [7, 100_000])
-def test_segments_and_deletions(
-    changed: tuple[Index, list[Document]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, block: int
-) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", block)
+def test_segments_and_deletions(changed: tuple[Index, list[Document]], tmp_path: Path, cached: bool, block: int) -> None:
     index, alive = changed
     assert len(index.segments) == 3
-    words = WordIndex(index, cache=tmp_path / "words" if cached else None)
+    words = WordIndex(index, cache=tmp_path / "words" if cached else None, limits=BlockLimits(block))
     assert len(words) == len(alive)
     for k in (1, 5, 1000):
         same(words.search(QUERIES, k), over(alive, k))
@@ -88,29 +86,31 @@ def test_filters_leave_the_frequencies_alone(changed: tuple[Index, list[Document
         words.search(QUERIES, 3, filter=Filter.parse(["color=red"]))
 
 
-def test_words_are_counted_once(
-    changed: tuple[Index, list[Document]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word_sum: Any
-) -> None:
+def counted(cache: Path) -> dict[str, tuple[int, int]]:
+    """Folder of a segment's words -> its documents, and when they were counted."""
+    files = {path.parent.name: path for path in cache.glob("*/words.json")}
+    return {
+        name: (sum(block[0] for block in json.loads(path.read_text())["blocks"]), path.stat().st_mtime_ns) for name, path in files.items()
+    }
+
+
+def test_words_are_counted_once(changed: tuple[Index, list[Document]], tmp_path: Path, word_sum: Any) -> None:
     index, alive = changed
-    counted: list[int] = []
-
-    def counting(texts: Iterable[str]) -> Words:
-        found = split_words(texts)
-        counted.append(len(found.texts))
-        return found
-
-    monkeypatch.setattr("quiver.retrieval.search.bm25.tables.split_words", counting)
     cache = tmp_path / "words"
     WordIndex(index, cache=cache)
-    assert counted == [30, 20, 22]  # deleted documents are part of a segment
+    first = counted(cache)
+    assert sorted(documents for documents, _ in first.values()) == [20, 22, 30]  # deleted documents are part of a segment
     for verify in (True, False):
         same(WordIndex(index, cache=cache, verify=verify).search(QUERIES, 10), over(alive, 10))
+    assert counted(cache) == first
     delete_documents(index.path, [alive[0].id])
     added = add_documents(index.path, [Document("new", "word3 brand new")], word_sum)
     same(WordIndex(added, cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
-    assert counted == [30, 20, 22, len(alive)]  # only the segment that is new: the addition has merged the small ones
+    second = counted(cache)
+    # Only the new segment is counted: the addition has merged the small ones.
+    assert [documents for name, (documents, _) in second.items() if name not in first] == [len(alive)]
     same(WordIndex(compact_index(index.path), cache=cache).search(QUERIES, 10), over([*alive[1:], Document("new", "word3 brand new")], 10))
-    assert len(counted) == 4  # there was nothing to compact
+    assert counted(cache) == second  # there was nothing to compact
 
 
 def test_titles_are_counted_as_they_were_encoded(tmp_path: Path, word_sum: Any) -> None:
@@ -142,7 +142,7 @@ def test_what_is_damaged_is_counted_again(
             (folder / "words.json").write_text('{"blocks": 1}')
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval"):
         same(WordIndex(index, cache=cache).search(QUERIES, 10), over(alive, 10))
-    assert sum("the words are counted again" in record.message for record in caplog.records) == 3
+    assert sum("counting the words again" in record.message for record in caplog.records) == 3
     caplog.clear()
     WordIndex(index, cache=cache)
     assert not caplog.records
@@ -151,7 +151,7 @@ def test_what_is_damaged_is_counted_again(
 
 def test_what_cannot_be_searched_by_words(tmp_path: Path, word_sum: Any) -> None:
     bare = build_index(DOCUMENTS, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
-    with pytest.raises(InputError, match="built without texts; BM25 needs them"):
+    with pytest.raises(InputError, match="built without texts, which BM25 needs"):
         WordIndex(bare)
     index = build_index(DOCUMENTS, word_sum, tmp_path / "i")
     (tmp_path / "file").write_text("")

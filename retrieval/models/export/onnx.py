@@ -1,15 +1,15 @@
-"""A model as a graph that onnxruntime and others run: padded, any number of texts of any length, its vectors compared with our own.
+"""ONNX export: a padded graph from token ids to vectors, with dynamic batch size and length, checked against the model's own vectors.
 
-    model.onnx            input_ids, attention_mask (B, S) int64 -> vectors (B, d) float32; of a ColBERT model (B, S, d), unit length each
-    model.onnx.data       the weights, where one file cannot hold them
-    onnx_config.json      what is put before texts, their lengths, what of the vectors counts, what the graph was compared with
+    model.onnx            input_ids, attention_mask (B, S) int64 -> vectors (B, d) float32; for ColBERT (B, S, d), unit length each
+    model.onnx.data       weights, if one file cannot hold them
+    onnx_config.json      prompts, lengths, positions that have a vector, and the result of the check
     config.json, tokenizer.json, tokenizer_config.json
 
-Padding stands on the right. A place with attention_mask 0 is not attended to, and reads: a query of a ColBERT model whose expansion is not
-attended to has 0 for its [MASK] tokens, whose vectors count. Where prompts are not pooled there is a third input, ``pooling_mask``: 0 for
-the first ``prompt_tokens`` places of the role too.
+Texts are padded on the right. A position with attention_mask 0 attends but is not attended to: for ColBERT queries whose expansion is not
+attended to, [MASK] tokens have attention_mask 0, and their vectors are scored. If prompts are not pooled there is a third input,
+``pooling_mask``, which is also 0 for the first ``prompt_tokens`` positions of the role.
 
-Shapes: B texts, S padded length, D width of the encoder, d width of a vector.
+Shapes: B texts, S padded length, D width of the encoder, d vector width.
 Source: https://onnx.ai/onnx; torch.onnx.export with ``dynamo=True``.
 """
 
@@ -38,19 +38,19 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.versions import installed_version
 
 SCHEMA = "quiver-onnx/1"
-"""Name and version of ``onnx_config.json``, the value of its ``schema``."""
+"""Value of ``schema`` in ``onnx_config.json``."""
 
 GRAPH, SETTINGS = "model.onnx", "onnx_config.json"
 
 TOLERANCE = 1e-4
-"""Largest difference of a coordinate from our own; of vectors longer than 1, as a share of the largest coordinate."""
+"""Maximum difference of a coordinate from the model's; for vectors longer than 1 relative to the largest coordinate."""
 
 LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
-"""What writes a graph and what runs it."""
+"""Libraries that export and run graphs."""
 
-# A graph is one file up to so many bytes; protocol buffers end at two gibibytes.
+# Maximum bytes of weights inside model.onnx; protocol buffers are limited to 2 GiB.
 _ONE_FILE = 1_500_000_000
-# The graph is compared at these lengths, and at the model's own where that is not longer than the last.
+# Lengths at which the graph is checked, besides the model's maximum length, if that is at most _LONGEST.
 _LENGTHS = (1, 2, 3, 9, 40, 150, 512)
 _LONGEST = 2048
 _BATCHES = (1, 2, 5)
@@ -79,15 +79,14 @@ def _last(hidden: Tensor, attended: Tensor, pooled: Tensor) -> Tensor:
 
 
 POOLINGS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
-"""`retrieval.models.pooling.POOLINGS` over padded hidden states (B, S, D), the places attended to and those that are pooled, (B, S)
-each."""
+"""`quiver.retrieval.models.pooling.POOLINGS` over padded hidden states (B, S, D), attention mask and pooling mask (B, S)."""
 
 
 class PaddedModel(nn.Module):
-    """A model's whole way from token ids to vectors on padded batches, with the weights of the model itself.
+    """A model from token ids to vectors on padded batches; it shares the model's weights.
 
     Args:
-        model: A bi-encoder or a ColBERT, not frozen.
+        model: A bi-encoder or ColBERT model that is not optimized for inference.
     """
 
     def __init__(self, model: BiEncoder | ColBERT) -> None:
@@ -97,7 +96,7 @@ class PaddedModel(nn.Module):
         self.settings = model.settings
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, pooling_mask: Tensor | None = None) -> Tensor:
-        """(B, S) int64 each to (B, d), or (B, S, d)."""
+        """Map ids and masks, (B, S) int64 each, to vectors (B, d); for ColBERT (B, S, d)."""
         hidden = self.encoder.forward_padded(input_ids, attention_mask)
         if self.settings.kind == "colbert":
             return F.normalize(self.projections(hidden), dim=-1)
@@ -107,34 +106,41 @@ class PaddedModel(nn.Module):
 
 
 @dataclass(frozen=True)
-class Checked:
-    """How a graph was compared with our own vectors.
+class GraphCheck:
+    """Comparison of a graph with the model.
 
     Attributes:
-        largest_difference: Of a coordinate; of vectors longer than 1, as a share of the largest coordinate.
-        shapes: Texts and tokens of the batches, (B, S) each.
+        largest_difference: Largest difference of a coordinate; for vectors longer than 1 relative to the largest coordinate.
+        shapes: Shapes (B, S) of the batches.
     """
 
     largest_difference: float
     shapes: Sequence[tuple[int, int]]
 
 
-def write_onnx(folder: Path, model: BiEncoder | ColBERT, *, tolerance: float = TOLERANCE) -> None:
-    """Write a model as a graph, with its tokenizer and what else a program has to know of it.
+def write_onnx(
+    folder: Path,
+    model: BiEncoder | ColBERT,
+    *,
+    tolerance: float = TOLERANCE,
+    export: Callable[[BiEncoder | ColBERT, Path], None] | None = None,
+) -> None:
+    """Write a model as an ONNX graph with its tokenizer and settings.
 
     Args:
-        folder: It exists, and is empty.
-        model: What is written; its weights are float32.
-        tolerance: As `TOLERANCE`.
+        folder: Existing, empty folder.
+        model: The model, with float32 weights.
+        tolerance: Maximum difference from the model's vectors, see `TOLERANCE`.
+        export: Function that writes the graph; by default `export_graph`.
 
     Raises:
-        InputError: A library is missing, or the graph's vectors are not ours; says by how much.
+        InputError: A library is missing, or the graph's vectors differ by more than ``tolerance``.
     """
     require_libraries()
     with _quiet():
-        _export(model, folder / GRAPH)
+        (export or export_graph)(model, folder / GRAPH)
     checked = compare(folder / GRAPH, model)
-    if not checked.largest_difference <= tolerance:  # NaN is refused too
+    if not checked.largest_difference <= tolerance:  # also True for NaN
         raise InputError(
             f"{model.source}: the graph's vectors differ from the model's by {checked.largest_difference:.1e}, more than {tolerance:.0e}; "
             "nothing was written"
@@ -144,19 +150,19 @@ def write_onnx(folder: Path, model: BiEncoder | ColBERT, *, tolerance: float = T
     write_json(folder / SETTINGS, described(model, checked))
 
 
-def require_libraries() -> None:
-    """Say what has to be installed.
+def require_libraries(names: Sequence[str] = LIBRARIES) -> None:
+    """Check that libraries are installed.
 
     Raises:
-        InputError: One of `LIBRARIES` is missing.
+        InputError: One is missing.
     """
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"the layout onnx needs {', '.join(missing)}: pip install 'quiver-retrieval[interop]'")
 
 
-def described(model: BiEncoder | ColBERT, checked: Checked) -> dict[str, Any]:
-    """What ``onnx_config.json`` says."""
+def described(model: BiEncoder | ColBERT, checked: GraphCheck) -> dict[str, Any]:
+    """Return the content of ``onnx_config.json``."""
     settings, card = model.settings, model.card
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -194,20 +200,20 @@ def described(model: BiEncoder | ColBERT, checked: Checked) -> dict[str, Any]:
 
 
 def input_names(model: BiEncoder | ColBERT) -> list[str]:
-    """Names of the graph's inputs."""
+    """Return the names of the graph's inputs."""
     settings = model.settings
     prompted = settings.kind == "dense" and not settings.include_prompt and (settings.query_prompt or settings.document_prompt)
     return ["input_ids", "attention_mask", *(["pooling_mask"] if prompted else [])]
 
 
-def compare(graph: Path, model: BiEncoder | ColBERT) -> Checked:
-    """Run a graph beside the packed model on random tokens.
+def compare(graph: Path, model: BiEncoder | ColBERT) -> GraphCheck:
+    """Compare a graph with the packed model on random tokens.
 
     Args:
-        graph: ``model.onnx``.
-        model: Of which it was made.
+        graph: Path of ``model.onnx``.
+        model: The model that was exported.
     """
-    import onnxruntime  # imported late: only graphs need it
+    import onnxruntime  # imported here because only this function needs it
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -215,15 +221,15 @@ def compare(graph: Path, model: BiEncoder | ColBERT) -> Checked:
     rng, own_length = np.random.default_rng(0), max(model.card.query_length, model.card.document_length)
     lengths = sorted({*(length for length in _LENGTHS if length <= own_length), min(own_length, _LONGEST)})
     shapes = [(rows, length) for length in lengths for rows in (_BATCHES if length <= 40 else (1, 2) if length <= 512 else (1,))]
-    worst = 0.0
+    largest = 0.0
     for rows, length in shapes:
         ids = rng.integers(0, len(model.tokenizer), (rows, length))
         ends = rng.integers(1, length + 1, rows)
         ends[0] = length
         mask = (np.arange(length) < ends[:, None]).astype(np.int64)
         skip = min(2, int(ends.min())) if "pooling_mask" in input_names(model) else 0
-        worst = max(worst, _difference(session, model, ids, mask, skip))
-    return Checked(float(worst), shapes)
+        largest = max(largest, _difference(session, model, ids, mask, skip))
+    return GraphCheck(float(largest), shapes)
 
 
 def _difference(session: Any, model: BiEncoder | ColBERT, ids: NDArray[np.int64], mask: NDArray[np.int64], skip: int) -> float:
@@ -245,9 +251,10 @@ def _difference(session: Any, model: BiEncoder | ColBERT, ids: NDArray[np.int64]
     return float(np.abs(own[finite] - found[finite]).max(initial=0)) / scale
 
 
-def _export(model: BiEncoder | ColBERT, path: Path) -> None:
+def export_graph(model: BiEncoder | ColBERT, path: Path) -> None:
+    """Write the graph of a model with torch's exporter."""
     names = input_names(model)
-    # Neither dimension may be 1, nor may they be equal: either would be taken for a constant.
+    # The exporter would treat a dimension of 1, or two equal dimensions, as constants.
     example = tuple(torch.ones(2, 5, dtype=torch.int64) for _ in names)
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=model.encoder.config.max_positions)}
     graph = PaddedModel(model).eval()
@@ -268,7 +275,7 @@ def _export(model: BiEncoder | ColBERT, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of what is no concern here: packages that it does without, names that two axes share."""
+    """Silence the exporter's warnings about optional packages and shared axis names."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -278,3 +285,71 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
+
+
+_USAGE_HEAD = """\
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+folder = Path({name})
+settings = json.loads((folder / "onnx_config.json").read_text(encoding="utf-8"))
+tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+
+
+def clean(texts, role):
+    texts = [(settings[role]["prompt"] + text).strip() for text in texts]
+    return [text.lower() for text in texts] if settings["lower_case"] else texts
+
+"""
+
+DENSE_USAGE = (
+    _USAGE_HEAD
+    + """
+def encode(texts, role):
+    tokenizer.enable_truncation(settings[role]["max_length"], direction=settings["truncation_side"])
+    tokenizer.enable_padding(pad_id=settings["pad_token_id"])
+    batch = tokenizer.encode_batch(clean(texts, role))
+    ids, mask = np.array([text.ids for text in batch]), np.array([text.attention_mask for text in batch])
+    given = {{"input_ids": ids, "attention_mask": mask}}
+    if "pooling_mask" in settings["inputs"]:
+        given["pooling_mask"] = mask * (np.arange(ids.shape[1]) >= settings[role]["prompt_tokens"])
+    return session.run(None, given)[0]
+
+
+queries = encode({queries}, "query")
+documents = encode({documents}, "document")
+print(queries @ documents.T)
+"""
+)
+"""Code that runs a bi-encoder's graph with onnxruntime, tokenizers and NumPy."""
+
+COLBERT_USAGE = (
+    _USAGE_HEAD
+    + """
+def encode(texts, role):
+    chosen = settings[role]
+    prefix = [] if chosen["prefix_id"] is None else [chosen["prefix_id"]]
+    tokenizer.enable_truncation(chosen["max_length"] - len(prefix), direction=settings["truncation_side"])
+    rows = [text.ids[:1] + prefix + text.ids[1:] for text in tokenizer.encode_batch(clean(texts, role))]
+    filled = chosen.get("expanded_length")  # queries are padded to this length with [MASK] tokens that have vectors
+    width = filled or max(map(len, rows))
+    filler = chosen["expansion_id"] if filled else settings["pad_token_id"]
+    ids = np.array([row + [filler] * (width - len(row)) for row in rows])
+    real = np.arange(width) < np.array([[len(row)] for row in rows])
+    attended = np.ones_like(real) if filled and chosen["attend_to_expansion"] else real
+    (vectors,) = session.run(None, {{"input_ids": ids, "attention_mask": attended.astype(np.int64)}})
+    counts = np.ones_like(real) if filled else real & ~np.isin(ids, chosen.get("skipped_ids", []))
+    return [row[keep] for row, keep in zip(vectors, counts)]
+
+
+queries = encode({queries}, "query")
+documents = encode({documents}, "document")
+print([[float((query @ document.T).max(1).sum()) for document in documents] for query in queries])
+"""
+)
+"""Code that runs a ColBERT graph with onnxruntime, tokenizers and NumPy."""

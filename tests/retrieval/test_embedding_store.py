@@ -20,19 +20,18 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data import vectors
-from quiver.retrieval.data.vectors import StoredVectors, VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, StoreLimits
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
 TEXTS = ["a b", "c", "a b", "", "d e f", "c", "g", "h", "i j", "", "k", "l m n o"]
 DISTINCT = 9
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of three texts and shards of four, so that a dozen texts make several of each."""
-    monkeypatch.setattr(vectors, "_CHUNK", 3)
-    monkeypatch.setattr(vectors, "_SHARD_TEXTS", 4)
+SMALL = StoreLimits(chunk_texts=3, shard_texts=4)  # a dozen texts make several chunks and shards
+
+
+def small_store(folder: Path) -> EmbeddingStore:
+    return EmbeddingStore(folder, limits=SMALL)
 
 
 class Counting:
@@ -92,7 +91,7 @@ def shards(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_the_second_time_nothing_is_encoded(tmp_path: Path, kind: str) -> None:
     model = Counting(kind)
-    first = VectorStore(tmp_path).encode(model, iter(TEXTS), "document")
+    first = small_store(tmp_path).encode(model, iter(TEXTS), "document")
     check(first, model, TEXTS)
     assert first.reused == 0
     assert sorted(model.texts) == sorted(set(TEXTS))  # a text that is there twice is encoded once
@@ -100,14 +99,14 @@ def test_the_second_time_nothing_is_encoded(tmp_path: Path, kind: str) -> None:
     assert len(shards(tmp_path)) == 2
     again, shuffled = Counting(kind), [TEXTS[place] for place in np.random.default_rng(1).permutation(len(TEXTS))]
     for texts in (TEXTS, shuffled, TEXTS[3:5] * 4):
-        second = VectorStore(tmp_path).encode(again, texts, "document")
+        second = small_store(tmp_path).encode(again, texts, "document")
         check(second, again, texts)
         assert second.reused == len(texts)
     assert again.asked == []
 
 
 def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
-    store, model = VectorStore(tmp_path), Counting()
+    store, model = small_store(tmp_path), Counting()
     store.encode(model, TEXTS[:5], "document")
     model.asked.clear()
     mixed = ["new", *TEXTS, "newer", "new"]
@@ -118,7 +117,7 @@ def test_only_what_is_new_is_encoded(tmp_path: Path) -> None:
 
 
 def test_models_and_roles_are_kept_apart(tmp_path: Path) -> None:
-    store = VectorStore(tmp_path)
+    store = small_store(tmp_path)
     store.encode(Counting(), TEXTS, "document")
     for other, role in ((Counting(), "query"), (Counting(fingerprint="b" * 64), "document")):
         assert store.encode(other, TEXTS, role).reused == 0
@@ -129,26 +128,26 @@ def test_models_and_roles_are_kept_apart(tmp_path: Path) -> None:
 def test_vectors_are_stored_as_an_index_wants_them(tmp_path: Path) -> None:
     model = Counting(similarity="cosine")
     for _ in range(2):
-        rows = VectorStore(tmp_path).encode(model, ["a b", "", "c"], "document").rows.span(0, 3)
+        rows = small_store(tmp_path).encode(model, ["a b", "", "c"], "document").rows.span(0, 3)
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), [1, 0, 1], rtol=1e-6)
         np.testing.assert_allclose(rows[2], vector("c") / np.linalg.norm(vector("c")), rtol=1e-6)
 
 
 def test_no_texts_are_no_vectors(tmp_path: Path) -> None:
     for kind in ("dense", "colbert"):
-        stored = VectorStore(tmp_path).encode(Counting(kind, fingerprint=kind[0] * 64), [], "document")
+        stored = small_store(tmp_path).encode(Counting(kind, fingerprint=kind[0] * 64), [], "document")
         assert (stored.counts, stored.reused, stored.rows.shape) == (TokenCounts(0, 0, 0, 0), 0, (0, 4))
         assert list(stored.rows.blocks(5)) == []
-    words = VectorStore(tmp_path).encode(Counting("colbert"), ["", ""], "document")
+    words = small_store(tmp_path).encode(Counting("colbert"), ["", ""], "document")
     assert (words.rows.shape, words.lengths is not None and words.lengths.tolist()) == ((0, 4), [0, 0])
 
 
 CHILD = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-import test_vectors as t
-from quiver.retrieval import vectors
-vectors._CHUNK, vectors._SHARD_TEXTS = 10, 40
+import test_embedding_store as t
+from pathlib import Path
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoreLimits
 calls = 0
 def killing(function):
     def call(*arguments, **options):
@@ -163,7 +162,7 @@ if {where!r} == "encode":
     model.encode = killing(model.encode)
 else:
     os.{where} = killing(os.{where})
-vectors.VectorStore(vectors.Path({folder!r})).encode(model, t.many(), "document")
+EmbeddingStore(Path({folder!r}), limits=StoreLimits(chunk_texts=10, shard_texts=40)).encode(model, t.many(), "document")
 """
 
 
@@ -187,14 +186,14 @@ def test_a_killed_process_loses_what_it_had_not_committed(tmp_path: Path, kind: 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     model = Counting(kind)
-    stored = VectorStore(tmp_path).encode(model, many(), "document")
+    stored = small_store(tmp_path).encode(model, many(), "document")
     assert model.texts == many()[committed:]
     assert stored.reused == committed
     check(stored, model, many())
 
 
 def test_what_a_killed_process_leaves_is_removed_in_the_end(tmp_path: Path) -> None:
-    store, model = VectorStore(tmp_path), Counting()
+    store, model = small_store(tmp_path), Counting()
     store.encode(model, TEXTS, "document")
     old, fresh = (shards(tmp_path)[0].parent / f".{name}.shard.00.tmp" for name in ("old", "fresh"))
     for path in (old, fresh):
@@ -217,42 +216,42 @@ def test_what_was_encoded_before_an_error_is_kept(tmp_path: Path, failing: str) 
             return super().encode(texts, role)
 
     with pytest.raises(InputError if failing == "texts" else RuntimeError):
-        VectorStore(tmp_path).encode(*((Counting(), broken()) if failing == "texts" else (Failing(), TEXTS)), "document")
+        small_store(tmp_path).encode(*((Counting(), broken()) if failing == "texts" else (Failing(), TEXTS)), "document")
     model = Counting()
-    VectorStore(tmp_path).encode(model, TEXTS, "document")
+    small_store(tmp_path).encode(model, TEXTS, "document")
     assert model.texts == ["d e f", "g", "h", "i j", "k", "l m n o"]
 
 
 @pytest.mark.parametrize("place", [3, 520, -1])
 def test_a_damaged_shard_is_set_aside_and_its_texts_are_encoded_again(tmp_path: Path, place: int, caplog: pytest.LogCaptureFixture) -> None:
-    VectorStore(tmp_path).encode(Counting(), TEXTS, "document")
+    small_store(tmp_path).encode(Counting(), TEXTS, "document")
     victim = shards(tmp_path)[0]
     content = bytearray(victim.read_bytes())
     content[place] ^= 1
     victim.write_bytes(content)
     model = Counting()
-    stored = VectorStore(tmp_path).encode(model, TEXTS, "document")
+    stored = small_store(tmp_path).encode(model, TEXTS, "document")
     check(stored, model, TEXTS)
     assert len(model.texts) == 6
     assert stored.reused == 3
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     message = caplog.records[0].getMessage()
     assert message.startswith(f"{victim.with_suffix('.damaged')}: damaged (")
-    assert message.endswith("its texts are encoded again, the file may be deleted")
+    assert message.endswith("its texts are encoded again and the file can be deleted")
     assert victim.with_suffix(".damaged").read_bytes() == bytes(content)
     again = Counting()
-    check(VectorStore(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
+    check(small_store(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
     assert again.asked == []
 
 
 def test_only_shards_that_are_asked_for_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A small collection does not pay for the checksums of a large one that the same model has encoded."""
-    VectorStore(tmp_path).encode(Counting(), TEXTS, "document")
+    small_store(tmp_path).encode(Counting(), TEXTS, "document")
     last = shards(tmp_path)[-1]
     content = last.read_bytes()
     last.write_bytes(content[:-1] + b"\0")
     model = Counting()
-    assert VectorStore(tmp_path).encode(model, ["a b", "c"], "document").reused == 2
+    assert small_store(tmp_path).encode(model, ["a b", "c"], "document").reused == 2
     assert caplog.records == []
     assert last.exists()
 
@@ -264,7 +263,7 @@ def test_of_a_text_that_two_processes_stored_the_sound_copy_is_found(tmp_path: P
         start.wait()  # both have looked at the folder before either writes
         yield from texts
 
-    workers = [threading.Thread(target=VectorStore(tmp_path).encode, args=(model, late(TEXTS), "document")) for model in models]
+    workers = [threading.Thread(target=small_store(tmp_path).encode, args=(model, late(TEXTS), "document")) for model in models]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -274,7 +273,7 @@ def test_of_a_text_that_two_processes_stored_the_sound_copy_is_found(tmp_path: P
     for victim in shards(tmp_path)[:1]:
         victim.write_bytes(victim.read_bytes()[:-1] + b"\0")
     again = Counting()
-    check(VectorStore(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
+    check(small_store(tmp_path).encode(again, TEXTS, "document"), again, TEXTS)
     assert again.asked == []
 
 
@@ -282,24 +281,24 @@ def test_of_a_text_that_two_processes_stored_the_sound_copy_is_found(tmp_path: P
     ("name", "value"), [("version", 99), ("fingerprint", "b" * 64), ("dim", 5), ("role", "query"), ("kind", "colbert")]
 )
 def test_a_folder_of_another_model_is_refused(tmp_path: Path, name: str, value: object) -> None:
-    VectorStore(tmp_path).encode(Counting(), TEXTS, "document")
+    small_store(tmp_path).encode(Counting(), TEXTS, "document")
     manifest = next(tmp_path.rglob("manifest.json"))
     fields = json.loads(manifest.read_text())
     assert fields["source"] == "counting"
     manifest.write_text(json.dumps(fields | {name: value}))
     model = Counting()
-    with pytest.raises(InputError, match=rf"manifest\.json: its {name} is .*, expected .*; delete the folder to encode again") as caught:
-        VectorStore(tmp_path).encode(model, TEXTS, "document")
+    with pytest.raises(InputError, match=rf"manifest\.json: {name} is .*, expected .*; delete the folder to encode again") as caught:
+        small_store(tmp_path).encode(model, TEXTS, "document")
     assert "\n" not in str(caught.value)
     assert model.asked == []
 
 
 def test_a_place_that_cannot_be_a_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match=r"cannot be made .*name another folder for vectors"):
-        VectorStore(tmp_path / "file").encode(Counting(), TEXTS, "document")
-    with pytest.raises(ValueError, match="a fingerprint is a hexadecimal number"):
-        VectorStore(tmp_path).encode(Counting(fingerprint="../../elsewhere"), TEXTS, "document")
+    with pytest.raises(InputError, match=r"cannot be created .*choose another folder for vectors"):
+        small_store(tmp_path / "file").encode(Counting(), TEXTS, "document")
+    with pytest.raises(ValueError, match="a fingerprint must be a hexadecimal number"):
+        small_store(tmp_path).encode(Counting(fingerprint="../../elsewhere"), TEXTS, "document")
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
@@ -312,10 +311,10 @@ def test_a_vector_that_is_not_finite_is_not_stored(tmp_path: Path, kind: str, ba
                 encoding.vectors[list(texts).index("d e f")][..., -1] = bad
             return encoding
 
-    with pytest.raises(InputError, match="counting gave a vector that is not finite for the document 'd e f'; it cannot be used"):
-        VectorStore(tmp_path).encode(Broken(kind), TEXTS, "document")
+    with pytest.raises(InputError, match="counting: the vector of the document 'd e f' is not finite"):
+        small_store(tmp_path).encode(Broken(kind), TEXTS, "document")
     model = Counting(kind)
-    check(VectorStore(tmp_path).encode(model, TEXTS, "document"), model, TEXTS)
+    check(small_store(tmp_path).encode(model, TEXTS, "document"), model, TEXTS)
     assert "d e f" in model.texts
 
 
@@ -323,12 +322,12 @@ def test_vectors_that_are_not_what_the_card_says(tmp_path: Path) -> None:
     model = Counting()
     model.card = replace(model.card, dim=5)
     with pytest.raises(ValueError, match="width 4, its card says 5"):
-        VectorStore(tmp_path).encode(model, TEXTS, "document")
+        small_store(tmp_path).encode(model, TEXTS, "document")
     short = Counting(fingerprint="b" * 64)
     whole = short.encode
     short.encode = lambda texts, role, *, progress=False: whole(texts[1:], role)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="the vectors of 2 texts for 3"):
-        VectorStore(tmp_path).encode(short, TEXTS, "document")
+        small_store(tmp_path).encode(short, TEXTS, "document")
 
 
 def test_one_bar_over_all_texts_and_reused_ones_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +338,7 @@ def test_one_bar_over_all_texts_and_reused_ones_move_it(tmp_path: Path, monkeypa
         bars.append((description, total if enabled else 0, []))
         yield bars[-1][2].append
 
-    monkeypatch.setattr(vectors, "progress_bar", recorded)
+    monkeypatch.setattr("quiver.retrieval.data.embedding_store.progress_bar", recorded)
     model = Counting()
     shown: list[bool] = []
     encode = model.encode
@@ -349,7 +348,7 @@ def test_one_bar_over_all_texts_and_reused_ones_move_it(tmp_path: Path, monkeypa
         return encode(texts, role)
 
     model.encode = watched  # type: ignore[method-assign]
-    store = VectorStore(tmp_path)
+    store = small_store(tmp_path)
     store.encode(model, TEXTS[:6], "document", total=6, progress=True)
     store.encode(model, TEXTS, "document", total=12, progress=True, description="corpus")
     store.encode(model, ["q"], "query", progress=True)
@@ -358,31 +357,27 @@ def test_one_bar_over_all_texts_and_reused_ones_move_it(tmp_path: Path, monkeypa
     assert shown == [False] * 4 + [True]  # without a total the model shows its own
 
 
-def test_long_texts_go_in_smaller_calls_and_large_vectors_in_smaller_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_CHUNK", 100)
-    monkeypatch.setattr(vectors, "_CHUNK_CHARACTERS", 50)
+def test_long_texts_go_in_smaller_calls_and_large_vectors_in_smaller_shards(tmp_path: Path) -> None:
+    limits = StoreLimits(chunk_texts=100, chunk_characters=50, shard_texts=4)
     texts = [f"{number} " + "y" * length for number, length in enumerate([10, 10, 10, 10, 60, 10, 20, 20, 20])]
     model = Counting()
-    check(VectorStore(tmp_path).encode(model, texts, "document"), model, texts)
+    check(EmbeddingStore(tmp_path, limits=limits).encode(model, texts, "document"), model, texts)
     assert [len(call) for call in model.asked] == [4, 1, 2, 2]
-    monkeypatch.setattr(vectors, "_SHARD_BYTES", 4 * 4 * 2)
-    monkeypatch.setattr(vectors, "_SHARD_TEXTS", 1000)
-    VectorStore(tmp_path / "bytes").encode(Counting(), texts, "document")
+    limits = replace(limits, shard_bytes=4 * 4 * 2, shard_texts=1000)
+    EmbeddingStore(tmp_path / "bytes", limits=limits).encode(Counting(), texts, "document")
     assert len(shards(tmp_path / "bytes")) == 3  # of four, of one and two, of two: at least two vectors each
 
 
-def test_a_slow_model_commits_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_SHARD_TEXTS", 1000)
+def test_a_slow_model_commits_by_the_clock(tmp_path: Path) -> None:
     clock = iter(range(0, 10_000, 20))
-    monkeypatch.setattr(vectors.time, "monotonic", lambda: float(next(clock)))
-    VectorStore(tmp_path).encode(Counting(), [str(number) for number in range(18)], "document")
+    limits = StoreLimits(chunk_texts=3, shard_texts=1000, clock=lambda: float(next(clock)))
+    EmbeddingStore(tmp_path, limits=limits).encode(Counting(), [str(number) for number in range(18)], "document")
     assert len(shards(tmp_path)) == 3  # six calls, 20 seconds each: every second one is more than 30 after the last commit
 
 
-def test_neither_texts_nor_vectors_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_texts_nor_vectors_are_held(tmp_path: Path) -> None:
     """20,000 texts of 1,000 characters and 20,000 vectors of 1 KiB pass through a few megabytes."""
-    monkeypatch.setattr(vectors, "_CHUNK", 256)
-    monkeypatch.setattr(vectors, "_SHARD_TEXTS", 1024)
+    store = EmbeddingStore(tmp_path, limits=StoreLimits(chunk_texts=256, shard_texts=1024))
 
     class Wide:
         card = ModelCard("wide", "dense", "d" * 64, 256, "dot", 9, 9)
@@ -393,7 +388,7 @@ def test_neither_texts_nor_vectors_are_held(tmp_path: Path, monkeypatch: pytest.
 
     tracemalloc.start()
     try:
-        stored = VectorStore(tmp_path).encode(Wide(), (f"{number:05d}" * 200 for number in range(20_000)), "document")
+        stored = store.encode(Wide(), (f"{number:05d}" * 200 for number in range(20_000)), "document")
         total = sum(float(block.sum()) for _, block in stored.rows.blocks(1024))
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -408,7 +403,7 @@ from pathlib import Path
 import numpy as np
 from quiver.retrieval.index import index_vectors
 from quiver.retrieval.records import DenseEncoding, ModelCard, TextTokens
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore
 
 class Random:
     card = ModelCard("random", "dense", "f" * 64, 384, "cosine", 9, 9)
@@ -421,7 +416,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 before, count = peak(), 400_000
-stored = VectorStore(Path(sys.argv[1])).encode(Random(), map(str, range(count)), "document")
+stored = EmbeddingStore(Path(sys.argv[1])).encode(Random(), map(str, range(count)), "document")
 index = index_vectors([str(number) for number in range(count)], stored.rows, Random.card)
 hits = index.search(stored.rows.span(0, 100), 100)
 assert [found[0] for found in hits.ids] == [str(number) for number in range(100)]
