@@ -107,7 +107,7 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     done = quiver("mine", corpus, "--model", "bm25", "--workers", 2, "--out", tmp_path / "m")
     assert (done.code, done.err) == (
         2,
-        "quiver: error: bm25 encodes nothing that could be shared out; leave --executor, --workers and --address away\n",
+        "quiver: error: --executor, --workers and --address distribute encoding, and bm25 encodes nothing; leave them out\n",
     )
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "model"}
 

@@ -86,6 +86,6 @@ def test_needs_are_those_of_the_files_and_of_what_is_made_in_memory(tmp_path: Pa
         assert plan == plan_shards(open_index(index.path), Sharding(shards=2, replicas=3))
         most = max(need.bytes for need in segment_needs(index))
         codec = sum(path.stat().st_size for path in (index.path / "codec" / index.manifest.codec.name).iterdir())
-        with pytest.raises(InputError, match=re.escape(f"needs {most + codec:,} bytes of memory in one shard")):
+        with pytest.raises(InputError, match=re.escape(f"needs {most + codec:,} bytes of memory")):
             plan_shards(index, Sharding(memory=most + codec - 1))
         assert len(plan_shards(index, Sharding(memory=most + codec)).shards) >= 2
