@@ -227,7 +227,9 @@ def test_a_shard_that_does_not_open(replicated: Any) -> None:
     with pytest.raises(InputError, match=r"generation 1: not opened within 0.3 s; it needs 9 bytes of free memory"):
         shard.wait()
     shard, _ = replicated(Fake("dead", "answer", opens="lost"))
-    with pytest.raises(InputError, match=r"from s-000000000001-0000, generation 1: the process ended while the shard was opened \(dead is dead\)"):
+    with pytest.raises(
+        InputError, match=r"from s-000000000001-0000, generation 1: the process ended while the shard was opened \(dead is dead\)"
+    ):
         shard.wait()
 
 
