@@ -9,43 +9,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from quiver.encoder.errors import InputError
 from quiver.eval.report import svg
-from quiver.eval.report.document import document
-from quiver.eval.report.page_tables import interval_note
-from quiver.eval.report.protocol import protocol
 from quiver.eval.report.systems import points
-from quiver.eval.results import Results
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-TITLE = "Retrieval results"
-"""What a page is called unless somebody says otherwise."""
-
-STRONGEST = 34
-"""Percent of the accent in the shade of a similarity of 1: more, and the text on it is hard to read."""
-
 _C0 = re.compile(r"[\x00-\x08\x0b-\x1f]")
 # C1 controls, the two overrides of the direction of writing, and what is no character: UTF-8 cannot hold half a surrogate pair.
 _NO_TEXT = re.compile("[\x7f-\x9f\u202d\u202e\ufffe\uffff\ud800-\udfff]")
-
-
-def render_html(results: Sequence[Results], *, title: str = TITLE) -> str:
-    """One page over one or more systems; equal results give equal bytes.
-
-    Args:
-        results: In the order of the tables' rows; baselines come first, and results of one system share a row.
-        title: Of the page.
-
-    Raises:
-        InputError: The results cannot stand in one table, or jinja2 is not installed.
-    """
-    content = {"document": document(results), "dates": _dates(results), "protocol": protocol(results)}
-    return render_page("page.html.j2", content, title=title)
 
 
 def render_page(template: str, content: Mapping[str, object], *, title: str) -> str:
@@ -100,10 +76,7 @@ def _environment() -> Environment:
     environment.globals["svg"] = svg
     environment.filters.update(
         points=points,
-        counted=_counted,
         place=lambda number: f"{number:.1f}".removesuffix(".0"),
-        interval=lambda measured: interval_note(measured.low, measured.high),
-        shade=lambda similarity: f"{STRONGEST * max(0.0, similarity):.0f}",
     )
     return environment
 
@@ -113,12 +86,3 @@ def _source(environment: Environment, name: str) -> str:
     if environment.loader is None:
         raise ValueError("the environment has no loader")
     return environment.loader.get_source(environment, name)[0]
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
-
-
-def _dates(results: Sequence[Results]) -> str:
-    days = sorted({result.provenance.date[:10] for result in results})
-    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

@@ -26,8 +26,8 @@ from quiver.cli.workers import AddressOption, ExecutorOption, WorkersOption
 from quiver.eval.evaluation import evaluate as run_evaluation
 from quiver.eval.quickstart import QuickstartResult
 from quiver.eval.quickstart import quickstart as run_quickstart
+from quiver.eval.report.retrieval import write_report
 from quiver.eval.report.systems import LABELS
-from quiver.eval.report.writing import write_report
 from quiver.eval.results import CollectionResult, Results
 from quiver.eval.results_folder import REPORTS
 from quiver.retrieval.cluster import open_executor
@@ -156,7 +156,7 @@ def evaluate(
     )
     reports = [out / name for name in REPORTS]
     for file in reports:
-        write_report([out], file)
+        write_report([results], file)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
         return

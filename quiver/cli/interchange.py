@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from quiver.cli.output import JsonOption, OverwriteOption, print_json, say
-from quiver.eval.report.model_index import render_model_index
+from quiver.eval.report.hub import render_model_index
 from quiver.eval.results_folder import read_results
 from quiver.retrieval.models.export.export import Scores, export_model
 

@@ -13,7 +13,7 @@ from quiver.encoder.pretraining import load_pretraining_recipe
 from quiver.encoder.pretraining import prepare as prepare_recipe
 from quiver.encoder.pretraining import pretrain as run_recipe
 from quiver.encoder.training.stopping import RunStoppedError
-from quiver.eval.report.pretraining_run import write_pretraining_report
+from quiver.eval.report.training import write_training_report
 
 
 def pretrain(
@@ -45,7 +45,7 @@ def pretrain(
             say_error(f"{stopped}; the same command with --resume goes on" if not resume else f"{stopped}; the same command goes on")
         raise typer.Exit(1) from stopped
     if leads:
-        report = write_pretraining_report(out)
+        report = write_training_report(out)
         print_json(record) if as_json else _print(record, out, report)
 
 

@@ -1,4 +1,4 @@
-"""``quiver report``: results to tables, pages and metadata; like bench.py beside it, a file of retrieval that may import eval."""
+"""``quiver report``: reports of results, comparisons, metadata for the Hugging Face Hub, and reports of training runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typer.core import TyperGroup
 
 from quiver.cli.output import JsonOption, help_alone, print_json, print_table, say
 from quiver.encoder import InputError
-from quiver.eval.report.compare import Comparison, compare_results
-from quiver.eval.report.pretraining_run import is_pretraining, write_pretraining_report
+from quiver.eval.report.compare import Comparison, check_comparison_target, compare_results, write_comparison
+from quiver.eval.report.hub import write_card, write_mteb
+from quiver.eval.report.paper import write_paper
+from quiver.eval.report.retrieval import write_report
 from quiver.eval.report.systems import LABELS
-from quiver.eval.report.training_run import write_run_report
-from quiver.eval.report.writing import check_comparison_target, write_card, write_comparison, write_mteb, write_paper, write_report
+from quiver.eval.report.training import write_training_report
 from quiver.eval.results import HEADLINE
 
 
 class _FoldersFirst(TyperGroup):
-    """A family whose first argument may be a folder: ``quiver report DIR...`` means ``quiver report write DIR...``."""
+    """A command group where ``quiver report FOLDER...`` means ``quiver report write FOLDER...``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -34,23 +35,23 @@ app = typer.Typer(
     cls=_FoldersFirst,
     invoke_without_command=True,
     callback=help_alone,
-    help="Turn results into reports; a folder as first argument means write (a folder called compare is ./compare).",
+    help="Write reports of results. A folder as the first argument means write; give a folder called compare as ./compare.",
     epilog="Example: quiver report results/a results/b --out report.html",
 )
 
-FoldersArgument = typer.Argument(help="Folders that quiver evaluate wrote.")
-FolderArgument = typer.Argument(help="A folder that quiver evaluate wrote.")
+FoldersArgument = typer.Argument(help="Result folders, written by quiver evaluate.")
+FolderArgument = typer.Argument(help="Result folder, written by quiver evaluate.")
 
 
 class Layout(str, Enum):
-    """How a report is laid out."""
+    """Layout of a report."""
 
     RESULTS = "results"
     PAPER = "paper"
 
 
 class Card(str, Enum):
-    """Which metadata of the Hugging Face Hub."""
+    """Kind of metadata for the Hugging Face Hub."""
 
     MODEL_INDEX = "model-index"
     EVAL_RESULTS = "eval-results"
@@ -59,15 +60,19 @@ class Card(str, Enum):
 @app.command("write", epilog="Example: quiver report write results/a results/b --layout paper --against ModernBERT-base --out table7.tex")
 def write(
     folders: Annotated[list[Path], FoldersArgument],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file; .md, .html or .tex says what it is.")],
-    layout: Annotated[Layout, typer.Option(help="Own tables, or the ModernBERT paper's with its rows.")] = Layout.RESULTS,
-    against: Annotated[str | None, typer.Option(help="With paper: a row such as ModernBERT-base to take the difference to.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output file; the suffix .md, .html or .tex selects the format.")],
+    layout: Annotated[
+        Layout, typer.Option(help="Quiver's tables, or those of the ModernBERT paper with its published rows.")
+    ] = Layout.RESULTS,
+    against: Annotated[
+        str | None, typer.Option(help="With --layout paper: published row to subtract from the measured ones, such as ModernBERT-base.")
+    ] = None,
 ) -> None:
-    """Put results of one or more systems into one report."""
+    """Write one report of the results of one or more systems."""
     if layout is Layout.PAPER:
         write_paper(folders, out, against=against)
     elif against is not None:
-        raise InputError("--against names a row of the paper; it needs --layout paper")
+        raise InputError("--against names a row of the paper and needs --layout paper")
     else:
         write_report(folders, out)
     say(f"report: {out}")
@@ -75,12 +80,15 @@ def write(
 
 @app.command("compare", epilog="Example: quiver report compare results/a results/b --out comparison.md")
 def compare(
-    baseline: Annotated[str, typer.Argument(help="A folder of results, or bm25: the baseline that each folder holds itself.")],
-    systems: Annotated[list[Path], typer.Argument(help="Folders of results to compare with it.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A Markdown file, .md: all measures, p, what changed most.")] = None,
+    baseline: Annotated[str, typer.Argument(help="Result folder to compare with, or bm25 for the baseline in each result folder.")],
+    systems: Annotated[list[Path], typer.Argument(help="Result folders of the systems to compare.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output file (.md, .html or .tex) with all measures, p-values and the queries that changed most."),
+    ] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Say which differences are more than chance: paired tests over the queries, corrected for their number."""
+    """Test which differences between systems are significant: paired tests over queries, corrected for multiple comparisons."""
     if out is not None:
         check_comparison_target(out)
     comparison = compare_results(baseline, *systems)
@@ -95,7 +103,7 @@ def compare(
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    """The headline alone, which fits a terminal; all measures, p and the queries that changed are in the file."""
+    """Print nDCG@10 alone, which fits a terminal; the file holds everything else."""
     for system in comparison.systems:
         rows = []
         for pairing in (*comparison.pairings, *comparison.averages):
@@ -115,9 +123,9 @@ def _print_comparison(comparison: Comparison) -> None:
 @app.command("card", epilog="Example: quiver report card results/a --out model-index.yaml")
 def card(
     folder: Annotated[Path, FolderArgument],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write, .yaml or .yml; one that holds anything else is left alone.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output file, .yaml or .yml; a file with other content is not overwritten.")],
     kind: Annotated[
-        Card, typer.Option(help="model-index: metadata to copy into a model card; eval-results: a file for .eval_results/.")
+        Card, typer.Option(help="model-index: metadata for a model card; eval-results: a file for .eval_results/.")
     ] = Card.MODEL_INDEX,
 ) -> None:
     """Write results as metadata of a model on the Hugging Face Hub."""
@@ -128,17 +136,18 @@ def card(
 @app.command("mteb", epilog="Example: quiver report mteb results/a --out mteb-results/model/revision")
 def mteb(
     folder: Annotated[Path, FolderArgument],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for one file a task.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder; one file per task.")],
 ) -> None:
-    """Write results as files in mteb's shape."""
+    """Write results as result files of mteb."""
     files, without = write_mteb(folder, out)
     say(f"{len(files)} tasks: {out}")
     if without:
-        say(f"left out, for mteb has no task for them or scores them otherwise: {', '.join(map(repr, without))}")
+        say(f"left out (mteb has no such task or scores it in another way): {', '.join(map(repr, without))}")
 
 
 @app.command("training", epilog="Example: quiver report training runs/mine")
-def training(folder: Annotated[Path, typer.Argument(help="The --out of quiver train or pretrain; the run may still be going on.")]) -> None:
-    """Write the report of a training run into its folder: curves, settings, data, versions."""
-    write = write_pretraining_report if is_pretraining(folder) else write_run_report
-    say(f"report: {write(folder)}")
+def training(
+    folder: Annotated[Path, typer.Argument(help="Output folder of quiver train or quiver pretrain; the run may be unfinished.")],
+) -> None:
+    """Write a report of a training run into its folder: curves, settings, data and versions."""
+    say(f"report: {write_training_report(folder)}")

@@ -28,7 +28,7 @@ from quiver.eval.nlu.glue_recipe import KINDS as GLUE_KINDS
 from quiver.eval.nlu.glue_recipe import load_glue_recipe
 from quiver.eval.nlu.qa_recipe import KINDS as QA_KINDS
 from quiver.eval.nlu.qa_recipe import load_qa_recipe
-from quiver.eval.report.training_run import write_run_report
+from quiver.eval.report.training import write_training_report
 from quiver.retrieval.training.averaging import write_average
 from quiver.retrieval.training.recipe import load_recipe
 from quiver.retrieval.training.run import RunStoppedError
@@ -64,7 +64,7 @@ def train(
             say_error(f"{stopped}; the same command with --resume goes on" if not resume else f"{stopped}; the same command goes on")
         raise typer.Exit(1) from stopped
     if leads:
-        report = write_run_report(out)
+        report = write_training_report(out)
         print_json(record) if as_json else _print(record, out, report)
 
 
