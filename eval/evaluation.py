@@ -19,9 +19,8 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from quiver.encoder.config import Precision
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_json
+from quiver.encoder.files import file_sha256, write_json
 from quiver.eval.baselines import load_baseline
 from quiver.eval.benchmark import Benchmark, resolve
 from quiver.eval.metrics import MEASURES, Scores, judged_at, score
@@ -43,14 +42,15 @@ from quiver.eval.significance import bootstrap_interval
 from quiver.eval.worst import Explain, worst_queries
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.data.run import write_run
-from quiver.retrieval.data.vectors import vector_store
-from quiver.retrieval.index.in_memory import check_kind
+from quiver.retrieval.index.engine_table import check_engine
+from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Run
-from quiver.retrieval.search.token_matches import token_matches
+from quiver.retrieval.search.explain import token_matches
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,8 @@ class _Choices:
     """How collections are scored, beyond what each one's own policy says; the fields are arguments of ``evaluate``."""
 
     k: int
-    index: str
+    engine: str
+    effort: str | Mapping[str, Setting]
     baselines: Sequence[str]
     in_domain: Sequence[str]
 
@@ -90,7 +91,8 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     split: str | None = None,
     out: str | Path | None = None,
     k: int = 1000,
-    index: str = "exact",
+    engine: str = "exact",
+    effort: str | Mapping[str, Setting] = "balanced",
     baselines: Sequence[str] = ("bm25",),
     in_domain: Sequence[str] = (),
     library: Library = "quiver",
@@ -113,8 +115,10 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
         split: Which judgements; None is each collection's published split, ``test`` for a folder that is none of the registry's.
         out: Folder for ``results.json``, the TREC runs and the scores of every query; None writes nothing.
         k: Documents kept for a query; measures that look further down are left out, but for nDCG@10. MAP is over these documents.
-        index: ``exact``, or for one vector a text a FAISS factory string with its search settings, such as ``IVF1024,Flat?nprobe=16``;
-            its overlap with exact search is measured and reported beside the score.
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64`` or ``faiss-dense:factory=HNSW32,Flat``; see
+            `quiver.retrieval.index.engine_table.parse_engine`. The overlap of an approximate engine with exact search is measured and
+            reported beside the score.
+        effort: Search effort: ``exact``, ``balanced`` or ``fast``, or search parameters of the engine by name.
         baselines: Names in ``quiver.eval.ranking.BASELINES`` to score beside the system.
         in_domain: Names of collections, or of their groups, whose training data the model has seen.
         library: What opens and runs the model, where ``model`` is a folder or hub id.
@@ -136,7 +140,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     if k < 1:
         raise InputError(f"k must be >= 1, got {k}")
     require_baselines(["bm25", *baselines] if model == "bm25" else baselines)
-    _check_model(model, library, precision, index)
+    _check_model(model, library, precision, engine)
     if out is not None:
         refuse_existing(Path(out), overwrite=overwrite)
     benchmarks = _benchmarks(data, split, in_domain, offline=offline, progress=progress)
@@ -144,9 +148,10 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     loaded = _load(model, library, precision)
     system = BM25 if loaded is None else System.of(loaded.card)
     if loaded is not None:
-        check_kind(index, loaded.card)
-    choices = _Choices(k, index, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
-    with _stage(out, system, choices, overwrite=overwrite) as stage, _ranker(loaded, index, cache, executor, progress) as rank:
+        check_engine(engine, loaded.card)
+        check_preset(effort)
+    choices = _Choices(k, engine, effort, tuple(name for name in baselines if name != system.kind), tuple(in_domain))
+    with _stage(out, system, choices, overwrite=overwrite) as stage, _ranker(loaded, choices, cache, executor, progress) as rank:
         walk = _Walk(system, rank, _explanation(loaded), choices, stage)
         scored = tuple(map(walk.score, checked))
         results = Results(system, scored, provenance(command))
@@ -271,10 +276,10 @@ def _explanation(model: object) -> Explain | None:
     return partial(explain, model)
 
 
-def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision, index: str) -> None:
+def _check_model(model: str | Path | DenseModel | TokenModel, library: Library, precision: Precision, engine: str) -> None:
     """Refuse choices that this model cannot follow, before anything is read."""
-    if model == "bm25" and (library, precision, index) != ("quiver", "float", "exact"):
-        raise InputError("bm25 has no index, no precision and no other library; leave those options away")
+    if model == "bm25" and (library, precision, engine) != ("quiver", "float", "exact"):
+        raise InputError("bm25 has no engine, precision or library; leave out those options")
     if library != "quiver" and precision != "float":
         raise InputError(f"{precision} is of Quiver's own models; leave it away with the library {library}")
     if not isinstance(model, (str, Path)) and (library, precision) != ("quiver", "float"):
@@ -292,13 +297,13 @@ def _load(model: str | Path | DenseModel | TokenModel, library: Library, precisi
 
 @contextmanager
 def _ranker(
-    model: DenseModel | TokenModel | None, index: str, cache: str | Path | None, executor: Executor, progress: bool
+    model: DenseModel | TokenModel | None, choices: _Choices, cache: str | Path | None, executor: Executor, progress: bool
 ) -> Iterator[Ranker]:
     if model is None:
         yield rank_with_bm25
         return
-    with vector_store(None if cache is None else Path(cache), executor) as store:
-        yield ModelRanker(model, store, index, progress)
+    with open_embedding_store(None if cache is None else Path(cache), executor) as store:
+        yield ModelRanker(model, store, choices.engine, choices.effort, progress)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A collection to a run: one function a kind of system, which is all that tells a model from BM25.
 
-A model's vectors go through a ``VectorStore``, so that a text is encoded once for as long as the store lives, and from there through
+A model's vectors go through a ``EmbeddingStore``, so that a text is encoded once for as long as the store lives, and from there through
 a real index. An index that is not exact is compared with exact search over the same vectors.
 """
 
@@ -18,9 +18,12 @@ from quiver.eval.benchmark import Policy, cut, depth
 from quiver.eval.bm25 import bm25_run
 from quiver.eval.results import IndexUsed, Truncated
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.data.vectors import StoredVectors, VectorStore
-from quiver.retrieval.index.in_memory import index_vectors
-from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
+from quiver.retrieval.index.engine_table import EXACT
+from quiver.retrieval.index.engines import Setting
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Hits, ModelCard
 from quiver.retrieval.search.bm25 import PARAMETERS
 
@@ -70,13 +73,15 @@ class ModelRanker:
     Attributes:
         model: Encodes texts.
         store: Where the vectors go.
-        index: ``exact``, or a FAISS factory string with its settings; see ``quiver.retrieval.index.in_memory.index_vectors``.
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
+        effort: Search effort: a preset, or search parameters of the engine by name.
         progress: Show how far the encoding is.
     """
 
     model: DenseModel | TokenModel
-    store: VectorStore
-    index: str = "exact"
+    store: EmbeddingStore
+    engine: str = EXACT
+    effort: str | Mapping[str, Setting] = "balanced"
     progress: bool = False
 
     def __call__(self, collection: Collection, policy: Policy, k: int) -> Ranking:
@@ -93,19 +98,19 @@ class ModelRanker:
         ids: list[str] = []
         documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
         watch.lap("encode_documents")
-        index = index_vectors(ids, documents, card, kind=self.index)
+        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine)
         watch.lap("index")
         wanted = depth(k, policy)
-        hits = _searched(index, vectors, wanted, card)
+        hits = _searched(index, vectors, wanted, card, self.effort)
         watch.lap("search")
-        exact = self.index == "exact"
+        exact = index.kind.startswith("exact-")
         overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
         return Ranking(
             run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
             index=IndexUsed(
-                kind="exact" if exact else "faiss",
-                # How far a graph is explored depends on how many documents are asked for too.
-                parameters={**index.parameters} if exact else {**index.parameters, "k": wanted},
+                kind=EXACT if exact else index.kind,
+                # The work of an approximate search also depends on the number of documents that are asked for.
+                parameters={**index.parameters} if exact else {**index.parameters, **index.search_params(self.effort, wanted), "k": wanted},
                 recall={_name(cut): 1.0 for cut in overlaps} if exact else self._overlaps(ids, documents, vectors, hits, overlaps),
                 bytes=index.nbytes,
                 query_milliseconds=1000 * watch.seconds["search"] / len(collection.queries),
@@ -121,7 +126,7 @@ class ModelRanker:
     def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits, cuts: Sequence[int]) -> dict[str, float]:
         if not cuts:
             return {}
-        exact = index_vectors(ids, documents, self.model.card).search(queries, max(cuts))
+        exact = index_vectors(ids, documents.rows, self.model.card, lengths=documents.lengths).search(queries, max(cuts))
         return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
 
 
@@ -157,9 +162,9 @@ def overlap(exact: Hits, hits: Hits, k: int) -> float:
     return sum(shares) / len(shares)
 
 
-def _searched(index: VectorIndex[Any], queries: Any, k: int, card: ModelCard) -> Hits:
+def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
     try:
-        return index.search(queries, k)
+        return index.search(queries, k, effort=effort)
     except ValueError as error:  # the shapes are ours: what is left is what the model's vectors are
         raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
 

@@ -1,9 +1,7 @@
-"""Checkpoints with a head on the encoder, both ways, as transformers and the families' own code lay them out.
+"""What config.json says of a head, and how it is written there.
 
-Reading is strict: what a head needs must be in the file, unless the caller gives a seed for weights that are not there.
-A quiver config.json keeps the head's settings under one key, ``head``, by the names that ModernBERT's has.
+ModernBERT has keys for it; the other families' heads follow from their layers, and a setting they have no key for is refused.
 
-Shapes: C labels.
 Source: the configurations of ModernBERT, BERT and RoBERTa in transformers 5.3.
 """
 
@@ -12,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -21,29 +19,93 @@ from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
-from quiver.encoder.checkpoints.head_layouts import AUTO_CLASSES, LAYOUTS, HeadLayout, Task
-from quiver.encoder.checkpoints.head_settings import one_of, read_dropout, read_labels, read_transform, transform_settings
-from quiver.encoder.checkpoints.head_transform import SHARED_TRANSFORM, classifier_transform, decoder_has_bias, masked_lm_transform
-from quiver.encoder.checkpoints.hub import local_folder
-from quiver.encoder.checkpoints.key_maps import KEY_MAPS, KeyMap
-from quiver.encoder.checkpoints.keys import Keys
-from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.checkpoints.families import FORMATS, families_with_head
+from quiver.encoder.checkpoints.family import AUTO_CLASSES, TO_HF_ACTIVATION, ConfigReader, HeadLayout, Task, TensorNames
+from quiver.encoder.checkpoints.folder import local_folder, read_weights
+from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.heads import (
     CLASSIFIER_POOLINGS,
     IGNORE_INDEX,
+    SHARED_TRANSFORM,
     ClassifierPooling,
     Head,
     MaskedLM,
     ProblemType,
     SequenceClassifier,
     SpanQA,
+    TransformConfig,
+    classifier_transform,
+    decoder_has_bias,
+    head_dropout,
     init_head,
+    masked_lm_transform,
 )
 from quiver.encoder.model import Encoder
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value", bound=str)
+
+
+def read_transform(keys: ConfigReader, default: TransformConfig, config: EncoderConfig) -> TransformConfig:
+    """The layer before the last matrix; only ModernBERT's keys can say another than the family's."""
+    if config.family not in SHARED_TRANSFORM:
+        return default
+    return replace(default, bias=keys.flag("classifier_bias"), activation=keys.activation("classifier_activation"))
+
+
+def read_dropout(keys: ConfigReader, config: EncoderConfig) -> float:
+    """The dropout before the matrix of labels."""
+    dropout = keys.number("classifier_dropout", head_dropout(config))
+    if not 0 <= dropout < 1:
+        raise keys.error("classifier_dropout", "must be >= 0 and < 1")
+    return dropout
+
+
+def read_labels(keys: ConfigReader) -> tuple[int, tuple[str, ...] | None]:
+    """Number of labels, and their names where config.json has them."""
+    names = keys.inner("id2label")
+    if names is None:
+        count = keys.integer("num_labels", 2)
+        if count < 1:
+            raise keys.error("num_labels", "must be >= 1")
+        return count, None
+    ordered = [names.hf.get(str(number)) for number in range(len(names.hf))]
+    if not ordered or not all(isinstance(name, str) for name in ordered):
+        raise keys.error("id2label", 'must name the labels "0", "1", ...')
+    if keys.integer("num_labels", len(ordered)) != len(ordered):
+        raise keys.error("num_labels", f"must be {len(ordered)}, the number of labels in id2label")
+    return len(ordered), tuple(str(name) for name in ordered)
+
+
+def one_of(keys: ConfigReader, key: str, known: dict[Value, Any]) -> Value | None:
+    """A value that is one of these, None where config.json says nothing."""
+    value = keys.hf.get(key)
+    if value is None:
+        return None
+    for one in known:
+        if value == one:
+            return one
+    raise keys.error(key, f"must be one of {', '.join(known)}")
+
+
+def transform_settings(transform: TransformConfig, default: TransformConfig, config: EncoderConfig) -> dict[str, Any]:
+    """What `read_transform` reads.
+
+    Raises:
+        InputError: The family's config.json has no words for it.
+    """
+    if config.family not in SHARED_TRANSFORM:
+        if transform != default:
+            raise InputError(f"transform: a {config.family} config.json cannot say {transform}")
+        return {}
+    activation = TO_HF_ACTIVATION.get(transform.activation)
+    if activation is None or replace(transform, bias=default.bias, activation=default.activation) != default:
+        raise InputError(f"transform: a {config.family} config.json cannot say {transform}")
+    return {"classifier_bias": transform.bias, "classifier_activation": activation}
+
 
 AnyHead = TypeVar("AnyHead", MaskedLM, SequenceClassifier, SpanQA)
 
@@ -63,7 +125,7 @@ class _Opened:
     where: str
     encoder: Encoder
     layout: HeadLayout
-    keys: Keys
+    keys: ConfigReader
     tensors: dict[str, Tensor]
 
 
@@ -80,7 +142,7 @@ def load_masked_lm(
     The decoder is the token embedding, unless config.json unties it or the file has another matrix.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -120,7 +182,7 @@ def load_classifier(
     """Load a classifier of sequences, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -166,7 +228,7 @@ def load_span_qa(
     """Load a model that answers with spans, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -190,18 +252,18 @@ def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
     folder = local_folder(source, revision=revision)
     hf = read_json(folder / "config.json")
     with _naming(str(folder)):
-        settings = Keys(hf)
+        settings = ConfigReader(hf)
         inner = settings.inner("head")
         config = config_from_hf({key: value for key, value in hf.items() if key != "head"})
-        if config.family not in LAYOUTS[task]:
-            raise InputError(f"config.json: {config.family} has no head of this kind; it is known for {', '.join(LAYOUTS[task])}")
-    layout = LAYOUTS[task][config.family]
-    tensors, rest = _split(read_weights(folder), KEY_MAPS[config.family], layout)
+        if config.family not in families_with_head(task):
+            raise InputError(f"config.json: {_no_head(config.family, task)}")
+    layout = FORMATS[config.family].heads[task]
+    tensors, rest = _split(read_weights(folder), FORMATS[config.family].tensors, layout)
     encoder = Encoder(config)
     encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)))
     if _is_of_other_task(hf, layout):
         _drop_out(tensors)
-    keys = Keys({}) if config.family == "quiver" and inner is None else inner or settings
+    keys = ConfigReader({}) if config.family == "quiver" and inner is None else inner or settings
     return _Opened(str(folder), encoder, layout, keys, tensors)
 
 
@@ -214,7 +276,7 @@ def _naming(where: str) -> Iterator[None]:
         raise InputError(f"{where}: {error}") from error
 
 
-def _split(state: dict[str, Tensor], family: KeyMap, layout: HeadLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split(state: dict[str, Tensor], family: TensorNames, layout: HeadLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A file's tensors: those of the head under our names, and the others."""
     ours = {f"{theirs.format('')}.{kind}": f"{module}.{kind}" for module, theirs in layout.modules.items() for kind in ("weight", "bias")}
     second = {theirs: name for name, theirs in layout.tensors.items()}
@@ -361,9 +423,9 @@ def save_span_qa(model: SpanQA, folder: str | Path, *, style: ConfigStyle = "v4"
 
 def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style: ConfigStyle) -> None:
     config = model.encoder.config
-    if config.family not in LAYOUTS[task]:
-        raise InputError(f"{config.family} has no head of this kind; it is known for {', '.join(LAYOUTS[task])}")
-    layout, prefix = LAYOUTS[task][config.family], KEY_MAPS[config.family].prefix
+    if config.family not in families_with_head(task):
+        raise InputError(_no_head(config.family, task))
+    layout, prefix = FORMATS[config.family].heads[task], FORMATS[config.family].tensors.prefix
     hf = config_to_hf(config, style=style) | {"architectures": [layout.architecture]}
     hf |= {"head": settings} if config.family == "quiver" else settings
     if "auto_map" in hf:  # the family's own code: point at its class for this task too
@@ -377,3 +439,7 @@ def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style
             state[theirs] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     hf["torch_dtype"] = str(model.encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
     write_checkpoint(folder, state, hf)
+
+
+def _no_head(family: Family, task: Task) -> str:
+    return f"family {family} has no {task} head; families that have one: {', '.join(families_with_head(task))}"

@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.eval.benchmark import Policy, cut, depth
 from quiver.eval.ranking import query_vectors
-from quiver.retrieval.data.vectors import VectorStore, vector_store
-from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
-from quiver.retrieval.index.exact.dense import ExactDenseIndex
-from quiver.retrieval.index.in_memory import index_vectors
+from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
+from quiver.retrieval.index.exact import token_rows
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseVectors, Document, ModelCard, Query
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class IndexRetriever:
 
     Args:
         model: Encodes queries and documents; dense or ColBERT.
-        index: ``exact``, or a FAISS factory string with its settings; see ``quiver.retrieval.index.in_memory.index_vectors``.
+        engine: Index engine with settings; see `quiver.retrieval.index.engine_table.parse_engine`.
         cache: Folder that keeps vectors by model and text, as in ``evaluate``; None keeps the vectors for one search.
         progress: Show progress of encoding.
 
@@ -118,10 +117,10 @@ class IndexRetriever:
     """
 
     def __init__(
-        self, model: DenseModel | TokenModel, *, index: str = "exact", cache: str | Path | None = None, progress: bool = False
+        self, model: DenseModel | TokenModel, *, engine: str = "exact", cache: str | Path | None = None, progress: bool = False
     ) -> None:
         self._model = model
-        self._index = index
+        self._engine = engine
         self._cache = None if cache is None else Path(cache)
         self._progress = progress
 
@@ -141,8 +140,10 @@ class IndexRetriever:
         """
         del score_function
         wanted = [Query(key, text) for key, text in queries.items()]
-        with vector_store(self._cache) as store:
-            search = _CorpusSearch(self._model, store, list(corpus), _contents(corpus.values()), index=self._index, progress=self._progress)
+        with open_embedding_store(self._cache) as store:
+            search = _CorpusSearch(
+                self._model, store, list(corpus), _contents(corpus.values()), engine=self._engine, progress=self._progress
+            )
             run = search.search(wanted, depth(top_k, _BEIR_POLICY), progress=self._progress)
         return cut(run, top_k, _BEIR_POLICY)
 
@@ -152,7 +153,7 @@ class QuiverSearch:
 
     Args:
         model: Encodes queries and documents; dense or ColBERT.
-        index: ``exact``, or a FAISS factory string with its settings; see ``quiver.retrieval.index.in_memory.index_vectors``. Candidates
+        engine: Index engine with settings; see `quiver.retrieval.index.engine_table.parse_engine`. Candidates
             to re-rank are always scored exactly.
         cache: Folder that keeps vectors by model and text, as in ``evaluate``; None keeps the vectors of one corpus at a time.
         name: MTEB's name of the model, ``organisation/model``. Default: the Hub id, or ``local/`` and the folder's name.
@@ -168,10 +169,10 @@ class QuiverSearch:
     """
 
     def __init__(
-        self, model: DenseModel | TokenModel, *, index: str = "exact", cache: str | Path | None = None, name: str | None = None
+        self, model: DenseModel | TokenModel, *, engine: str = "exact", cache: str | Path | None = None, name: str | None = None
     ) -> None:
         self._model = model
-        self._index = index
+        self._engine = engine
         self._cache = None if cache is None else Path(cache)
         self._name = name or _default_name(model.card)
         if "/" not in self._name:
@@ -209,7 +210,7 @@ class QuiverSearch:
             use_instructions=bool(card.query_prompt or card.document_prompt),
             training_datasets=None,
             model_type=[_KINDS[card.kind]],
-            experiment_kwargs=None if self._index == "exact" else {"index": self._index},
+            experiment_kwargs=None if self._engine == "exact" else {"engine": self._engine},
         )
 
     def index(
@@ -241,9 +242,9 @@ class QuiverSearch:
         self._stack.close()
         if "text" not in corpus.column_names:
             raise InputError(f"{task_metadata.name}: the documents have no text, and this model reads only text")
-        store = self._stack.enter_context(vector_store(self._cache))
+        store = self._stack.enter_context(open_embedding_store(self._cache))
         ids = list(corpus["id"])
-        self._corpus = _CorpusSearch(self._model, store, ids, _contents(corpus), index=self._index, progress=_progress(encode_kwargs))
+        self._corpus = _CorpusSearch(self._model, store, ids, _contents(corpus), engine=self._engine, progress=_progress(encode_kwargs))
 
     def search(
         self,
@@ -319,17 +320,17 @@ class _CorpusSearch:
     def __init__(
         self,
         model: DenseModel | TokenModel,
-        store: VectorStore,
+        store: EmbeddingStore,
         ids: Sequence[str],
         texts: Iterable[str],
         *,
-        index: str,
+        engine: str,
         progress: bool,
     ) -> None:
         self._model = model
         self._store = store
         self._ids = ids
-        self._kind = index
+        self._engine = engine
         self._documents = store.encode(model, texts, "document", total=len(ids), progress=progress)
         lengths = self._documents.lengths
         self._offsets = None if lengths is None else np.cumsum([0, *lengths], dtype=np.int64)
@@ -352,8 +353,9 @@ class _CorpusSearch:
         return run
 
     @cached_property
-    def _index(self) -> VectorIndex[Any]:
-        return index_vectors(self._ids, self._documents, self._model.card, kind=self._kind)
+    def _index(self) -> Index:
+        stored = self._documents
+        return index_vectors(self._ids, stored.rows, self._model.card, lengths=stored.lengths, engine=self._engine)
 
     @cached_property
     def _rows(self) -> dict[str, int]:
@@ -370,13 +372,13 @@ class _CorpusSearch:
         rows = [self._rows[document] for document in dict.fromkeys(documents)]
         return [row for row in rows if self._offsets is None or self._offsets[row] < self._offsets[row + 1]]
 
-    def _exact(self, rows: Sequence[int]) -> VectorIndex[Any]:
-        ids = [self._ids[row] for row in rows]
+    def _exact(self, rows: Sequence[int]) -> Index:
+        """An exact index of some documents."""
+        ids, numbers, card = [self._ids[row] for row in rows], np.array(rows, np.int64), self._model.card
         if self._offsets is None:
-            vectors = self._documents.rows.take(np.array(rows, np.int64))
-            return ExactDenseIndex.from_vectors(ids, vectors)
-        tokens: list[NDArray[np.int64]] = [np.arange(self._offsets[row], self._offsets[row + 1]) for row in rows]
-        return ExactColBERTIndex.from_packed(ids, self._documents.rows.take(np.concatenate(tokens)), [len(each) for each in tokens])
+            return index_vectors(ids, self._documents.rows.take(numbers), card)
+        vectors = self._documents.rows.take(token_rows(self._offsets, numbers))
+        return index_vectors(ids, vectors, card, lengths=self._offsets[numbers + 1] - self._offsets[numbers])
 
 
 def _contents(corpus: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -13,13 +13,13 @@ from typing import Any
 from quiver.encoder.files import write_text
 from quiver.eval.bench.encoder.results import OWN
 from quiver.eval.bench.index.results import IndexBenchmark, PointResult, SystemResult
-from quiver.eval.bench.index.systems import describe
 from quiver.eval.report.efficiency import MEBIBYTE, where
 from quiver.eval.report.efficiency_plot import COLOURS, check_plotting, save_figure, short_name
 from quiver.eval.report.html import render_page
 from quiver.eval.report.page_tables import Cell, Column, Key, Table
 from quiver.eval.report.svg import Frame, PointChart, Timed, point_chart
 from quiver.eval.report.tables import escape, table
+from quiver.retrieval.index.engines import format_settings
 
 _MARKERS = "osD^vPX*"
 
@@ -197,7 +197,7 @@ def system_table(benchmark: IndexBenchmark) -> tuple[list[str], list[list[str]]]
     rows = []
     for system in benchmark.systems:
         versions = ", ".join(f"{name} {version}" for name, version in sorted(system.versions.items()))
-        rows.append([system.name, describe(system.parameters), versions, system.date])
+        rows.append([system.name, format_settings(system.parameters), versions, system.date])
     return ["System", "settings", "versions", "measured"], rows
 
 

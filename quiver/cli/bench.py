@@ -56,7 +56,7 @@ from quiver.eval.report.efficiency import MEBIBYTE, has_paper_sets, largest_tabl
 from quiver.eval.report.efficiency_plot import check_out, write_efficiency_plot
 from quiver.eval.report.training_speed import workload_title, write_training_speed_plot, write_training_speed_report
 from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.rules import LOSSES
 
 app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed and memory, against peers in the same run.")

@@ -18,7 +18,7 @@ from quiver.retrieval.cluster.fleet import Fleet, Gathered
 from quiver.retrieval.cluster.handles import ShardLauncher
 from quiver.retrieval.cluster.plan import Sharding, ShardPlan, plan_shards
 from quiver.retrieval.cluster.replicas import Timeouts
-from quiver.retrieval.index.documents.filters import Filter, Where
+from quiver.retrieval.index.documents.filters import Filter, FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.index import Index, open_manifest
 from quiver.retrieval.index.store.layout import Layout
@@ -93,8 +93,8 @@ class ShardedIndex:
         queries: Any,
         k: int,
         *,
-        where: Where = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        filter: FilterLike = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         patience: Timeouts | None = None,
     ) -> Hits:
@@ -103,7 +103,7 @@ class ShardedIndex:
         Args:
             queries: See there.
             k: See there.
-            where: See there.
+            filter: See there.
             effort: See there.
             target_recall: See there.
             patience: Other limits of time for this search.
@@ -115,15 +115,15 @@ class ShardedIndex:
             InputError: See there.
             ValueError: See there.
         """
-        return self.gather(queries, k, where=where, effort=effort, target_recall=target_recall, patience=patience).hits
+        return self.gather(queries, k, filter=filter, effort=effort, target_recall=target_recall, patience=patience).hits
 
     def gather(
         self,
         queries: Any,
         k: int,
         *,
-        where: Where = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        filter: FilterLike = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
         patience: Timeouts | None = None,
     ) -> Gathered:
@@ -132,7 +132,7 @@ class ShardedIndex:
             fleet = self._fleet
             with fleet.searched() as kept:
                 if kept:
-                    request = fleet.whole.request(queries, k, where=where, effort=effort, target_recall=target_recall)
+                    request = fleet.whole.request(queries, k, filter=filter, effort=effort, target_recall=target_recall)
                     return fleet.gather(request, patience)
             self._check_open()
 
@@ -171,9 +171,9 @@ class ShardedIndex:
         """See `quiver.retrieval.index.index.Index.presets`."""
         return self.whole.presets(k)
 
-    def check_filter(self, where: Where) -> Filter | None:
+    def check_filter(self, filter: FilterLike) -> Filter | None:
         """See `quiver.retrieval.index.index.Index.check_filter`."""
-        return self.whole.check_filter(where)
+        return self.whole.check_filter(filter)
 
     def check_model(self, card: ModelCard) -> None:
         """See `quiver.retrieval.index.index.Index.check_model`."""

@@ -32,29 +32,29 @@ class PackedRequest:
         ends: Where the vectors of each query end, (Q,); None for one vector a document.
         k: Hits a query.
         effort: The knobs, as the codec has them.
-        where: Which documents may be found.
+        filter: Which documents may be found.
     """
 
     vectors: NDArray[np.float32]
     ends: NDArray[np.int64] | None
     k: int
     effort: Any
-    where: Filter | None
+    filter: Filter | None
 
     @classmethod
     def of(cls, request: SearchRequest) -> PackedRequest:
         """Pack a request."""
         queries = request.queries
         if isinstance(queries, np.ndarray):
-            return cls(queries, None, request.k, request.effort, request.where)
+            return cls(queries, None, request.k, request.effort, request.filter)
         vectors = np.concatenate(queries) if queries else np.zeros((0, 0), np.float32)
         ends = np.cumsum([len(query) for query in queries], dtype=np.int64)
-        return cls(vectors, ends, request.k, request.effort, request.where)
+        return cls(vectors, ends, request.k, request.effort, request.filter)
 
     def request(self) -> SearchRequest:
         """The request; its queries are views."""
         queries = self.vectors if self.ends is None else np.split(self.vectors, self.ends[:-1]) if len(self.ends) else []
-        return SearchRequest(queries, self.k, self.effort, self.where)
+        return SearchRequest(queries, self.k, self.effort, self.filter)
 
     @property
     def queries(self) -> int:
@@ -64,7 +64,7 @@ class PackedRequest:
     @property
     def nbytes(self) -> int:
         """About how many bytes it is on the way."""
-        ids = 0 if self.where is None or self.where.ids is None else len(self.where.ids)
+        ids = 0 if self.filter is None or self.filter.ids is None else len(self.filter.ids)
         return self.vectors.nbytes + _ID_BYTES * ids
 
 

@@ -4,12 +4,10 @@ from quiver.retrieval.index.build import add_documents, build_index
 from quiver.retrieval.index.calibration import calibrate
 from quiver.retrieval.index.changes import calibrate_index, compact_index, delete_documents
 from quiver.retrieval.index.documents.filters import Condition, Filter
+from quiver.retrieval.index.engine_table import EngineSpec, check_engine, parse_engine
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
-from quiver.retrieval.index.exact.dense import ExactDenseIndex
-from quiver.retrieval.index.faiss_dense import FaissDenseIndex
-from quiver.retrieval.index.in_memory import BuiltIndex, build_in_memory, check_kind, index_vectors
 from quiver.retrieval.index.index import Index, open_index
+from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.options import BuildOptions
 from quiver.retrieval.index.recall_table import Calibration
 from quiver.retrieval.index.repair import repair_index
@@ -18,26 +16,23 @@ from quiver.retrieval.index.store.manifest import Manifest
 
 __all__ = [
     "BuildOptions",
-    "BuiltIndex",
     "Calibration",
     "Condition",
     "DamagedIndexError",
-    "ExactColBERTIndex",
-    "ExactDenseIndex",
-    "FaissDenseIndex",
+    "EngineSpec",
     "Filter",
     "Index",
     "Manifest",
     "add_documents",
-    "build_in_memory",
     "build_index",
     "calibrate",
     "calibrate_index",
+    "check_engine",
     "check_index",
-    "check_kind",
     "compact_index",
     "delete_documents",
     "index_vectors",
     "open_index",
+    "parse_engine",
     "repair_index",
 ]

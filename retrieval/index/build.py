@@ -25,12 +25,13 @@ from quiver.retrieval.index.calibration import HITS, LEAST_HITS, allowed_seconds
 from quiver.retrieval.index.disk import REAL, Disk
 from quiver.retrieval.index.documents.table import is_described
 from quiver.retrieval.index.encoded import Model
-from quiver.retrieval.index.engine_table import engine, engine_name
+from quiver.retrieval.index.engine_table import engine, engine_name, parse_engine
 from quiver.retrieval.index.engines import AnyCodec
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.extents import Extent, first_merged, held
 from quiver.retrieval.index.index import Index, check_model, open_index, open_manifest
 from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.memory import build_in_memory
 from quiver.retrieval.index.options import DEFAULTS, BuildOptions
 from quiver.retrieval.index.pieces import ENCODES_NOTHING, CodecPlace, Pieces, piece_extent
 from quiver.retrieval.index.segments import Contents, OpenSegment, open_segment
@@ -39,7 +40,7 @@ from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, 
 from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, verify_files
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.index.work import WorkFolder
-from quiver.retrieval.models.loading import anchored
+from quiver.retrieval.models.loading import with_absolute_source
 from quiver.retrieval.records import Document, ModelCard
 from quiver.retrieval.versions import installed_version
 
@@ -52,7 +53,7 @@ _MAKING = 3
 def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     corpus: str | Path | Iterable[Document],
     model: Model,
-    out: Path | str,
+    out: Path | str | None = None,
     *,
     options: BuildOptions = DEFAULTS,
     executor: Executor = HERE,
@@ -67,7 +68,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
         corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents; it is read several times, and what can be gone
             through only once is written to the index's folder first.
         model: Encodes the documents.
-        out: The folder to write; until the index is complete it opens as what it was before, or not at all.
+        out: Folder to write; until the index is complete it opens as what it was before, or not at all. None keeps the index in memory.
         options: How it is built.
         executor: Who encodes: by default this process. Whoever it is, the index has the same bytes. Other workers load the model by its
             card, and need ``out`` on a file system that they share with this process.
@@ -81,13 +82,18 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             not finite, options that do not go with the model, ``out`` is taken, or a worker cannot see it or load the model.
         WorkerError: Workers died, again and again; run it once more, which resumes.
     """
-    out, begun = Path(out), time.monotonic()
+    begun = time.monotonic()
+    spec = parse_engine(options.engine)
+    options = replace(options, engine=spec.name, settings={**spec.settings, **options.settings})
     engine(engine_name(options.engine, model.card, 0), model.card)
+    if out is None:
+        return _build_in_memory(corpus, model, options, executor, begun, progress=progress)
+    out = Path(out)
     with (
         writing(out, create=True, overwrite=overwrite, wait=wait, disk=disk) as writer,
         _surveyed(writer, corpus, spooled=executor.remote) as source,
     ):
-        _check_fields(options, source)
+        options.check_fields(source.fields)
         name = engine_name(options.engine, model.card, source.count)
         engine(name, model.card).check(options.settings, model.card)
         plan = {"engine": name, "settings": dict(options.settings), "seed": options.seed, "use_title": options.use_title}
@@ -99,7 +105,9 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
                 raise InputError("none of the documents has a vector; there is nothing to index")
             fields = None if options.fields is None else sorted(options.fields)
             policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
-            draft = new_manifest("build", anchored(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments))
+            draft = new_manifest(
+                "build", with_absolute_source(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments)
+            )
             if options.calibrate and is_approximate(codec):
                 # Before the pieces are moved to where the commit wants them: a build that is killed here still goes on behind them.
                 index = Index(out, draft, codec, _opened(segments, codec, policy))
@@ -109,6 +117,18 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
             work.remove()
         writer.collect_garbage()
     return open_index(out)
+
+
+def _build_in_memory(
+    corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, executor: Executor, begun: float, *, progress: bool
+) -> Index:
+    if executor.remote:
+        raise InputError("workers write to the folder of an index; name a folder to build with them, or build without workers")
+    index = build_in_memory(corpus, model, options, progress=progress)
+    if not options.calibrate or not is_approximate(index.codec):
+        return index
+    calibration = measured(index, begun, memory=options.memory, seed=options.seed, progress=progress)
+    return Index(index.path, replace(index.manifest, calibration=calibration), index.codec, index.segments)
 
 
 def add_documents(
@@ -286,14 +306,6 @@ def committed(writer: StoreWriter) -> Manifest:
     if writer.manifest is None:
         raise InputError(f"{writer.layout.root}: {NOTHING_COMMITTED}")
     return writer.manifest
-
-
-def _check_fields(options: BuildOptions, source: Source) -> None:
-    # All documents have been read, and none has been encoded.
-    missing = [name for name in options.fields or () if name not in source.fields]
-    if missing:
-        there = f"there are {', '.join(sorted(source.fields))}" if source.fields else "they have none"
-        raise InputError(f"no document has the field {', '.join(map(repr, missing))} to filter by; {there}")
 
 
 def _kept(options: BuildOptions) -> dict[str, Any]:

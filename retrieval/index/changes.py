@@ -19,7 +19,7 @@ from quiver.retrieval.index.options import DEFAULTS
 from quiver.retrieval.index.segments import merge_segments
 from quiver.retrieval.index.store.manifest import SegmentEntry
 from quiver.retrieval.index.store.writing import StoreWriter, writing
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import DenseEncoding
 
 

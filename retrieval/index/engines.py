@@ -17,14 +17,17 @@ Shapes: Q queries, P documents (rows) of a segment, T vectors of all its documen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import Disk
 from quiver.retrieval.index.mapped import Files
 
@@ -245,3 +248,108 @@ AnyCodec: TypeAlias = Codec[Any, Any]
 
 AnySegment: TypeAlias = Segment[Any, Any]
 """A segment of either kind of vectors."""
+
+
+def check_preset(effort: str | Mapping[str, Setting]) -> None:
+    """Refuse a search effort that is neither a preset nor search parameters by name.
+
+    Raises:
+        InputError: It is another string.
+    """
+    names = get_args(Preset)
+    if isinstance(effort, str) and effort not in names:
+        choices = f"{', '.join(names)}, or search parameters such as nprobe=8"
+        raise InputError(f"unknown search effort {effort!r}{did_you_mean(effort, names)}; choose {choices}")
+
+
+def parse_effort(text: str) -> str | dict[str, Setting]:
+    """Read a search effort: a preset, or search parameters as ``key=value,key=value``.
+
+    Raises:
+        InputError: It is neither.
+
+    Example:
+        >>> parse_effort("fast"), parse_effort("nprobe=8,k_factor=2.5")
+        ('fast', {'nprobe': 8, 'k_factor': 2.5})
+    """
+    if "=" in text:
+        return parse_settings(text)
+    check_preset(text)
+    return text
+
+
+def parse_settings(text: str) -> dict[str, Setting]:
+    """Read ``key=value,key=value``, the form of engine settings and search parameters on every command line.
+
+    Numbers, ``true``, ``false`` and ``none`` become values of that type; everything else stays a string. A comma separates two settings
+    only if ``key=`` follows it, because FAISS factory strings contain commas.
+
+    Raises:
+        InputError: A part has no key or no value, or a key is repeated.
+
+    Example:
+        >>> parse_settings("bits=4,factory=IVF64,Flat,pool=true")
+        {'bits': 4, 'factory': 'IVF64,Flat', 'pool': True}
+    """
+    settings: dict[str, Setting] = {}
+    for part in re.split(r",(?=[A-Za-z_]+=)", text) if text else []:
+        name, _, value = part.partition("=")
+        if not name or not value:
+            raise InputError(f"{part!r} is not a setting; write key=value, several separated by commas")
+        if name in settings:
+            raise InputError(f"the setting {name!r} is given twice")
+        settings[name] = _parsed_value(value)
+    return settings
+
+
+def format_settings(settings: Mapping[str, Setting]) -> str:
+    """Settings as `parse_settings` reads them.
+
+    Example:
+        >>> format_settings({"nprobe": 8, "exhaustive": True})
+        'nprobe=8,exhaustive=true'
+    """
+    return ",".join(
+        f"{name}={str(value).lower() if isinstance(value, bool) or value is None else value}" for name, value in settings.items()
+    )
+
+
+def check_names(subject: str, what: str, given: Collection[str], known: Sequence[str]) -> None:
+    """Refuse names that an engine does not have, with the closest one that it has.
+
+    Args:
+        subject: Owner of the names, such as an engine.
+        what: Type of the names: ``setting`` or ``search parameter``.
+        given: Names to check.
+        known: All valid names.
+
+    Raises:
+        InputError: A name is unknown.
+    """
+    for name in given:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise InputError(f"{subject} has no {what} {name!r}{did_you_mean(name, known)}; {has}")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The end of an error about an unknown name: the closest known one, or nothing if none is close.
+
+    Example:
+        >>> did_you_mean("nlst", ["nlist", "bits"]), did_you_mean("x", ["nlist", "bits"])
+        (" (did you mean 'nlist'?)", '')
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _parsed_value(text: str) -> Setting:
+    words: dict[str, Setting] = {"true": True, "false": False, "none": None}
+    if text in words:
+        return words[text]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

@@ -12,22 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.filters import Filter, Where, as_filter
+from quiver.retrieval.index.documents.filters import Filter, FilterLike, as_filter
 from quiver.retrieval.index.documents.metadata import describe
 from quiver.retrieval.index.documents.strings import LOOK
 from quiver.retrieval.index.engine_table import ENGINES, open_codec
-from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting
+from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting, check_preset
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file
-from quiver.retrieval.index.exact.ranking import check_k
 from quiver.retrieval.index.live import LiveDocuments, LiveIds, Place
 from quiver.retrieval.index.merging import SegmentHits, merged
 from quiver.retrieval.index.queries import SearchRequest, dense_queries, token_queries
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.index.recall_table import Calibration, Rung, check_target
 from quiver.retrieval.index.segments import OpenSegment, open_segment, shared_documents
 from quiver.retrieval.index.store.layout import Layout
@@ -130,8 +130,8 @@ class Index:
         queries: Any,
         k: int,
         *,
-        where: Where = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        filter: FilterLike = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> Hits:
         """The k best documents of each query; ties go to the greater id.
@@ -139,7 +139,7 @@ class Index:
         Args:
             queries: (Q, d) for one vector a document, Q arrays (n_i, d) for one a token; comparable by inner product, searched as float32.
             k: Hits a query; capped at the number of documents that have a vector and may be found.
-            where: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
+            filter: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
                 or a `Filter`. It is applied inside the search, so that k are found if there are k.
             effort: How much of the index is looked at: a preset, see ``presets``, or the engine's knobs by name; None for ``balanced``.
             target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
@@ -150,15 +150,15 @@ class Index:
                 knob, or its recall was not measured.
             ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
         """
-        return self.answer(self.request(queries, k, where=where, effort=effort, target_recall=target_recall))
+        return self.answer(self.request(queries, k, filter=filter, effort=effort, target_recall=target_recall))
 
     def request(
         self,
         queries: Any,
         k: int,
         *,
-        where: Where = None,
-        effort: Preset | Mapping[str, Setting] | None = None,
+        filter: FilterLike = None,
+        effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> SearchRequest:
         """What `search` is asked, checked, with the knobs of the effort that was chosen; see there.
@@ -173,7 +173,7 @@ class Index:
             if effort is not None:
                 raise ValueError("give either an effort or a target_recall")
             effort = self.effort_for(target_recall, k)
-        chosen = self.check_filter(where)
+        chosen = self.check_filter(filter)
         return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
@@ -183,7 +183,7 @@ class Index:
             ValueError: A query makes scores that float32 cannot hold.
         """
         asked, k = request.queries, request.k
-        bitmaps = [segment.alive for segment in self.segments] if request.where is None else self.matching(request.where)
+        bitmaps = [segment.alive for segment in self.segments] if request.filter is None else self.matching(request.filter)
         found = []
         for segment, allowed in zip(self.segments, bitmaps, strict=True):
             if allowed is None or allowed.any():
@@ -228,6 +228,18 @@ class Index:
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}
+
+    def search_params(self, effort: str | Mapping[str, Setting], k: int) -> Mapping[str, Setting]:
+        """All search parameters of a search for k hits, as `search` uses them.
+
+        Args:
+            effort: A preset, or search parameters by name.
+            k: Number of hits.
+
+        Raises:
+            InputError: There is no such preset or search parameter.
+        """
+        return asdict(self._knobs(effort, check_k(k)))
 
     def preset_recall(self) -> Mapping[int, Mapping[Preset, Rung]]:
         """What was measured of the presets, by the number of hits; nothing where recall was not measured."""
@@ -296,13 +308,13 @@ class Index:
             raise InputError(f"{self.path}: built without texts; build it with them to show documents")
         return LiveDocuments(self.segments)
 
-    def check_filter(self, where: Where) -> Filter | None:
+    def check_filter(self, filter: FilterLike) -> Filter | None:
         """Read a filter, and refuse one by a field that no document has.
 
         Raises:
             InputError: It is malformed, or no document has a field of that name (names those that there are).
         """
-        chosen = as_filter(where)
+        chosen = as_filter(filter)
         for condition in () if chosen is None or not self.segments else chosen.conditions:
             if condition.field not in self.fields:
                 there = f"there are {', '.join(self.fields)}" if self.fields else "they have none"
@@ -327,13 +339,12 @@ class Index:
         card = self.manifest.model
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
-    def _knobs(self, effort: Preset | Mapping[str, Setting], k: int) -> Any:
+    def _knobs(self, effort: str | Mapping[str, Setting], k: int) -> Any:
         """An effort as the engine has it."""
         if not isinstance(effort, str):
             return self.codec.effort_from(effort)
-        if effort not in _PRESETS:
-            raise InputError(f"effort must be {', '.join(_PRESETS)}, or knobs by name; got {effort!r}")
-        return self.codec.effort_from(self._preset(effort, k))
+        check_preset(effort)
+        return self.codec.effort_from(self._preset(cast("Preset", effort), k))
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
         """The knobs of a preset; see `presets`."""
@@ -445,14 +456,14 @@ def _fields_of(segments: Sequence[OpenSegment]) -> Mapping[str, tuple[str, ...]]
     return describe([segment.documents.metadata for segment in segments])
 
 
-def _allowed_rows(segments: Sequence[OpenSegment], where: Filter) -> tuple[Bitmap | None, ...]:
+def _allowed_rows(segments: Sequence[OpenSegment], filter: Filter) -> tuple[Bitmap | None, ...]:
     """Which rows of each segment may be found under a filter; None for all of them."""
     bitmaps: list[Bitmap | None] = []
     for segment in segments:
         allowed = segment.kept
-        for condition in where.conditions:
+        for condition in filter.conditions:
             allowed = allowed & segment.documents.matching(condition)
-        if where.ids is not None:
-            allowed = allowed & segment.documents.having(where.ids)
+        if filter.ids is not None:
+            allowed = allowed & segment.documents.having(filter.ids)
         bitmaps.append(None if allowed.all() else allowed)
     return tuple(bitmaps)

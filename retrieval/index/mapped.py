@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from quiver.retrieval.index.disk import Disk, MemoryDisk
 from quiver.retrieval.index.errors import DamagedIndexError, unreadable
 from quiver.retrieval.index.mapping import map_file
 from quiver.retrieval.index.store.blocks import BLOCK, BlockChecks
@@ -144,6 +145,7 @@ class Files:
         digests: File name -> the digests of its blocks; what is not named is not verified.
         sizes: File name -> bytes that were written, for files whose size is known.
         salvaged: File name -> what is left of a damaged file, which is read in its place.
+        contents: File name -> bytes, for files in memory; None for files on disk.
     """
 
     def __init__(
@@ -153,16 +155,27 @@ class Files:
         *,
         sizes: Mapping[str, int] | None = None,
         salvaged: Mapping[str, SalvagedFile] | None = None,
+        contents: Mapping[str, NDArray[np.uint8]] | None = None,
     ) -> None:
         self.folder = folder
+        self._contents = contents
         self._sizes = sizes or {}
         self._digests = digests or {}
         self._salvaged = salvaged or {}
+
+    @classmethod
+    def written(cls, folder: Path, disk: Disk) -> Files:
+        """Files that were just written through a disk, which may keep them in memory; nothing is verified."""
+        if not isinstance(disk, MemoryDisk):
+            return cls(folder)
+        return cls(folder, contents={path.name: content for path, content in disk.contents.items() if path.parent == folder})
 
     def map(self, name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> CheckedArray:
         """Map a file; see `map_array`."""
         if name in self._salvaged:
             return self._salvage(self._salvaged[name], dtype, shape)
+        if self._contents is not None:
+            return CheckedArray(self._contents[name].view(np.dtype(dtype).newbyteorder("<")).reshape(shape))
         path = self.folder / name
         array = map_array(path, dtype, shape)
         if self._sizes.get(name, array.nbytes) != array.nbytes:

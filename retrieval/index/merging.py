@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quiver.retrieval.index.documents.strings import PackedStrings
 from quiver.retrieval.index.engines import Bitmap, Found
-from quiver.retrieval.index.exact.ranking import in_order
+from quiver.retrieval.index.ranking import in_order
 from quiver.retrieval.records import Hits
 
 

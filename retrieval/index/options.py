@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import Setting
 
 
@@ -13,7 +14,8 @@ class BuildOptions:
     """How an index is built.
 
     Attributes:
-        engine: ``auto``, which suits the number of documents, ``exact``, or an engine of `quiver.retrieval.index.engine_table` by name.
+        engine: ``auto``, which suits the number of documents, ``exact``, or an engine by name, with settings as in ``ivf-dense:nlist=64``;
+            see `quiver.retrieval.index.engine_table.parse_engine`.
         settings: The engine's settings; what is not named is chosen from the size of the corpus.
         seed: Of all that is random: equal documents, model, options and seed give equal segments, byte by byte.
         memory: Bytes that building may hold beside the model and one chunk of documents.
@@ -37,6 +39,20 @@ class BuildOptions:
     fields: Sequence[str] | None = None
     calibrate: bool = True
     threads: int | None = None
+
+    def check_fields(self, there: Collection[str]) -> None:
+        """Refuse fields to filter by that no document has.
+
+        Args:
+            there: Names of all fields of the documents.
+
+        Raises:
+            InputError: A field is not among them.
+        """
+        missing = [name for name in self.fields or () if name not in there]
+        if missing:
+            known = f"the documents have {', '.join(sorted(there))}" if there else "they have none"
+            raise InputError(f"no document has the field {', '.join(map(repr, missing))} to filter by; {known}")
 
 
 DEFAULTS = BuildOptions()

@@ -28,7 +28,7 @@ from quiver.retrieval.index.plan import SamplePiece, SegmentPiece
 from quiver.retrieval.index.segments import Contents, SegmentFolderWriter
 from quiver.retrieval.index.source import Reading, Spool
 from quiver.retrieval.index.work import Finished, PieceFolders
-from quiver.retrieval.models.loading import load_again
+from quiver.retrieval.models.loading import load_from_card
 from quiver.retrieval.progress import Advance
 from quiver.retrieval.records import Document, ModelCard, TokenCounts
 
@@ -178,4 +178,4 @@ class MakeAnywhere:
         folders = PieceFolders(self.folder, REAL, uuid.uuid4().hex[:12])
         codec = None if self.codec is None else open_codec(*self.codec)
         reading = Reading(self.spool, self.count)
-        return PieceMaker(load_again(self.card), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())
+        return PieceMaker(load_from_card(self.card), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())

@@ -37,7 +37,7 @@ from quiver.retrieval.index.segments import Contents, OpenSegment, merge_segment
 from quiver.retrieval.index.source import Reading, Source
 from quiver.retrieval.index.threads import computing_with
 from quiver.retrieval.index.work import Finished, WorkFolder
-from quiver.retrieval.models.loading import anchored
+from quiver.retrieval.models.loading import with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import ModelCard
 
@@ -225,7 +225,7 @@ class Pieces:
             spool=self._source.spool,
             count=self._source.count,
             options=self._options,
-            card=anchored(self._card),
+            card=with_absolute_source(self._card),
             threads=self._threads,
             codec=None if place is None else (place.engine, place.folder),
             sampled=self._sampled,

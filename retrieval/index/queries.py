@@ -26,13 +26,13 @@ class SearchRequest:
         queries: As `dense_queries` or `token_queries` gives them.
         k: Hits a query, at least 1.
         effort: The knobs, as the codec has them.
-        where: Which documents may be found; None for all.
+        filter: Which documents may be found; None for all.
     """
 
     queries: Any
     k: int
     effort: Any
-    where: Filter | None
+    filter: Filter | None
 
 
 def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:

@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
+from quiver.retrieval.index import exact
 from quiver.retrieval.index.disk import REAL, Disk, write_file
 from quiver.retrieval.index.documents.salvage import SalvagedDocuments, salvage_documents
 from quiver.retrieval.index.engine_table import open_codec
 from quiver.retrieval.index.engines import AnyCodec, Bitmap
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.exact import engine as exact
 from quiver.retrieval.index.mapped import Files, SalvagedFile
 from quiver.retrieval.index.segments import OpenSegment, merge_segments
 from quiver.retrieval.index.store.blocks import BLOCK, CHECKSUMS, block_digest, corrected, count_blocks, read_digests

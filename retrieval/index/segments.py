@@ -90,7 +90,7 @@ class SegmentFolderWriter:
     def __init__(self, folder: Path, codec: AnyCodec, disk: Disk, *, texts: bool, fields: Sequence[str] | None = None) -> None:
         self._documents = DocumentTableWriter(folder, disk, texts=texts, fields=fields)
         self._vectors = codec.writer(folder, disk)
-        self._folder, self._codec = folder, codec
+        self._folder, self._codec, self._disk = folder, codec, disk
         self._counts = TokenCounts(0, 0, 0, 0)
         self.documents = 0
         self.vectors = 0
@@ -114,7 +114,7 @@ class SegmentFolderWriter:
         """Finish the files."""
         holds = {**self._documents.close(), **self._vectors.close()}
         # An engine may keep fewer vectors than it was given.
-        kept = int(self._codec.open(Files(self._folder), self.documents).lengths.sum())
+        kept = int(self._codec.open(Files.written(self._folder, self._disk), self.documents).lengths.sum())
         return Contents(self.documents, kept, self._counts, holds)
 
 

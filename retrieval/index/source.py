@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.data.entries import checked_document
+from quiver.retrieval.data.corpus import checked_document, read_documents
 from quiver.retrieval.index.disk import Disk
 from quiver.retrieval.index.documents.ids import id_hashes
 from quiver.retrieval.records import Document

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from quiver.retrieval.index.documents.filters import Where, as_filter
-from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.documents.filters import FilterLike, as_filter
+from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
@@ -30,14 +30,14 @@ class Defaults:
 
     Attributes:
         k: Documents.
-        where: Which may be found.
+        filter: Which may be found.
         effort: How much of the index is looked at: a preset, or the engine's knobs; None for ``balanced``.
         target_recall: Instead of an effort, the share of the best that is to be found.
     """
 
     k: int = 10
-    where: Where = None
-    effort: Preset | Mapping[str, Setting] | None = None
+    filter: FilterLike = None
+    effort: str | Mapping[str, Setting] | None = None
     target_recall: float | None = None
 
 
@@ -61,16 +61,16 @@ class Asker:
         self.model: DenseModel | TokenModel = load_model(card.source, precision=card.precision) if model is None else model
         self.index.check_model(self.model.card)
         self.defaults = defaults or Defaults()
-        self._where = as_filter(self.defaults.where)
+        self._where = as_filter(self.defaults.filter)
         self._encoding = threading.Lock()
 
-    def ask(self, text: str, *, k: int | None = None, where: Where = None) -> list[Answer]:
+    def ask(self, text: str, *, k: int | None = None, filter: FilterLike = None) -> list[Answer]:
         """The best documents for a text, best first; where the index keeps no texts they have their ids alone.
 
         Args:
             text: The query.
             k: Documents, instead of the default.
-            where: Which may be found, instead of the default.
+            filter: Which may be found, instead of the default.
         """
         chosen = self.defaults
         with self._encoding:  # a model keeps what it has packed for a batch
@@ -79,7 +79,7 @@ class Asker:
                 self.model,
                 [Query("query", text)],
                 chosen.k if k is None else k,
-                where=self._where if where is None else as_filter(where),
+                filter=self._where if filter is None else as_filter(filter),
                 effort=chosen.effort,
                 target_recall=chosen.target_recall,
             )

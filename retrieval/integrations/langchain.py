@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
-from quiver.retrieval.index.documents.filters import Where
+from quiver.retrieval.index.documents.filters import FilterLike
 from quiver.retrieval.integrations.asking import Asker, metadata_of
 
 
@@ -24,13 +24,13 @@ class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangC
 
     asker: Asker
 
-    def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, where: Where = None) -> list[Any]:
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
         del run_manager
         return [
             Document(page_content=self.asker.text_of(answer.document), metadata=metadata_of(answer), id=answer.document.id)
-            for answer in self.asker.ask(query, k=k, where=where)
+            for answer in self.asker.ask(query, k=k, filter=filter)
         ]
 
-    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, where: Where = None) -> list[Any]:
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
         # A search is arithmetic: in a thread of its own it leaves the loop free.
-        return await asyncio.to_thread(self._get_relevant_documents, query, run_manager=run_manager, k=k, where=where)
+        return await asyncio.to_thread(self._get_relevant_documents, query, run_manager=run_manager, k=k, filter=filter)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex
-from quiver.retrieval.index.documents.filters import Where
-from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.exact.ranking import check_k
+from quiver.retrieval.index.documents.filters import FilterLike
+from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.models.similarity import comparable
-from quiver.retrieval.protocols import DenseModel, TokenModel, VectorIndex
+from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.models.pooling import comparable
+from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
 
 
@@ -34,46 +33,38 @@ class SearchResult:
 
 
 def search(
-    index: VectorIndex[Any] | Index | ShardedIndex,
+    index: Index | ShardedIndex,
     model: DenseModel | TokenModel,
     queries: Sequence[Query],
     k: int,
     *,
-    where: Where = None,
-    effort: Preset | Mapping[str, Setting] | None = None,
+    filter: FilterLike = None,
+    effort: str | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
 ) -> SearchResult:
     """Search every query.
 
     Args:
-        index: An opened index, in this process or over shards, whose model is checked against ``model``; or vectors in memory, which know
-            of no model.
+        index: An index in this process or over shards, whose model is checked against ``model``.
         model: Encodes the queries; it must be the one that encoded the documents.
         queries: At least one, each with an id of its own.
         k: Hits a query; capped at the number of documents.
-        where: Which documents may be found, see `retrieval.index.index.Index.search`; only an opened index knows more of them than their
-            vectors.
-        effort: How much of an opened index is looked at; see `quiver.retrieval.index.index.Index.search`.
-        target_recall: Instead of an effort, the share of the k best documents that an opened index is to find; see there.
+        filter: Filter on the documents, see `quiver.retrieval.index.index.Index.search`.
+        effort: Search effort; see `quiver.retrieval.index.index.Index.search`.
+        target_recall: Recall to reach, instead of an effort; see there.
         progress: Show the model's progress.
 
     Raises:
         InputError: No queries, two queries with one id, the index was built with another model, it cannot be filtered so, or its recall
             was not measured.
-        ValueError: k < 1, the query vectors do not fit the index, both an effort and a target, or for vectors in memory a filter, an effort
-            or a target.
+        ValueError: k < 1, the query vectors do not fit the index, or both an effort and a target recall.
     """
     k = check_k(k)
-    if isinstance(index, Index | ShardedIndex):
-        index.check_model(model.card)
-        where = index.check_filter(where)
-        if target_recall is not None:
-            index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
-    elif where is not None:
-        raise ValueError("vectors in memory know no metadata to filter by; open an index")
-    elif effort is not None or target_recall is not None:
-        raise ValueError("vectors in memory are searched as they were indexed; an effort or a target is for an opened index")
+    index.check_model(model.card)
+    filter = index.check_filter(filter)
+    if target_recall is not None:
+        index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
     if not queries:
         raise InputError("there are no queries to search")
     query_ids = [query.id for query in queries]
@@ -82,8 +73,5 @@ def search(
         raise InputError(f"query id '{key}' is there {times} times; ids must be unique")
     encoding = model.encode([query.text for query in queries], "query", progress=progress)
     vectors = comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
-    if isinstance(index, Index | ShardedIndex):
-        hits = index.search(vectors, k, where=where, effort=effort, target_recall=target_recall)
-    else:
-        hits = index.search(vectors, k)
+    hits = index.search(vectors, k, filter=filter, effort=effort, target_recall=target_recall)
     return SearchResult(hits.to_run(query_ids), encoding.counts, hits.missing)

@@ -32,13 +32,13 @@ class Choices:
 
     Attributes:
         k: Hits a query.
-        where: Which documents may be found.
+        filter: Which documents may be found.
         effort: How much of the index is looked at.
         target_recall: Chooses that by what was measured; None for ``effort``.
     """
 
     k: int
-    where: Filter | None = None
+    filter: Filter | None = None
     effort: Preset | None = None
     target_recall: float | None = None
 
@@ -170,13 +170,13 @@ class Retriever:
     def _found(self, generation: Generation, queries: Sequence[Any], choices: Choices) -> Hits:
         if not self.words:
             return generation.index.search(
-                queries, choices.k, where=choices.where, effort=choices.effort, target_recall=choices.target_recall
+                queries, choices.k, filter=choices.filter, effort=choices.effort, target_recall=choices.target_recall
             )
         if generation.words is None:
             raise ValueError(f"{self.name} ranks by words, and this generation was opened without them")
         if choices.effort is not None or choices.target_recall is not None:
             raise InputError(f"{self.name} looks at every document that has a word of the query; leave effort and target_recall out")
-        return generation.words.search(queries, choices.k, where=choices.where)
+        return generation.words.search(queries, choices.k, filter=choices.filter)
 
 
 def _grouped(work: Sequence[Asked]) -> dict[Choices, list[int]]:

@@ -68,8 +68,8 @@ async def _answers(
 ) -> list[SearchAnswer]:
     loop = asyncio.get_running_loop()
     # A filter may take milliseconds to read, during which others want to be heard.
-    where = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
-    asked = Asked(queries, Choices(request.k, where, request.effort, request.target_recall))
+    filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
+    asked = Asked(queries, Choices(request.k, filter, request.effort, request.target_recall))
     ranked = await retriever.search(asked)
 
     def shown() -> tuple[list[list[Hit]], str | None]:

@@ -325,12 +325,12 @@ def test_what_is_finished_when_a_run_is_stopped_is_not_done_again(model: Any, ma
     assert not (out / ".unfinished").exists()
 
 
-@pytest.mark.parametrize("change", ["k", "index"])
+@pytest.mark.parametrize("change", ["k", "engine"])
 def test_what_was_finished_with_other_settings_is_not_thrown_away_silently(
     model: Any, make_collection: MakeCollection, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, out = make_collection(), tmp_path / "out"
-    settings: dict[str, Any] = {"k": 5} if change == "k" else {"index": "Flat"}
+    settings: dict[str, Any] = {"k": 5} if change == "k" else {"engine": "faiss-dense:factory=Flat"}
     _stopped_at_the_end(model, folder, out, monkeypatch)
     model.encoded.clear()
     with pytest.raises(InputError, match=r"holds an evaluation that was stopped, of other choices; finish it .*, or say overwrite"):
@@ -461,7 +461,7 @@ def test_with_a_cache_no_text_is_encoded_twice(model: Any, make_collection: Make
 
 
 def test_an_index_that_is_not_exact_says_how_far_it_is_from_it(model: Any, make_collection: MakeCollection) -> None:
-    used = evaluate(model, make_collection(), index="Flat", baselines=()).collections[0].index
+    used = evaluate(model, make_collection(), engine="faiss-dense:factory=Flat", baselines=()).collections[0].index
     assert used.kind != "exact"
     assert used.recall == {"overlap@10": 1.0, "overlap@100": 1.0}
     assert used.bytes is not None
@@ -482,7 +482,7 @@ def test_measures_that_look_below_what_was_kept_are_left_out(model: Any, make_co
 
 def test_an_index_that_cannot_be_built_is_refused_before_anything_is_encoded(model: Any, make_collection: MakeCollection) -> None:
     with pytest.raises(InputError, match="NoSuchIndex"):
-        evaluate(model, make_collection(), index="NoSuchIndex")
+        evaluate(model, make_collection(), engine="faiss-dense:factory=NoSuchIndex")
     assert model.encoded == []
 
 
@@ -490,9 +490,10 @@ def test_overlap_is_not_reported_deeper_than_was_kept(model: Any, make_collectio
     documents = {f"d{number:03}": ("", f"word{number % 7} word{number}") for number in range(300)}
     folder = make_collection(documents=documents, queries={"q": "word1 word2"}, qrels={"q": {"d001": 1}})
     for k, overlaps in ((5, {}), (10, {"overlap@10": 1.0}), (50, {"overlap@10": 1.0}), (100, {"overlap@10": 1.0, "overlap@100": 1.0})):
-        used = evaluate(model, folder, k=k, index="Flat", baselines=()).collections[0].index
-        assert used.recall == overlaps
-        assert (used.kind, used.parameters["k"]) == ("faiss", k)
+        used = evaluate(model, folder, k=k, engine="faiss-dense:factory=Flat", baselines=()).collections[0].index
+        assert used.recall is not None
+        assert list(used.recall) == list(overlaps)
+        assert (used.kind, used.parameters["k"]) == ("faiss-dense", k)
 
 
 def test_equals_at_the_cut_are_as_good_as_each_other() -> None:
@@ -517,9 +518,9 @@ def test_scores_beyond_float32_are_one_line(make_collection: MakeCollection, mod
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "bm25", "index": "Flat"}, "bm25 has no index"),
-        ({"model": "bm25", "precision": "int8"}, "bm25 has no index, no precision"),
-        ({"model": "bm25", "library": "pylate"}, "no other library"),
+        ({"model": "bm25", "engine": "faiss-dense:factory=Flat"}, "bm25 has no engine"),
+        ({"model": "bm25", "precision": "int8"}, "bm25 has no engine, precision or library"),
+        ({"model": "bm25", "library": "pylate"}, "no engine, precision or library"),
         ({"model": "folder", "library": "pylate", "precision": "int8"}, "int8 is of Quiver's own models"),
         ({"library": "pylate"}, "the model is loaded already"),
     ],

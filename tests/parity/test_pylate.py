@@ -86,10 +86,11 @@ def test_token_vectors_and_rankings_are_pylates(base: Path, tmp_path: Path, sett
     our_queries, our_documents = ours.encode_queries(QUERIES), ours.encode_documents(DOCUMENTS)
     for expected, found in [*zip(their_queries, our_queries, strict=True), *zip(their_documents, our_documents, strict=True)]:
         np.testing.assert_allclose(found, np.asarray(expected), atol=1e-5, rtol=0)
-    from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
+    from quiver.retrieval.index import index_vectors
 
     full = [place for place, vectors in enumerate(our_documents) if len(vectors)]
-    index = ExactColBERTIndex.from_vectors([str(place) for place in full], [our_documents[place] for place in full])
+    kept = [our_documents[place] for place in full]
+    index = index_vectors([str(place) for place in full], np.concatenate(kept), ours.card, lengths=[len(each) for each in kept])
     hits = index.search(our_queries, k=len(full))
     expected = rank.rerank(
         documents_ids=[[str(place) for place in full]] * len(QUERIES),

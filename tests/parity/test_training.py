@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from quiver.encoder import Tokenizer
-from quiver.encoder.training.schema import build
+from quiver.encoder.schema import validate
 from quiver.retrieval.training.rules import DISTILLING, RULES
 from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.sections import Recipe
@@ -89,7 +89,7 @@ def make_recipe(
     }
     data = data or {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in DISTILLING else {})
     raw = described | {"kind": kind, "model": model, "data": data, "loss": loss, "training": shown | training}
-    recipe, problems = build(Recipe, raw, RULES)
+    recipe, problems = validate(Recipe, raw, RULES)
     assert recipe is not None, problems
     return recipe
 
@@ -588,7 +588,7 @@ if importlib.util.find_spec("faiss") is None:
 import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling
-from quiver.retrieval.models.model_folder import load_parts
+from quiver.retrieval.models.loading import load_parts
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.training.student.native import NativeTransformer
 parts = load_parts(sys.argv[1])

@@ -14,7 +14,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25_index import WordIndex
 from quiver.retrieval.search.hybrid import Fusion, fuse, fuse_hits, fuse_runs, index_system, search_fused, word_system
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}
@@ -159,8 +159,8 @@ def test_systems_are_asked_deeper_and_fused(tmp_path: Path, word_sum: Any) -> No
     assert found.lists == (vectors, terms)
     assert (len(vectors["q1"]), len(terms["q1"]), len(terms["q2"])) == (7, 7, 0)
     assert found.run == fuse_runs([vectors, terms], fusion, k=3)
-    where = Filter.parse(["part<6"])
-    narrow = [index_system(index, word_sum, where=where), word_system(words, where=where)]
+    filter = Filter.parse(["part<6"])
+    narrow = [index_system(index, word_sum, filter=filter), word_system(words, filter=filter)]
     assert set(search_fused(narrow, queries, 24, fusion=fusion).run["q1"]) == {f"d{number}" for number in range(6)}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
-from quiver.retrieval.index import BuildOptions, Filter, build_in_memory, build_index
+from quiver.retrieval.index import BuildOptions, Filter, build_index
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Document, Query, TokenCounts
 from quiver.retrieval.search.hybrid import index_system
@@ -24,7 +24,7 @@ def test_a_run_in_the_order_of_the_queries(
     tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, on_disk: bool
 ) -> None:
     model = word_sum if kind == "dense" else word_by_word
-    index = build_index(DOCUMENTS, model, tmp_path / "i") if on_disk else build_in_memory(model, DOCUMENTS).index
+    index = build_index(DOCUMENTS, model, tmp_path / "i" if on_disk else None)
     result = search(index, model, QUERIES, 2)
     assert list(result.run) == ["q2", "q1"]
     assert {query: ranked(scores)[0] for query, scores in result.run.items()} == {"q2": "c", "q1": "b"}
@@ -36,7 +36,7 @@ def test_a_run_in_the_order_of_the_queries(
 
 
 def test_queries_are_encoded_as_queries(word_sum: DenseModel) -> None:
-    index = build_in_memory(word_sum, DOCUMENTS).index
+    index = build_index(DOCUMENTS, word_sum)
     search(index, word_sum, QUERIES, 2)
     assert word_sum.calls[-1] == ("query", ["deep sea", "bird"])
 
@@ -54,11 +54,10 @@ def test_what_cannot_be_searched_is_refused_before_encoding(tmp_path: Path, word
         search(folder, other_word_sum, QUERIES, 2)
     assert len(word_sum.calls) == calls
     assert other_word_sum.calls == []
-    in_memory = build_in_memory(word_sum, DOCUMENTS).index
-    by_index = search(folder, word_sum, QUERIES, 2).run
-    assert search(in_memory, other_word_sum, QUERIES, 2).run == {query: pytest.approx(scores) for query, scores in by_index.items()}
-    with pytest.raises(ValueError, match="know no metadata to filter by"):
-        search(in_memory, word_sum, QUERIES, 2, where=Filter())
+    in_memory = build_index(DOCUMENTS, word_sum)
+    assert search(in_memory, word_sum, QUERIES, 2).run == search(folder, word_sum, QUERIES, 2).run
+    with pytest.raises(InputError, match=r"in memory.*but the model given is word-sum-b"):
+        search(in_memory, other_word_sum, QUERIES, 2)
 
 
 def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: DenseModel) -> None:
@@ -76,14 +75,10 @@ def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: Dense
     assert len(word_sum.calls) == calls, "said before anything is encoded"
     with pytest.raises(ValueError, match="either an effort or a target_recall"):
         search(index, word_sum, QUERIES, 10, target_recall=0.9, effort="fast")
-    in_memory = build_in_memory(word_sum, DOCUMENTS).index
-    for chosen in ({"effort": "fast"}, {"target_recall": 0.9}):
-        with pytest.raises(ValueError, match="vectors in memory are searched as they were indexed"):
-            search(in_memory, word_sum, QUERIES, 2, **chosen)  # type: ignore[arg-type]
 
 
 def test_a_filter_is_applied_inside_the_search(tmp_path: Path, word_sum: DenseModel) -> None:
     documents = [document._replace(metadata={"year": 2000 + row}) for row, document in enumerate(DOCUMENTS)]
     index = build_index(documents, word_sum, tmp_path / "i")
-    found = search(index, word_sum, QUERIES, 3, where=Filter.parse(["year<2002"])).run
+    found = search(index, word_sum, QUERIES, 3, filter=Filter.parse(["year<2002"])).run
     assert {query: sorted(scores) for query, scores in found.items()} == {"q2": ["a", "b"], "q1": ["a", "b"]}

@@ -12,12 +12,12 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
+from quiver.retrieval.index import index_vectors
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Role
-from quiver.retrieval.search.token_matches import text_tokens, token_matches
+from quiver.retrieval.search.explain import text_tokens, token_matches
 
 QUERY = "which bird has wings?"
 DOCUMENT = "A bird, any bird: it has wings. " * 3
@@ -89,7 +89,7 @@ def test_matches_are_the_best_tokens_and_sum_to_the_score(make_model: MakeModel,
         assert match.similarity == pytest.approx(similarities[best], abs=1e-6)
         assert match.document in answers
         assert match.document.name == answers[best].name  # equal words at other places may be as similar to the last bit
-    index = ExactColBERTIndex.from_vectors(["d"], [documents])
+    index = index_vectors(["d"], documents, model.card, lengths=[len(documents)])
     assert sum(match.similarity for match in matches) == pytest.approx(float(index.search([queries], 1).scores[0][0]), abs=1e-5)
 
 

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import torch
 
 from quiver.encoder import Encoder
-from quiver.encoder.cpu.availability import WORTHWHILE
+from quiver.encoder.cpu.support import MIN_TOKENS_PER_THREAD
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.libraries import LIBRARIES, open_encoder
 from quiver.eval.bench.encoder.passes import Prepared
@@ -140,7 +140,7 @@ def _ids(library: str, model: str, settings: Settings) -> tuple[Make, int]:
     # One document, and a batch that keeps every thread busy: ours takes torch's kernels for the one and compiled loops for the other,
     # and the libraries of either, which are read at its first batch, are no activations.
     short = min(8, config.max_positions)
-    busy = -(-WORTHWHILE * torch.get_num_threads() // short)
+    busy = -(-MIN_TOKENS_PER_THREAD * torch.get_num_threads() // short)
     make({"batches": [[short], [short] * busy]})()
     return make, sum(weight.nbytes for weight in loaded.module.state_dict().values())
 

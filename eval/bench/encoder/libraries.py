@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, optimize_for_inference, pack_ids
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
-from quiver.encoder.checkpoints.hub import local_folder
-from quiver.encoder.checkpoints.key_maps import KEY_MAPS
+from quiver.encoder.checkpoints.families import FORMATS
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
-from quiver.encoder.gpu.compiling import compile_encoder
+from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.presets import preset
 from quiver.eval.bench.encoder.results import Settings
-from quiver.retrieval.models.model_folder import read_model_folder
+from quiver.retrieval.models.loading import read_model_folder
 from quiver.retrieval.versions import installed_version
 
 Documents = Sequence[Sequence[int]]
@@ -146,7 +146,7 @@ def _transformers_obstacle(config: EncoderConfig, settings: Settings) -> str | N
         return "not installed (pip install 'quiver-retrieval[train]')"
     if tuple(int(part) for part in version.split(".")[:2]) < TRANSFORMERS:
         return f"transformers {version} is too old, {'.'.join(map(str, TRANSFORMERS))} is the first that will do"
-    if config.family not in KEY_MAPS:
+    if config.family not in FORMATS:
         return f"a {config.family} encoder has no checkpoint layout of transformers'"
     if config.positions == "alibi":  # its config.json says bert, and means code of its own
         return f"transformers has no ALiBi, which a {config.family} encoder needs"

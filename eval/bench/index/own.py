@@ -106,18 +106,18 @@ class OwnIndex:
 
     def one(self, query: Any, k: int, point: Point) -> Any:
         """Search one query."""
-        return [self._index.search(query, k, where=_filter(point), effort=_effort(point))]
+        return [self._index.search(query, k, filter=_filter(point), effort=_effort(point))]
 
     def many(self, queries: Any, k: int, point: Point, threads: int) -> Any:
         """Search all queries, a share of them on each thread."""
-        effort, where = _effort(point), _filter(point)
+        effort, filter = _effort(point), _filter(point)
         if threads == 1:
-            return [self._index.search(queries, k, where=where, effort=effort)]
+            return [self._index.search(queries, k, filter=filter, effort=effort)]
         ends = np.linspace(0, len(queries), threads + 1).astype(int)
         parts = [queries[start:stop] for start, stop in pairwise(ends.tolist()) if start < stop]
         # OpenMP's number of threads is that of the calling thread: each of these is one of the threads.
         with ThreadPoolExecutor(threads, initializer=_faiss.omp_set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(lambda part: self._index.search(part, k, where=where, effort=effort), parts))
+            return list(pool.map(lambda part: self._index.search(part, k, filter=filter, effort=effort), parts))
 
     def rows(self, found: Any) -> list[list[int | str]]:
         """Ids, which whoever asked knows the rows of: a table of them is no part of the index's memory."""

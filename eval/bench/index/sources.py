@@ -7,7 +7,7 @@ from pathlib import Path
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.index.vectors import VectorFolder, write_vectors
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 
@@ -37,7 +37,7 @@ def encode_collection(
     if not queries:
         raise InputError(f"{data}: no query of split {split!r} has a relevant document among the {len(documents):,} that are indexed")
     loaded = load_model(model)
-    with vector_store(cache) as store:
+    with open_embedding_store(cache) as store:
         texts = (document.content() for document in documents)
         encoded = store.encode(loaded, texts, "document", total=len(documents), progress=progress)
         asked = store.encode(loaded, [query.text for query in queries], "query", total=len(queries), progress=progress)

@@ -10,11 +10,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast, get_args
+from typing import Literal
 
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.encoder.results import OWN
-from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.engine_table import parse_engine
+from quiver.retrieval.index.engines import Setting, format_settings, parse_effort
 
 Kind = Literal["dense", "colbert"]
 
@@ -83,17 +84,7 @@ class Library:
 
 def _points(default: Mapping[str, Setting], *changes: Mapping[str, Setting]) -> tuple[Point, ...]:
     """The library's default and some changes to it, named by what is changed; each sets every knob, for libraries keep what was set."""
-    return (Point(DEFAULT, default), *(Point(describe(each), {**default, **each}) for each in changes))
-
-
-def describe(settings: Mapping[str, Setting]) -> str:
-    """Settings in one word.
-
-    Example:
-        >>> describe({"nprobe": 8, "refine": True})
-        'nprobe=8,refine=true'
-    """
-    return ",".join(f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items())
+    return (Point(DEFAULT, default), *(Point(format_settings(each), {**default, **each}) for each in changes))
 
 
 LIBRARIES: Mapping[str, Library] = {
@@ -163,16 +154,16 @@ def own_system(text: str, points: Sequence[Point]) -> System:
         points: How it is searched, unless it is an exact one.
 
     Raises:
-        InputError: A setting is none, or is there twice.
+        InputError: The engine or a setting is unknown or malformed.
 
     Example:
         >>> own_system("ivf-tokens:bits=3,pool_factor=2", own_points([])).settings
         {'bits': 3, 'pool_factor': 2}
     """
-    engine, _, settings = text.partition(":")
+    engine = parse_engine(text)
     # Exact search has no knobs: its presets are one.
-    chosen = (Point("exact", {"preset": "exact"}),) if engine.startswith("exact") else tuple(points)
-    return System(text, OWN, parse_knobs(settings), chosen)
+    chosen = (Point("exact", {"preset": "exact"}),) if engine.name.startswith("exact") else tuple(points)
+    return System(text, OWN, engine.settings, chosen)
 
 
 def own_points(texts: Sequence[str]) -> list[Point]:
@@ -183,9 +174,8 @@ def own_points(texts: Sequence[str]) -> list[Point]:
     """
     points = []
     for text in dict.fromkeys(texts or ["balanced"]):
-        if text not in get_args(Preset) and "=" not in text:
-            raise InputError(f"an effort is {', '.join(get_args(Preset))}, or knobs as in nprobe=8; got {text!r}")
-        points.append(Point(text, {"preset": text} if text in get_args(Preset) else parse_knobs(text)))
+        effort = parse_effort(text)
+        points.append(Point(text, {"preset": effort} if isinstance(effort, str) else effort))
     return points
 
 
@@ -261,35 +251,3 @@ def _faiss_points(factory: str) -> tuple[Point, ...]:
     if "HNSW" in factory:
         return _points({"efSearch": 16}, {"efSearch": 64}, {"efSearch": 256})
     return _points(default, refined) if refined else _points(default)
-
-
-def parse_knobs(text: str) -> dict[str, Setting]:
-    """Settings from ``name=value,name=value``: numbers, true and false are what they say, all else is a string.
-
-    A comma belongs to the value before it unless a name and ``=`` follow, since factory strings have commas.
-
-    Raises:
-        InputError: One has no name or no value, or is there twice.
-
-    Example:
-        >>> parse_knobs("bits=4,factory=IVF64,Flat,fast=true")
-        {'bits': 4, 'factory': 'IVF64,Flat', 'fast': True}
-    """
-    knobs: dict[str, Setting] = {}
-    for part in re.split(r",(?=[a-z_]+=)", text) if text else []:
-        name, _, value = part.partition("=")
-        if not name or not value or name in knobs:
-            raise InputError(f"{part!r} is not a setting; write each once, as name=value")
-        knobs[name] = _value(value)
-    return knobs
-
-
-def _value(text: str) -> Setting:
-    if text in ("true", "false"):
-        return text == "true"
-    for number in (int, float):
-        try:
-            return cast("Setting", number(text))
-        except ValueError:
-            continue
-    return text

@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file
+from quiver.encoder.files import atomic_file
 from quiver.eval.bench.index.vectors import DOCUMENTS, VectorFolder, drawn
 from quiver.eval.metrics import score
-from quiver.retrieval.data.rows import MatrixRows
-from quiver.retrieval.index.exact.colbert import ExactColBERTIndex
-from quiver.retrieval.index.exact.dense import ExactDenseIndex
-from quiver.retrieval.records import Qrels
+from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.protocols import MatrixRows
+from quiver.retrieval.records import ModelCard, Qrels
 
 # Documents whose exact scores are apart by rounding are equally right.
 _ROUNDING = 1e-6
@@ -55,11 +54,12 @@ def exact_search(vectors: VectorFolder, depth: int, *, allowed: int | None = Non
         chosen = drawn(len(vectors)) < allowed
         matrix = matrix[np.repeat(chosen, lengths)]
         ids, lengths = [ids[row] for row in np.flatnonzero(chosen).tolist()], lengths[chosen]
-    rows = MatrixRows(matrix)
-    if vectors.kind == "dense":
-        hits = ExactDenseIndex.from_rows(ids, rows).search(np.stack(vectors.queries), 2 * depth)
+    rows, dense = MatrixRows(matrix), vectors.kind == "dense"
+    card = ModelCard(str(vectors.path), vectors.kind, "", vectors.dim, "dot" if dense else "maxsim", 0, 0)
+    if dense:
+        hits = index_vectors(ids, rows, card).search(np.stack(vectors.queries), 2 * depth)
     else:
-        hits = ExactColBERTIndex.from_rows(ids, rows, lengths).search(vectors.queries, 2 * depth)
+        hits = index_vectors(ids, rows, card, lengths=lengths).search(vectors.queries, 2 * depth)
     return Exact([np.array([numbers[key] for key in found], np.int64) for found in hits.ids], list(hits.scores))
 
 

@@ -20,7 +20,7 @@ from quiver.eval.bench.training.child import MODULE, TrainingChild
 from quiver.eval.bench.training.results import Steps, TrainingBenchmark, TrainingSettings, WorkloadTimes, side_times, with_memory
 from quiver.eval.bench.training.sides import LIBRARIES, SCORED, Side, Start, make_recipe, make_side, open_start, write_start
 from quiver.eval.bench.training.workloads import Row, Source, TrainingWorkload, batches, synthetic_source
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.training.rules import LOSSES
 from quiver.retrieval.training.start import require_extra

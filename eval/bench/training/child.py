@@ -13,7 +13,7 @@ from quiver.eval.bench.encoder.child import Make, Run, serve
 from quiver.eval.bench.training.results import TrainingSettings
 from quiver.eval.bench.training.sides import Start, make_recipe, make_side
 from quiver.eval.bench.training.workloads import TrainingWorkload
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.models.loading import default_device
 
 MODULE = "quiver.eval.bench.training.child"
 

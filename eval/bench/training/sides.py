@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, Tokenizer, init_weights, load_encoder, save_encoder
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.presets import preset
 from quiver.eval.bench.encoder.results import OWN
 from quiver.eval.bench.training.results import TrainingSettings
 from quiver.eval.bench.training.workloads import ENGLISH, Row, TrainingWorkload
-from quiver.retrieval.models.model_folder import default_device, read_model_folder
+from quiver.retrieval.models.loading import default_device, read_model_folder
 from quiver.retrieval.training.sections import ColBERTSection, DataSection, LossSection, ModelSection, Recipe, TrainingSection
 from quiver.retrieval.training.start import build_model
 

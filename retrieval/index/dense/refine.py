@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from quiver.retrieval.index.dense.scalar import Codes, Prepared, ScalarCoding
 from quiver.retrieval.index.engines import Bitmap, Found
-from quiver.retrieval.index.exact.ranking import float32_error
-from quiver.retrieval.index.exact.walk import nearest_by_scores, search_walk
 from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.ranking import float32_error, nearest_by_scores, search_walk
 from quiver.retrieval.index.record_files import RecordFiles
 
 SCALES = "scales.f32"
@@ -131,7 +130,7 @@ def write_codes(files: RecordFiles, coding: ScalarCoding, vectors: NDArray[np.fl
 
 
 class _Part:
-    """Documents whose codes are in memory, and the queries; see `quiver.retrieval.index.exact.walk.Part`."""
+    """Documents whose codes are in memory, and the queries; see `quiver.retrieval.index.ranking.Part`."""
 
     def __init__(self, prepared: Prepared, codes: Codes, scales: NDArray[np.float32]) -> None:
         self._prepared = prepared
@@ -155,7 +154,7 @@ class _Part:
 
 
 class _Walk:
-    """Chosen documents in parts, or all of them, of which nothing is copied; see `quiver.retrieval.index.exact.walk.Walk`."""
+    """Chosen documents in parts, or all of them, of which nothing is copied; see `quiver.retrieval.index.ranking.Walk`."""
 
     def __init__(self, store: RefineStore, prepared: Prepared, picked: NDArray[np.int64] | None) -> None:
         self._store = store

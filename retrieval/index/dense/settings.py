@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.dense.scalar import Bits
-from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.engines import Preset, Setting, check_names
 
 EXACT, SCAN, LISTS, FACTORY = "exact-dense", "pq-dense", "ivf-dense", "faiss-dense"
 """Names of the engines for one vector a document."""
@@ -121,7 +121,7 @@ class ScanSettings:
         Raises:
             InputError: There is no such setting, or the value is none that it takes.
         """
-        _check_names(SCAN, settings, [field.name for field in fields(cls)])
+        check_names(SCAN, "setting", settings, [field.name for field in fields(cls)])
         return cls(_dsub(settings) if "dsub" in settings else None, bits_of(settings))
 
 
@@ -146,7 +146,7 @@ class ListSettings:
         Raises:
             InputError: There is no such setting, or the value is none that it takes.
         """
-        _check_names(LISTS, settings, [field.name for field in fields(cls)])
+        check_names(LISTS, "setting", settings, [field.name for field in fields(cls)])
         nlist = settings.get("nlist")
         return cls(_dsub(settings), bits_of(settings), None if nlist is None else _whole("nlist", nlist))
 
@@ -170,7 +170,7 @@ class FactorySettings:
         Raises:
             InputError: There is no factory string or no such setting, or the value is none that it takes.
         """
-        _check_names(FACTORY, settings, [field.name for field in fields(cls)])
+        check_names(FACTORY, "setting", settings, [field.name for field in fields(cls)])
         factory = settings.get("factory")
         if not isinstance(factory, str) or not factory:
             raise InputError(f"{FACTORY} wants the setting factory, FAISS's factory string, such as factory=HNSW32,Flat")
@@ -339,9 +339,9 @@ def turned(effort: Effort, knobs: Mapping[str, Setting], *, engine: str) -> Effo
     """
     known = {name: value for name, value in asdict(effort).items() if value != 0 or isinstance(value, bool)}
     changed: dict[str, Any] = {}
+    wanted = [name for name, value in knobs.items() if not (hasattr(effort, name) and value == 0)]
+    check_names(f"this {engine} index", "search parameter", wanted, list(known))
     for name, value in knobs.items():
-        if name not in known and not (hasattr(effort, name) and value == 0):
-            raise InputError(f"the search of this {engine} index has no knob {name!r}; it has {', '.join(known)}")
         if isinstance(known.get(name), bool):
             if not isinstance(value, bool):
                 raise InputError(f"{name} must be true or false, got {value!r}")
@@ -351,12 +351,6 @@ def turned(effort: Effort, knobs: Mapping[str, Setting], *, engine: str) -> Effo
         elif name in known:
             changed[name] = _whole(name, value)
     return replace(effort, **changed)
-
-
-def _check_names(engine: str, settings: Mapping[str, Setting], known: list[str]) -> None:
-    for name in settings:
-        if name not in known:
-            raise InputError(f"{engine} has no setting {name!r}; it has {', '.join(known)}")
 
 
 def bits_of(settings: Mapping[str, Setting]) -> Bits:

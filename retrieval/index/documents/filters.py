@@ -114,25 +114,25 @@ class Filter:
         return cls(tuple(map(Condition.parse, texts)), None if ids is None else frozenset(ids))
 
 
-Where: TypeAlias = Filter | str | Sequence[str] | None
+FilterLike: TypeAlias = Filter | str | Sequence[str] | None
 """The filter of a search: a condition such as ``"year>=2015"``, several that must all hold, or a `Filter`; None for all documents."""
 
 
-def as_filter(where: Where) -> Filter | None:
+def as_filter(filter: FilterLike) -> Filter | None:
     """The filter of a search.
 
     Raises:
-        InputError: A condition is malformed, or ``where`` is something else.
+        InputError: A condition is malformed, or ``filter`` is something else.
 
     Example:
         >>> as_filter("year>=2015") == as_filter(["year>=2015"]) == Filter.parse(["year>=2015"])
         True
     """
-    if where is None or isinstance(where, Filter):
-        return where
-    if not isinstance(where, Sequence) or not all(isinstance(condition, str) for condition in where):
-        raise InputError(f"where must be a Filter, a condition such as 'year>=2015' or a list of conditions, got {where!r}")
-    return Filter.parse(where)
+    if filter is None or isinstance(filter, Filter):
+        return filter
+    if not isinstance(filter, Sequence) or not all(isinstance(condition, str) for condition in filter):
+        raise InputError(f"filter must be a Filter, a condition such as 'year>=2015' or a list of conditions, got {filter!r}")
+    return Filter.parse(filter)
 
 
 def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.data.entries import as_id
+from quiver.retrieval.data.corpus import as_id
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.documents.strings import LOOK, PackedStrings
 from quiver.retrieval.index.errors import DamagedIndexError
@@ -57,6 +57,12 @@ class IdTable:
             files.map(_ROWS, np.uint32, (count,)),
             files.map(_RANKS, np.uint32, (count,)),
         )
+
+    @classmethod
+    def of(cls, ids: Sequence[str]) -> IdTable:
+        """A table in memory of ids that differ from each other."""
+        strings = PackedStrings.pack(ids)
+        return cls(strings, *(CheckedArray(table) for table in _tables(strings)))
 
     @property
     def ranks(self) -> NDArray[np.uint32]:
@@ -114,20 +120,26 @@ class IdTable:
 
 def write_ids(folder: Path, strings: PackedStrings, disk: Disk) -> dict[str, str]:
     """Write the ids of a segment, which differ from each other; file name -> what it holds."""
-    chunks = range(0, len(strings), _TOGETHER)
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(id_hashes(strings[start : start + _TOGETHER]) for start in chunks)])
-    by_hash = np.argsort(hashes, kind="stable")
-    ranks = np.empty(len(strings), np.uint32)
-    ranks[strings.order()] = np.arange(len(strings), dtype=np.uint32)
+    hashes, rows, ranks = _tables(strings)
     holds = strings.save(folder / STEM, disk, "document ids in the order of the rows")
-    write_array(folder / _HASHES, hashes[by_hash], disk)
-    write_array(folder / _ROWS, by_hash.astype(np.uint32), disk)
+    write_array(folder / _HASHES, hashes, disk)
+    write_array(folder / _ROWS, rows, disk)
     write_array(folder / _RANKS, ranks, disk)
     return holds | {
         _HASHES: "64-bit hashes of the ids, ascending, (P,) uint64",
         _ROWS: "the row of each hash, (P,) uint32",
         _RANKS: "the rank of each row's id in ascending order, (P,) uint32",
     }
+
+
+def _tables(strings: PackedStrings) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Hashes in ascending order, the row of each hash, and the rank of each row's id."""
+    chunks = range(0, len(strings), _TOGETHER)
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(id_hashes(strings[start : start + _TOGETHER]) for start in chunks)])
+    by_hash = np.argsort(hashes, kind="stable")
+    ranks = np.empty(len(strings), np.uint32)
+    ranks[strings.order()] = np.arange(len(strings), dtype=np.uint32)
+    return hashes[by_hash], by_hash.astype(np.uint32), ranks
 
 
 def is_ids(name: str) -> bool:

@@ -36,6 +36,7 @@ from quiver.retrieval.index.tokens.pair_codes import check_bits, learn_pairs, mu
 from quiver.retrieval.index.tokens.pooling import pool
 from quiver.retrieval.index.tokens.segment import TokenSegment
 from quiver.retrieval.index.tokens.settings import (
+    NAME,
     TokenEffort,
     TokenSettings,
     default_centroids,
@@ -45,8 +46,6 @@ from quiver.retrieval.index.tokens.settings import (
 )
 from quiver.retrieval.index.tokens.writer import TokenWriter, copy, memory
 from quiver.retrieval.records import ModelCard
-
-NAME = "ivf-tokens"
 
 MULTIPLE = 8
 """The width of the vectors must be a multiple of it."""

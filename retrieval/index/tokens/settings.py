@@ -12,8 +12,11 @@ from typing import cast, get_args
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.clustering import Grouping
-from quiver.retrieval.index.engines import Preset, Setting
+from quiver.retrieval.index.engines import Preset, Setting, check_names
 from quiver.retrieval.index.tokens.pair_codes import Bits, check_bits
+
+NAME = "ivf-tokens"
+"""Name of the engine."""
 
 # From so many vectors on, k-means over all of them takes longer than the rest of the build.
 _GROUPED = 1_000_000
@@ -47,10 +50,7 @@ class TokenSettings:
         Raises:
             InputError: There is no such setting, or the value is none that it takes.
         """
-        known = [field.name for field in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise InputError(f"a token index has no setting {name!r}; it has {', '.join(known)}")
+        check_names(NAME, "setting", settings, [field.name for field in fields(cls)])
         clustering = settings.get("clustering")
         if clustering is not None and clustering not in get_args(Grouping):
             raise InputError(f"clustering must be one of {', '.join(get_args(Grouping))}, got {clustering!r}")
@@ -87,10 +87,7 @@ class TokenEffort:
         Raises:
             InputError: There is no such knob, or the value is none that it takes.
         """
-        known = [field.name for field in fields(self)]
-        for name in knobs:
-            if name not in known:
-                raise InputError(f"the search of a token index has no knob {name!r}; it has {', '.join(known)}")
+        check_names(f"this {NAME} index", "search parameter", knobs, [field.name for field in fields(self)])
         exhaustive, slack = knobs.get("exhaustive", self.exhaustive), knobs.get("slack", self.slack)
         if not isinstance(exhaustive, bool):
             raise InputError(f"exhaustive must be true or false, got {exhaustive!r}")

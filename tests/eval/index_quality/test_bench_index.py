@@ -288,7 +288,8 @@ def test_a_real_child_of_dense_vectors(make_vectors: MakeVectors, tmp_path: Path
 @LINUX
 @pytest.mark.slow
 def test_a_real_child_of_token_vectors(make_vectors: MakeVectors, tmp_path: Path) -> None:
-    systems = [own_system(text, own_points([])) for text in ("exact", "exact:no_such=1", "ivf-tokens:bits=4")]
+    exact, tokens = (own_system(text, own_points([])) for text in ("exact", "ivf-tokens:bits=4"))
+    systems = [exact, replace(exact, name="exact:no_such=1", settings={"no_such": 1}), tokens]
     systems[2] = filtered(systems[2], [0.5], 300)
     done = real(make_vectors(documents=300), systems, tmp_path / "work")
     assert done.systems[0].parameters["engine"] == "exact-tokens"

@@ -12,8 +12,8 @@ from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.eval.bench.index import encode_collection
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 
 
 def test_tokens_are_those_that_the_model_says(

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.eval.bench.index import VectorFolder, write_vectors
-from quiver.retrieval.data.rows import MatrixRows
+from quiver.retrieval.protocols import MatrixRows
 
 MakeVectors = Callable[..., VectorFolder]
 

@@ -18,8 +18,8 @@ from quiver.eval.results import Results
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 
 DESK, TELEPHONE = (1280, 900), (390, 844)
 
@@ -304,7 +304,9 @@ def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFacto
     cache = root / "cache"
     return [
         evaluate(dense, folders, out=root / "exact", cache=cache, command="quiver evaluate --model minilm"),
-        evaluate(dense, folders, out=root / "graph", cache=cache, index="HNSW16,Flat?efSearch=16", baselines=()),
+        evaluate(
+            dense, folders, out=root / "graph", cache=cache, engine="faiss-dense:factory=HNSW16,Flat", effort={"efSearch": 16}, baselines=()
+        ),
         evaluate(minilm, folders, out=root / "int8", cache=cache, precision="int8", baselines=()),
         evaluate(colbert, folders, out=root / "colbert", cache=cache, baselines=()),
     ]

@@ -124,15 +124,15 @@ SEARCHES: Mapping[str, Callable[[Index], object]] = {
     "search by default": lambda index: listed(index, k=10),
     "search narrowly": lambda index: listed(index, k=3, effort=NARROW[index.kind] or "exact"),
     "search some ids": lambda index: listed(
-        index, k=20, effort="exact", where=Filter(ids=frozenset(name(number) for number in range(0, 900, 7)))
+        index, k=20, effort="exact", filter=Filter(ids=frozenset(name(number) for number in range(0, 900, 7)))
     ),
     "list ids": lambda index: list(index.ids),
     "locate": lambda index: [index.locate([name(number)])[0] is not None for number in range(0, 1000, 3)],
     "score": lambda index: index.scores(WordModel(index.kind).encode(QUERIES[:1], "query").vectors[0], SCORED).tolist(),
 }
 FILTERED: Mapping[str, Callable[[Index], object]] = {
-    "filter numbers": lambda index: listed(index, k=1000, effort="exact", where=Filter.parse(["n>=7", "n<12"])),
-    "filter strings": lambda index: listed(index, k=1000, effort="exact", where=Filter.parse(["name=v3"])),
+    "filter numbers": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["n>=7", "n<12"])),
+    "filter strings": lambda index: listed(index, k=1000, effort="exact", filter=Filter.parse(["name=v3"])),
     "fields": lambda index: sorted(index.fields),
 }
 SHOWN: Mapping[str, Callable[[Index], object]] = {"show": lambda index: [tuple(index.document(key)) for key in SCORED]}

@@ -564,9 +564,9 @@ def use(index: Index, kind: Kind) -> None:
     """Search an index in several ways and read all that is in it."""
     queries = kind.model.encode(["word3 new", "first"], "query").vectors
     for effort in (kind.narrow, "exact"):
-        for where in (None, Filter.parse(["n<=3"]), Filter(ids=frozenset(["a3", "b1"]))):
+        for filter in (None, Filter.parse(["n<=3"]), Filter(ids=frozenset(["a3", "b1"]))):
             for k in (1, 100):
-                index.search(queries, k, effort=effort, where=where)
+                index.search(queries, k, effort=effort, filter=filter)
     for segment in index.segments:
         segment.vectors.vectors(np.flatnonzero(segment.vectors.lengths > 0))
     sorted(index.ids)

@@ -30,7 +30,7 @@ from quiver.retrieval.index import (
 )
 from quiver.retrieval.index.engine_table import ENGINES, Engine
 from quiver.retrieval.index.engines import AnyCodec, Sample, Setting
-from quiver.retrieval.index.exact.engine import open_tokens, train_tokens
+from quiver.retrieval.index.exact import open_tokens, train_tokens
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts
 
@@ -133,7 +133,7 @@ def test_texts_and_fields_can_be_left_out(tmp_path: Path, word_sum: DenseModel) 
             show()
     added = add_documents(tmp_path / "i", [Document("n", "new", "", {"year": 3, "other": 4})], word_sum)
     assert dict(added.fields) == {"year": ("integer",)}
-    assert added.search(word_sum.encode(["new"], "query").vectors, 9, where=Filter.parse(["year<=3"])).ids == [["n"]]
+    assert added.search(word_sum.encode(["new"], "query").vectors, 9, filter=Filter.parse(["year<=3"])).ids == [["n"]]
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
@@ -230,7 +230,7 @@ def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, wor
     for documents in ([], iter([])):
         with pytest.raises(InputError, match="no documents to index"):
             build_index(documents, word_sum, tmp_path / "i")
-    with pytest.raises(InputError, match="index engine 'exactly': none for a dense model; there are"):
+    with pytest.raises(InputError, match="unknown index engine 'exactly'"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i", options=BuildOptions(engine="exactly"))
     assert word_sum.calls == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["c.jsonl"]
@@ -242,7 +242,7 @@ def test_documents_without_a_vector_are_kept_and_never_found(tmp_path: Path, wor
     index = build_index(DOCUMENTS, word_by_word, tmp_path / "j")
     query = word_by_word.encode(["sea"], "query").vectors
     assert sorted(index.search(query, 10).ids[0]) == ["a", "b", "é"]
-    assert index.search(query, 10, where=Filter(ids=frozenset(["c"]))).ids == [[]]
+    assert index.search(query, 10, filter=Filter(ids=frozenset(["c"]))).ids == [[]]
     assert build_index([DOCUMENTS[0]], word_by_word, tmp_path / "one").search(query, 10).ids == [["a"]]
 
 

@@ -255,7 +255,7 @@ def test_a_search_for_a_target_is_that_with_the_chosen_knobs(built: dict[str, In
         assert measured == 10
         assert index.effort_for(0.9, 10) == rung.knobs
         assert index.search(queries, 10, target_recall=0.9).ids == index.search(queries, 10, effort=rung.knobs).ids
-        only = index.search(queries, 10, target_recall=0.9, where=Filter.parse(["third=1"])).ids
+        only = index.search(queries, 10, target_recall=0.9, filter=Filter.parse(["third=1"])).ids
         assert all(int(key[1:]) % 3 == 1 for ids in only for key in ids)
         assert all(len(ids) == 10 for ids in only)
         # As many candidates for fewer hits.

@@ -46,10 +46,10 @@ WHERE = {
 }
 
 
-def findable(index: Index, where: Filter | None) -> list[str]:
+def findable(index: Index, filter: Filter | None) -> list[str]:
     """The ids of the documents that have a vector and may be found."""
     found: list[str] = []
-    bitmaps = index.matching(where) if where is not None else tuple(segment.alive for segment in index.segments)
+    bitmaps = index.matching(filter) if filter is not None else tuple(segment.alive for segment in index.segments)
     for segment, allowed in zip(index.segments, bitmaps, strict=True):
         may = segment.vectors.lengths > 0
         rows = np.flatnonzero(may if allowed is None else may & allowed)
@@ -57,15 +57,15 @@ def findable(index: Index, where: Filter | None) -> list[str]:
     return found
 
 
-def check(index: Index, faults: ModuleType, texts: list[str], *, wheres: dict[str, Filter | None] = WHERE) -> int:
+def check(index: Index, faults: ModuleType, texts: list[str], *, filters: dict[str, Filter | None] = WHERE) -> int:
     """Search in many ways; how many hits were looked at."""
     kind = faults.ENGINES[index.kind]
     queries, seen = kind.model.encode(texts, "query").vectors, 0
-    for where in wheres.values():
-        ids = sorted(findable(index, where), reverse=True)
+    for filter in filters.values():
+        ids = sorted(findable(index, filter), reverse=True)
         for k in (1, 3, 1000):
             for effort in ("exact", "balanced", "fast", kind.narrow):
-                hits = index.search(queries, k, where=where, effort=effort)
+                hits = index.search(queries, k, filter=filter, effort=effort)
                 for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
                     assert len(found) == len(set(found)) == len(scores) == min(k, len(ids))
                     assert set(found) <= set(ids)
@@ -126,7 +126,7 @@ def test_one_document(engine: str, tmp_path: Path, faults: ModuleType) -> None:
         faults.build(tmp_path / "i", engine, one)
     index = open_index(tmp_path / "i")
     only = {name: WHERE[name] for name in ("all", "one", "none of it", "none at all")}
-    assert check(index, faults, ["w1", "other"], wheres=only) == 2 * 2 * 3 * 4
+    assert check(index, faults, ["w1", "other"], filters=only) == 2 * 2 * 3 * 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -80,7 +80,7 @@ def test_an_index_that_nobody_has_any_more_is_gone(engine: str, tmp_path: Path, 
     """Its lists are hundreds of megabytes, of which Python's search for circles knows nothing."""
     index = built(engine, tmp_path / "i", faults)
     index.search(queries_for(index, faults), 3, effort=faults.ENGINES[engine].narrow)
-    index.search(queries_for(index, faults), 3, where=Filter.parse(["n<20"]), effort="fast")
+    index.search(queries_for(index, faults), 3, filter=Filter.parse(["n<20"]), effort="fast")
     gc.disable()
     try:
         watched = [weakref.ref(index), weakref.ref(index.segments[0]), weakref.ref(index.segments[0].vectors)]
@@ -208,5 +208,5 @@ def test_integers_that_no_float_can_hold_are_compared_all_the_same(tmp_path: Pat
         (f"n>={10**399}", ["d3"]),
         (f"n<{10**399}", ["d0", "d1", "d2"]),
     ):
-        assert sorted(index.search(query, 9, where=Filter.parse([condition])).ids[0]) == found, condition
+        assert sorted(index.search(query, 9, filter=Filter.parse([condition])).ids[0]) == found, condition
     assert dict(index.document("d3").metadata or {}) == {"n": 10**400}

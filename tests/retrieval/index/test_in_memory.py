@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import tracemalloc
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.vectors import VectorStore
-from quiver.retrieval.index import (
-    ExactColBERTIndex,
-    ExactDenseIndex,
-    FaissDenseIndex,
-    build_in_memory,
-    check_kind,
-    in_memory,
-    index_vectors,
-)
+from quiver.retrieval.data.embedding_store import EmbeddingStore
+from quiver.retrieval.index import BuildOptions, build_index, check_engine, index_vectors, memory
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding
 
@@ -36,62 +24,57 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_the_models_kind_decides_the_index(word_sum: DenseModel, word_by_word: TokenModel, kind: str) -> None:
+def test_an_index_in_memory_is_that_of_a_folder(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str) -> None:
     model = word_sum if kind == "dense" else word_by_word
-    built = build_in_memory(model, DOCUMENTS)
-    assert isinstance(built.index, ExactDenseIndex if kind == "dense" else ExactColBERTIndex)
-    assert built.index.search(model.encode(["a bird flies"], "query").vectors, 2).ids[0][0] == "b"
-    assert built.counts == TokenCounts(4, 13, 0, 1)
+    documents = [document._replace(metadata={"row": row}) for row, document in enumerate(DOCUMENTS)]
+    index, folder = build_index(documents, model), build_index(documents, model, tmp_path / "i")
+    queries = model.encode(["a bird flies", "sea"], "query").vectors
+    for filter in (None, "row>1"):
+        ours, theirs = index.search(queries, 3, filter=filter), folder.search(queries, 3, filter=filter)
+        assert ours.ids == theirs.ids
+        np.testing.assert_array_equal(ours.scores, theirs.scores)
+    assert index.search(queries, 2).ids[0][0] == "b"
+    assert index.manifest.segments[0].tokens == TokenCounts(4, 13, 0, 1)
+    assert (index.kind, list(index.ids), index.nbytes) == (folder.kind, list(folder.ids), folder.nbytes)
+    assert list(index.documents) == list(folder.documents)
+
+
+@pytest.mark.parametrize("engine", ["pq-dense", "ivf-dense:nlist=8", "faiss-dense:factory=HNSW8,Flat", "ivf-tokens:centroids=16"])
+def test_every_engine_works_without_a_folder(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, engine: str) -> None:
+    model = word_by_word if "tokens" in engine else word_sum
+    documents = [Document(f"d{row:03d}", f"word{row % 7} text{row % 11} end{row}") for row in range(150)]
+    index = build_index(documents, model, options=BuildOptions(engine, calibrate=False))
+    exact = build_index(documents, model, options=BuildOptions("exact"))
+    queries = model.encode(["word3 text4 end7", "end101"], "query").vectors
+    assert index.kind == engine.partition(":")[0]
+    assert [set(ids) & set(best) for ids, best in zip(index.search(queries, 3).ids, exact.search(queries, 1).ids, strict=True)] == [
+        set(best) for best in exact.search(queries, 1).ids
+    ]
+    assert all(len(set(ids)) == 150 for ids in index.search(queries, 1000, effort="exact").ids)
+    if "tokens" not in engine:
+        folder = build_index(documents, model, tmp_path / "i", options=BuildOptions(engine, calibrate=False))
+        assert folder.search(queries, 9).ids == index.search(queries, 9).ids
 
 
 def test_no_documents_and_repeated_ids_are_refused(word_sum: DenseModel) -> None:
     with pytest.raises(InputError, match="no documents to index"):
-        build_in_memory(word_sum, iter([]))
+        build_index(iter([]), word_sum)
     with pytest.raises(InputError, match="'a' is there twice"):
-        build_in_memory(word_sum, [DOCUMENTS[0], DOCUMENTS[0]])
+        build_index([DOCUMENTS[0], DOCUMENTS[0]], word_sum)
+    with pytest.raises(InputError, match="no document has the field 'year' to filter by"):
+        build_index(DOCUMENTS, word_sum, options=BuildOptions(fields=["year"]))
 
 
 def test_a_model_whose_vectors_are_not_what_its_card_says(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = one_token_each(4)
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(np.ones((4, 5), np.float32), tokens))
     with pytest.raises(ValueError, match="width 5, its card says 256"):
-        build_in_memory(word_sum, DOCUMENTS)
+        build_index(DOCUMENTS, word_sum)
     broken = np.ones((4, 256), np.float32)
     broken[1] = np.nan
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: DenseEncoding(broken, tokens))
     with pytest.raises(InputError, match="document 'b' is not finite"):
-        build_in_memory(word_sum, DOCUMENTS)
-
-
-@pytest.mark.parametrize("kind", ["dense", "colbert"])
-def test_the_parts_are_given_back_while_they_move_into_the_matrix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_memory, "_CHUNK", 100)
-    part, scale = in_memory._part, in_memory.make_comparable
-    parts: list[weakref.ref[Any]] = []
-    alive: list[int] = []
-
-    def watched_part(*arguments: Any) -> Any:
-        made = part(*arguments)
-        parts.append(weakref.ref(made.vectors))
-        return made
-
-    def watched_scale(*arguments: Any) -> None:
-        alive.append(sum(vectors() is not None for vectors in parts))
-        scale(*arguments)
-
-    monkeypatch.setattr(in_memory, "_part", watched_part)
-    monkeypatch.setattr(in_memory, "make_comparable", watched_scale)
-    model, documents = Wide(kind), [Document(f"d{number}", "") for number in range(4000)]
-    tracemalloc.start()
-    try:
-        built = build_in_memory(model, documents)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert alive == list(range(40, 0, -1))
-    # The parts, the matrix whose pages are taken only as theirs are given back, and the ids: no third copy.
-    assert peak < 2.8 * 4000 * 64 * 4
-    assert built.index.search(model.encode([""], "query").vectors, 1).ids[0] == ["d999"]
+        build_index(DOCUMENTS, word_sum)
 
 
 def one_token_each(texts: int) -> TextTokens:
@@ -120,7 +103,7 @@ def test_a_model_keeps_the_vectors_it_gave(kind: str, monkeypatch: pytest.Monkey
     tokens = one_token_each(4)
     encoding = DenseEncoding(given, tokens) if kind == "dense" else TokenEncoding(list(given[:, None]), tokens)
     monkeypatch.setattr(model, "encode", lambda texts, role, *, progress=False: encoding)
-    index = build_in_memory(model, DOCUMENTS).index
+    index = build_index(DOCUMENTS, model)
     np.testing.assert_array_equal(given, vectors)
     query = np.array([[1.0, 0.0, 0.0]], np.float32)
     lengths = np.linalg.norm(vectors, axis=1) if kind == "dense" else 1
@@ -129,80 +112,62 @@ def test_a_model_keeps_the_vectors_it_gave(kind: str, monkeypatch: pytest.Monkey
     np.testing.assert_allclose([found[document.id] for document in DOCUMENTS], vectors[:, 0] / lengths, rtol=1e-6)
 
 
-def test_one_bar_over_all_documents(word_sum: DenseModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_memory, "_CHUNK", 3)
-    bars: list[tuple[str, int, list[int]]] = []
-
-    @contextmanager
-    def recorded(description: str, total: int, *, enabled: bool) -> Iterator[Callable[[int], None]]:
-        steps: list[int] = []
-        if enabled and total:
-            bars.append((description, total, steps))
-        yield steps.append
-
-    monkeypatch.setattr(in_memory, "progress_bar", recorded)
-    asked: list[bool] = []
-    encode = word_sum.encode
-
-    def watched(texts: Sequence[str], role: str, *, progress: bool = False) -> DenseEncoding:
-        asked.append(progress)
-        return encode(texts, role)
-
-    monkeypatch.setattr(word_sum, "encode", watched)
-    build_in_memory(word_sum, DOCUMENTS, progress=True)
-    assert bars == [("documents", 4, [3, 1])]
-    assert asked == [False] * 2
-    build_in_memory(word_sum, iter(DOCUMENTS), progress=True)  # no total, no time to go: the model shows its own
-    assert len(bars) == 1
-    assert asked[2:] == [True, True]
-    build_in_memory(word_sum, DOCUMENTS)
-    assert len(bars) == 1
-    assert asked[4:] == [False, False]
-
-
-@pytest.mark.parametrize("in_memory", [0, 1 << 20])
+@pytest.mark.parametrize("read_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("kind", ["dense", "colbert"])
 def test_stored_vectors_make_the_same_index(
-    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, in_memory: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel, kind: str, read_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quiver.retrieval.index.in_memory._IN_MEMORY", in_memory)
+    monkeypatch.setattr(memory, "READ_BYTES", read_bytes)
     model = word_sum if kind == "dense" else word_by_word
-    stored = VectorStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
-    index, built = index_vectors([document.id for document in DOCUMENTS], stored, model.card), build_in_memory(model, DOCUMENTS)
-    assert type(index) is type(built.index)
-    assert (list(index.ids), len(index), index.kind, index.nbytes) == (
-        list(built.index.ids),
-        4,
-        built.index.kind,
-        built.index.nbytes,
-    )
-    assert stored.counts == built.counts
+    stored = EmbeddingStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
+    ids = [document.id for document in DOCUMENTS]
+    index, built = index_vectors(ids, stored.rows, model.card, lengths=stored.lengths), build_index(DOCUMENTS, model)
+    assert (list(index.ids), len(index), index.kind, index.nbytes) == (ids, 4, built.kind, built.nbytes)
     queries = model.encode(["hard stone", "sea", "x y z"], "query").vectors
-    ours, theirs = index.search(queries, 10), built.index.search(queries, 10)
+    ours, theirs = index.search(queries, 10), built.search(queries, 10)
     assert ours.ids == theirs.ids
-    np.testing.assert_array_equal(np.array(ours.scores), np.array(theirs.scores))
+    np.testing.assert_allclose(np.array(ours.scores), np.array(theirs.scores), rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="3 ids for the vectors of 4"):
-        index_vectors(["a", "b", "c"], stored, model.card)
+        index_vectors(["a", "b", "c"], stored.rows, model.card, lengths=stored.lengths)
 
 
-def test_the_kind_of_an_index_is_checked_before_anything_is_encoded(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel) -> None:
-    for kind in ("exact", "Flat", "IVF1024,PQ16x4fs,RFlat?nprobe=8&k_factor=2"):
-        check_kind(kind, word_sum.card)
-    check_kind("exact", word_by_word.card)
-    stored = VectorStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
-    index = index_vectors(["x", "y"], stored, word_sum.card, kind="Flat")
-    assert isinstance(index, FaissDenseIndex)
+def test_an_engine_is_checked_before_anything_is_encoded(tmp_path: Path, word_sum: DenseModel, word_by_word: TokenModel) -> None:
+    for engine in ("exact", "auto", "pq-dense", "faiss-dense:factory=IVF1024,PQ16x4fs"):
+        check_engine(engine, word_sum.card)
+    check_engine("exact", word_by_word.card)
+    stored = EmbeddingStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
+    index = index_vectors(["x", "y"], stored.rows, word_sum.card, engine="faiss-dense:factory=Flat")
+    assert index.kind == "faiss-dense"
     assert index.search(word_sum.encode(["b"], "query").vectors, 1).ids == [["x"]]
-    tokens = VectorStore(tmp_path).encode(word_by_word, ["a b", "c"], "document")
-    for card, vectors, kind, message in (
-        (word_sum.card, stored, "exacty", "index 'exacty': FAISS cannot make it for width 256"),
-        (word_sum.card, stored, "Flat?nprobe=3", "index 'Flat': 'nprobe' is no setting of its search; it takes none"),
-        (word_by_word.card, tokens, "Flat", "index 'Flat': a ColBERT is searched with 'exact', the only kind for one vector a token"),
+    for card, engine, message in (
+        (word_sum.card, "exacty", "unknown index engine 'exacty' (did you mean 'exact'?)"),
+        (word_sum.card, "faiss-dense:factory=Flat,nprobe=3", "faiss-dense has no setting 'nprobe'; it has factory, bits"),
+        (word_sum.card, "faiss-dense:factory=Nonsense", "index 'Nonsense': FAISS cannot make it for width 256"),
+        (word_by_word.card, "faiss-dense:factory=Flat", "index engine 'faiss-dense' does not exist for a colbert model"),
     ):
         for call in (
-            lambda kind=kind, card=card: check_kind(kind, card),
-            lambda *, a=(vectors, card), kind=kind: index_vectors(["x", "y"], *a, kind=kind),
+            lambda engine=engine, card=card: check_engine(engine, card),
+            lambda card=card, engine=engine: index_vectors(["x", "y"], stored.rows, card, engine=engine),
         ):
             with pytest.raises(InputError) as caught:
                 call()
             assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF64,Flat", "IVF16,PQ8x4fs", "HNSW8,Flat", "IVF16_HNSW8,SQ8", "RR32,IVF16,PQ16np"])
+def test_no_row_below_zero_leaves_an_index_of_faiss(factory: str) -> None:
+    """FAISS fills up with row -1 where the probed lists hold fewer than k vectors; numpy would read it as the last document."""
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((1000, 32)).astype(np.float32)
+    ids = [f"d{number}" for number in rng.permutation(1000)]
+    card = ModelCard("vectors", "dense", "", 32, "dot", 0, 0)
+    index = index_vectors(ids, vectors, card, engine=f"faiss-dense:factory={factory}")
+    exact = index_vectors(ids, vectors, card).search(vectors[:20], 10)
+    for effort in ("fast", "balanced", "exact"):
+        for k in (10, 5000):
+            hits = index.search(vectors[:20], k, effort=effort)
+            for found, scores, best in zip(hits.ids, hits.scores, exact.ids, strict=True):
+                assert len(found) == len(set(found)) == len(scores) == min(k, 1000)
+                assert np.isfinite(scores).all()
+                assert (np.diff(scores) <= 0).all()
+                assert "PQ" in factory or found[0] == best[0]

@@ -16,7 +16,6 @@ from quiver.retrieval.index import (
     Filter,
     Index,
     add_documents,
-    build_in_memory,
     build_index,
     check_index,
     compact_index,
@@ -63,31 +62,31 @@ def brute_force(model: Any, documents: Sequence[Document], k: int) -> Hits:
     queries = model.encode(QUERIES, "query").vectors
     if not documents:
         return Hits([[]] * len(QUERIES), [np.zeros(0, np.float32)] * len(QUERIES))
-    return build_in_memory(model, documents).index.search(queries, k)
+    return build_index(documents, model, options=BuildOptions("exact")).search(queries, k)
 
 
 def test_python_reads_conditions_as_the_command_line_does(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, alive = changed
     queries = model.encode(QUERIES, "query").vectors
-    for where, years in (
+    for filter, years in (
         ("year>2004", range(2005, 2010)),
         (["year > 2004", "year!=2007"], (2005, 2006, 2008, 2009)),
         (("year==2005",), [2005]),
     ):
         wanted = [document for document in alive if (document.metadata or {})["year"] in years]
-        same(index.search(queries, 9, where=where), brute_force(model, wanted, 9))
-        conditions = [where] if isinstance(where, str) else where
-        same(index.search(queries, 9, where=Filter.parse(conditions)), brute_force(model, wanted, 9))
+        same(index.search(queries, 9, filter=filter), brute_force(model, wanted, 9))
+        conditions = [filter] if isinstance(filter, str) else filter
+        same(index.search(queries, 9, filter=Filter.parse(conditions)), brute_force(model, wanted, 9))
     assert Filter.parse("year>2004") == Filter.parse(["year>2004"])
-    found = search(index, model, [Query("q", "word3 text1")], 60, where="year=2003").run["q"]
+    found = search(index, model, [Query("q", "word3 text1")], 60, filter="year=2003").run["q"]
     assert set(found) == {document.id for document in alive if (document.metadata or {})["year"] == 2003}
     with pytest.raises(InputError, match="filter 'year=2003 or year=2004': expected field=value"):
-        index.search(queries, 9, where="year=2003 or year=2004")
+        index.search(queries, 9, filter="year=2003 or year=2004")
     with pytest.raises(InputError, match="no document has the field 'yaer'"):
-        search(index, model, [Query("q", "tail")], 9, where="yaer=2003")
+        search(index, model, [Query("q", "tail")], 9, filter="yaer=2003")
     for wrong in (5, {"year": 2003}, ["year=2003", 5]):
-        with pytest.raises(InputError, match="where must be a Filter, a condition such as"):
-            index.search(queries, 9, where=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="filter must be a Filter, a condition such as"):
+            index.search(queries, 9, filter=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("k", [np.int64(5), np.uint8(5), np.int32(5)])
@@ -95,7 +94,7 @@ def test_the_number_of_hits_may_be_any_integer(changed: tuple[Index, list[Docume
     index, alive = changed
     queries = model.encode(QUERIES, "query").vectors
     same(index.search(queries, k), index.search(queries, 5))
-    same(build_in_memory(model, alive).index.search(queries, k), brute_force(model, alive, 5))
+    same(build_index(alive, model, options=BuildOptions("exact")).search(queries, k), brute_force(model, alive, 5))
     assert len(search(index, model, [Query("q", "tail")], k).run["q"]) == 5
     with pytest.raises(TypeError):
         index.search(queries, 5.0)  # type: ignore[arg-type]
@@ -125,7 +124,7 @@ def test_an_integer_id_is_its_digits(tmp_path: Path, word_sum: Any) -> None:
     assert list(index.ids) == ["7", "8", "9"]
     assert index.document(8).text == "word8"  # type: ignore[arg-type]
     assert list(delete_documents(tmp_path / "i", [7, "8"]).ids) == ["9"]  # type: ignore[list-item]
-    assert list(build_in_memory(word_sum, documents).index.ids) == ["7", "8", "9"]
+    assert list(build_index(documents, word_sum).ids) == ["7", "8", "9"]
     with pytest.raises(InputError, match="document id '9' is there twice"):
         build_index([Document("9", "a"), Document(9, "b")], word_sum, tmp_path / "j")  # type: ignore[arg-type]
 
@@ -139,9 +138,9 @@ def test_an_integer_id_is_its_digits(tmp_path: Path, word_sum: Any) -> None:
         (Document(" ", "x"), "the id of a document is blank"),
         (Document("d", "x", metadata={"a": float("inf")}), "document 'd': metadata field 'a' must hold strings, finite numbers"),
         (Document("d", "x", metadata={"a": {"b": {1}}}), "document 'd': metadata field 'a.b' must hold strings"),  # type: ignore[dict-item]
-        (Document("d", "x", metadata={"a": {"b": 1}, "a.b": 2}), "document 'd': two metadata fields are called 'a.b'"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata={"a": {"b": 1}, "a.b": 2}), "document 'd': two metadata fields have the name 'a.b'"),  # type: ignore[dict-item]
         (Document("d", "x", metadata=["a"]), "document 'd': the metadata must be a mapping from field to value"),  # type: ignore[arg-type]
-        (Document("d", "x", metadata={1: "a"}), "document 'd': the name of a metadata field must be a string, got 1"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata={1: "a"}), "document 'd': names of metadata fields must be strings, got 1"),  # type: ignore[dict-item]
     ],
 )
 def test_a_document_that_no_index_can_hold_is_named(tmp_path: Path, word_sum: Any, document: Document, message: str) -> None:
@@ -151,7 +150,7 @@ def test_a_document_that_no_index_can_hold_is_named(tmp_path: Path, word_sum: An
 
 def test_a_field_to_filter_by_must_be_in_a_document(tmp_path: Path, word_sum: Any) -> None:
     documents = [Document("c", "y", metadata={"a": 1}), Document("d", "x")]
-    with pytest.raises(InputError, match="no document has the field 'b' to filter by; there are a"):
+    with pytest.raises(InputError, match="no document has the field 'b' to filter by; the documents have a"):
         build_index(iter(documents), word_sum, tmp_path / "i", options=BuildOptions(fields=["a", "b"]))
     assert word_sum.calls == []  # before anything was encoded
     with pytest.raises(InputError, match="no document has the field 'b' to filter by; they have none"):
@@ -191,7 +190,7 @@ def test_a_filter_finds_what_brute_force_over_the_allowed_finds(
     changed: tuple[Index, list[Document]], model: Any, conditions: list[str], ids: list[str] | None
 ) -> None:
     index, alive = changed
-    where = Filter.parse(conditions, ids=ids)
+    filter = Filter.parse(conditions, ids=ids)
     predicates = {
         "year>=2005": lambda year, part: year >= 2005,
         "year=2003": lambda year, part: year == 2003,
@@ -209,15 +208,15 @@ def test_a_filter_finds_what_brute_force_over_the_allowed_finds(
     ]
     for k in (1, 7, 1000):
         for effort in ("exact", "balanced", "fast"):
-            same(index.search(model.encode(QUERIES, "query").vectors, k, where=where, effort=effort), brute_force(model, allowed, k))
+            same(index.search(model.encode(QUERIES, "query").vectors, k, filter=filter, effort=effort), brute_force(model, allowed, k))
 
 
 def test_an_unknown_field_or_knob_is_refused(changed: tuple[Index, list[Document]], model: Any) -> None:
     index, _ = changed
     queries = model.encode(QUERIES, "query").vectors
     with pytest.raises(InputError, match="no document has the field 'yaer' to filter by; there are part, year"):
-        index.search(queries, 3, where=Filter.parse(["yaer=3"]))
-    with pytest.raises(InputError, match="no knobs, got nprobe"):
+        index.search(queries, 3, filter=Filter.parse(["yaer=3"]))
+    with pytest.raises(InputError, match=r"has no search parameter .nprobe."):
         index.search(queries, 3, effort={"nprobe": 3})
 
 
@@ -332,7 +331,7 @@ def test_an_index_can_be_emptied_and_filled_again(tmp_path: Path, model: Any) ->
     for index in (empty, compact_index(tmp_path / "i"), open_index(tmp_path / "i")):
         assert (len(index), list(index.ids)) == (0, [])
         assert index.search(model.encode(QUERIES, "query").vectors, 5).ids == [[]] * 4
-        assert index.search(model.encode(QUERIES, "query").vectors, 5, where=Filter(ids=frozenset(["d000"]))).ids == [[]] * 4
+        assert index.search(model.encode(QUERIES, "query").vectors, 5, filter=Filter(ids=frozenset(["d000"]))).ids == [[]] * 4
     assert open_index(tmp_path / "i").manifest.segments == ()
     with pytest.raises(InputError, match="document 'd000' is not in this index"):
         delete_documents(tmp_path / "i", ["d000"])
@@ -365,7 +364,7 @@ def test_the_last_filters_are_remembered_and_stay_right(changed: tuple[Index, li
     queries = model.encode(QUERIES, "query").vectors
     for _ in range(2):
         for year in range(2000, 2010):
-            found = index.search(queries, 100, where=Filter.parse([f"year={year}"]))
+            found = index.search(queries, 100, filter=Filter.parse([f"year={year}"]))
             assert set(found.ids[0]) == {document.id for document in alive if (document.metadata or {})["year"] == year}
 
 

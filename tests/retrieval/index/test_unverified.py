@@ -15,9 +15,9 @@ from quiver.retrieval.index.kernels import compiled, reference
 from quiver.retrieval.index.kernels.packing import lanes
 
 
-def searched(index: Index, faults: ModuleType, effort: Any, where: Filter | None = None) -> object:
+def searched(index: Index, faults: ModuleType, effort: Any, filter: Filter | None = None) -> object:
     model = faults.ENGINES[index.kind].model
-    return index.search(model.encode(["word3 new"], "query").vectors, 3, effort=effort, where=where)
+    return index.search(model.encode(["word3 new"], "query").vectors, 3, effort=effort, filter=filter)
 
 
 USES: dict[str, Callable[[Index, ModuleType], object]] = {

@@ -23,24 +23,24 @@ TEXT = "word1 word2"
 
 
 def expected(index: Index, model: Any, k: int, conditions: list[str] | None = None) -> list[tuple[str, float]]:
-    where = Filter.parse(conditions) if conditions else None
-    return list(search(index, model, [Query("q", TEXT)], k, where=where).run["q"].items())
+    filter = Filter.parse(conditions) if conditions else None
+    return list(search(index, model, [Query("q", TEXT)], k, filter=filter).run["q"].items())
 
 
 def test_langchain(index: Index, model: Any) -> None:
-    retriever = langchain_retriever(index, model=model, defaults=Defaults(k=4, where=["odd=true"]))
+    retriever = langchain_retriever(index, model=model, defaults=Defaults(k=4, filter=["odd=true"]))
     found = retriever.invoke(TEXT)
     assert [(each.id, each.metadata["score"]) for each in found] == expected(index, model, 4, ["odd=true"])
     first = index.document(found[0].id)
     assert found[0].page_content == first.content()
     assert {**(first.metadata or {}), "title": first.title}.items() <= found[0].metadata.items()
-    again = asyncio.run(retriever.ainvoke(TEXT, k=2, where=["part<9"]))
+    again = asyncio.run(retriever.ainvoke(TEXT, k=2, filter=["part<9"]))
     assert [(each.id, each.metadata["score"]) for each in again] == expected(index, model, 2, ["part<9"])
     assert [[each.id for each in batch] for batch in retriever.batch([TEXT] * 3)] == [[each.id for each in found]] * 3
 
 
 def test_llama_index(index: Index, model: Any) -> None:
-    retriever = llama_index_retriever(index.path, model=model, defaults=Defaults(k=3, where=Filter.parse(["part>=5"]), effort="exact"))
+    retriever = llama_index_retriever(index.path, model=model, defaults=Defaults(k=3, filter=Filter.parse(["part>=5"]), effort="exact"))
     found = retriever.retrieve(TEXT)
     assert [(each.node.node_id, each.score) for each in found] == expected(index, model, 3, ["part>=5"])
     assert found[0].text == index.text_of(found[0].node.node_id)
@@ -57,7 +57,7 @@ def test_what_cannot_be_asked(
     with pytest.raises(InputError, match="built with"):
         make(index, model=other_word_sum)
     with pytest.raises(InputError, match="filter 'nonsense'"):
-        make(index, model=model, defaults=Defaults(where=["nonsense"]))
+        make(index, model=model, defaults=Defaults(filter=["nonsense"]))
     name = f"quiver.retrieval.integrations.{'langchain' if make is langchain_retriever else 'llama_index'}"
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=r"pip install 'quiver-retrieval\[interop\]'"):

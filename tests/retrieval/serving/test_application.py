@@ -19,7 +19,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document, Query
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25_index import WordIndex
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
 from quiver.retrieval.serving.hosts import web_origin
@@ -55,9 +55,9 @@ def refused(response: Any) -> tuple[int, str]:
 def test_a_search_finds_what_the_index_finds(app: Any, indexes: Indexes) -> None:
     for name, folder in (("dense", indexes.dense), ("colbert", indexes.colbert)):
         index = open_index(folder)
-        where = Filter.parse(["year>=2003", "lang in en"])
+        filter = Filter.parse(["year>=2003", "lang in en"])
         model = load_model(index.manifest.model.source)
-        run = search_index(index, model, [Query("q", "a bird on the sea")], 7, where=where).run["q"]
+        run = search_index(index, model, [Query("q", "a bird on the sea")], 7, filter=filter).run["q"]
         found = search(app, query="a bird on the sea", k=7, retriever=name, filter=["year>=2003", "lang in en"]).json()
         assert [hit["id"] for hit in found["hits"]] == list(run)
         assert [hit["score"] for hit in found["hits"]] == pytest.approx(list(run.values()), abs=1e-6)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense import faiss_files
-from quiver.retrieval.index.dense.faiss_files import index_bytes, read_index, write_index
+from quiver.retrieval.index.dense.faiss_engine import index_bytes, read_index, write_index
 from quiver.retrieval.index.disk import REAL, RealDisk
 from quiver.retrieval.index.engine_table import ENGINES
 from quiver.retrieval.index.engines import Sample
@@ -64,7 +63,7 @@ def test_a_part_that_says_it_is_larger_than_the_file_is_refused(documents: Any, 
         read_index(large, Path("i.faiss"))
     assert "limit" in str(caught.value.__cause__)
     assert faiss.get_deserialization_vector_byte_limit() == limit
-    monkeypatch.delattr(faiss_files._faiss, "set_deserialization_vector_byte_limit")  # as older versions are
+    monkeypatch.delattr(faiss, "set_deserialization_vector_byte_limit")  # as older versions are
     np.testing.assert_array_equal(faiss.serialize_index(read_index(content, Path("i.faiss"))), content)
 
 
@@ -102,7 +101,7 @@ def test_what_cannot_be_trained_or_added_to_says_so(documents: Any, factory: str
 
 
 def test_a_codec_is_trained_on_what_the_index_will_hold(documents: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="retrieval"):
+    with caplog.at_level(logging.INFO, logger="quiver.retrieval"):
         train(documents, "IVF8,Flat", 800)
     assert "index 'IVF8,Flat': training on 800 of 800 vectors" in caplog.text
 

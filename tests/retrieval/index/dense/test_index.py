@@ -47,10 +47,10 @@ def test_an_index_of_several_segments_is_searched_as_one(tmp_path: Path, word_su
     assert exact.kind == "exact-dense"
     queries = word_sum.encode(["w1 w2 w3", "w4 w9", "w33 w7 w8 w50"], "query").vectors
     even = Filter(conditions=(Condition.parse("even = true"),))
-    for where in (None, even):
-        wanted = exact.search(queries, 10, where=where)
+    for filter in (None, even):
+        wanted = exact.search(queries, 10, filter=filter)
         for effort in ("exact", "balanced"):
-            found = index.search(queries, 10, where=where, effort=effort)
+            found = index.search(queries, 10, filter=filter, effort=effort)
             for ours, scores, theirs, exact_scores in zip(found.ids, found.scores, wanted.ids, wanted.scores, strict=True):
                 assert len(ours) == len(theirs) == 10
                 assert not {*ours} & {*gone}
@@ -63,7 +63,7 @@ def test_an_index_of_several_segments_is_searched_as_one(tmp_path: Path, word_su
     assert after.ids == before.ids
     np.testing.assert_array_equal(np.array(after.scores), np.array(before.scores))
     np.testing.assert_allclose(compacted.scores(queries[0], after.ids[0]), after.scores[0])
-    with pytest.raises(InputError, match="has no knob 'nothing'"):
+    with pytest.raises(InputError, match="has no search parameter 'nothing'"):
         index.search(queries, 3, effort={"nothing": 3})
 
 

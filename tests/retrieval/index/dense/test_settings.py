@@ -60,7 +60,7 @@ def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() ->
         ("faiss-dense", {"factory": "Flat", "bits": True}, "bits must be 8 or 16, got True"),
         ("pq-dense", {"dsub": 3}, "dsub must be 2, 4 or 8, got 3"),
         ("pq-dense", {"dsub": True}, "dsub must be 2, 4 or 8, got True"),
-        ("ivf-dense", {"lists": 4}, "ivf-dense has no setting 'lists'; it has dsub, bits, nlist"),
+        ("ivf-dense", {"lists": 4}, "ivf-dense has no setting 'lists' (did you mean 'nlist'?); it has dsub, bits, nlist"),
         ("ivf-dense", {"nlist": 0}, "nlist must be a whole number >= 1, got 0"),
         ("ivf-dense", {"nlist": float("nan")}, "nlist must be a whole number >= 1, got nan"),
         ("ivf-dense", {"nlist": float("inf")}, "nlist must be a whole number >= 1, got inf"),
@@ -93,12 +93,12 @@ def test_right_settings_pass() -> None:
 @pytest.mark.parametrize(
     ("kind", "knobs", "message"),
     [
-        ("pq", {"nprobe": 4}, "the search of this pq-dense index has no knob 'nprobe'; it has k_factor, exhaustive"),
-        ("ivf", {"efSearch": 4}, "the search of this ivf-dense index has no knob 'efSearch'; it has nprobe, k_factor, exhaustive"),
+        ("pq", {"nprobe": 4}, "this pq-dense index has no search parameter 'nprobe'; it has k_factor, exhaustive"),
+        ("ivf", {"efSearch": 4}, "this ivf-dense index has no search parameter 'efSearch'; it has nprobe, k_factor, exhaustive"),
         (
             "faiss-graph",
             {"nprobe": 4},
-            "the search of this faiss-dense (HNSW16,Flat) index has no knob 'nprobe'; it has efSearch, k_factor",
+            "this faiss-dense (HNSW16,Flat) index has no search parameter 'nprobe'; it has efSearch, k_factor",
         ),
         ("ivf", {"nprobe": 0}, "nprobe must be a whole number >= 1, got 0"),
         ("ivf", {"nprobe": 1.5}, "nprobe must be a whole number >= 1, got 1.5"),

@@ -9,12 +9,16 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import MatrixRows
-from quiver.retrieval.index import ExactColBERTIndex
-from quiver.retrieval.index.exact import arrays, walk
-from quiver.retrieval.index.exact import colbert as exact_colbert
+from quiver.retrieval.index import Index, exact, index_vectors, ranking
+from quiver.retrieval.protocols import MatrixRows
+from quiver.retrieval.records import ModelCard
 
 Tokens = NDArray[np.float32]
+
+
+def exact_index(ids: Sequence[str], documents: Sequence[Tokens], width: int = 16) -> Index:
+    card = ModelCard("vectors", "colbert", "", width, "maxsim", 0, 0)
+    return index_vectors(ids, np.concatenate(documents), card, lengths=[len(tokens) for tokens in documents])
 
 
 def texts(seed: int, lengths: Sequence[int], width: int = 16) -> list[Tokens]:
@@ -39,7 +43,7 @@ IDS = [f"d{number}" for number in range(len(LENGTHS))]
 @pytest.mark.parametrize("k", [1, 4, 7, 1000])
 def test_the_order_is_that_of_exact_scores_and_empty_documents_are_never_found(k: int) -> None:
     documents, queries = texts(0, LENGTHS), texts(1, [1, 5, 32, 2, 8, 8, 8, 8, 3, 11])
-    hits = ExactColBERTIndex.from_vectors(IDS, documents).search(queries, k)
+    hits = exact_index(IDS, documents).search(queries, k)
     for query, found, scores in zip(queries, hits.ids, hits.scores, strict=True):
         best = expected(IDS, documents, query)[:k]
         assert list(found) == [key for _, key in best]
@@ -54,14 +58,14 @@ def test_copies_tie_wherever_they_stand_and_the_tie_crosses_the_cut(monkeypatch:
         documents[row] = documents[7]
     ids = [f"d{number}" for number in np.random.default_rng(3).permutation(400)]
     queries = [np.concatenate([2 * documents[7], query]) for query in texts(4, [30] * 9, width=128)]
-    index = ExactColBERTIndex.from_vectors(ids, documents)
+    index = exact_index(ids, documents, width=128)
     whole = index.search(queries, 50)
     for query, found, scores in zip(queries, whole.ids, whole.scores, strict=True):
         best = expected(ids, documents, query)[:50]
         assert list(found) == [key for _, key in best]
         assert len(set(scores.tolist())) < 50
-    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 100)
-    monkeypatch.setattr(exact_colbert, "_QUERIES", 2)
+    monkeypatch.setattr(exact, "TOKENS_RESCORED", 100)
+    monkeypatch.setattr(exact, "TOKEN_QUERIES", 2)
     assert index.search(queries, 50).ids == whole.ids
 
 
@@ -77,12 +81,11 @@ def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: p
         documents[row] = documents[row][:0]
     ids = [f"d{number}" for number in rng.permutation(150)]
     queries = [documents[8][:5], *texts(1, rng.integers(1, 20, size=9).tolist())]
-    monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * 16)
-    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 50)
-    monkeypatch.setattr(walk, "_SCORES", 300)
-    monkeypatch.setattr(walk, "_TOGETHER", 3)
-    lengths = np.array([len(tokens) for tokens in documents])
-    index = ExactColBERTIndex.from_rows(ids, MatrixRows(np.concatenate(documents)), lengths)
+    monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * 16)
+    monkeypatch.setattr(exact, "TOKENS_RESCORED", 50)
+    monkeypatch.setattr(ranking, "SCORES_HELD", 300)
+    monkeypatch.setattr(ranking, "QUERIES_RESCORED", 3)
+    index = exact_index(ids, documents)
     for query, found, scores in zip(queries, *((hits := index.search(queries, k)).ids, hits.scores), strict=True):
         best = expected(ids, documents, query)[:k]
         assert list(found) == [key for _, key in best]
@@ -94,24 +97,22 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
     documents = texts(0, LENGTHS)
     documents[5][6, 1] = bad
     with pytest.raises(InputError, match="document 'd5' is not finite"):
-        ExactColBERTIndex.from_vectors(IDS, documents)
-    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+        exact_index(IDS, documents)
+    index = exact_index(IDS, texts(0, LENGTHS))
     with pytest.raises(ValueError, match="query 9 is not finite"):
         index.search([*texts(1, [2] * 9), np.full((1, 16), bad, np.float32)], 1)
 
 
 def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
-        ExactColBERTIndex.from_vectors([], [])
+        index_vectors([], np.zeros((0, 16), np.float32), ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0), lengths=[])
     with pytest.raises(InputError, match="none of the documents has a vector"):
-        ExactColBERTIndex.from_vectors(["a", "b"], texts(0, [0, 0]))
+        exact_index(["a", "b"], texts(0, [0, 0]))
     with pytest.raises(InputError, match="'a' is there twice"):
-        ExactColBERTIndex.from_vectors(["a", "a"], texts(0, [1, 2]))
+        exact_index(["a", "a"], texts(0, [1, 2]))
     with pytest.raises(ValueError, match="1 ids for the vectors of 2"):
-        ExactColBERTIndex.from_vectors(["a"], texts(0, [1, 2]))
-    with pytest.raises(ValueError, match=r"document 'b' must have the shape \(n, 16\)"):
-        ExactColBERTIndex.from_vectors(["a", "b"], [*texts(0, [2]), *texts(0, [2], width=15)])
-    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
+        exact_index(["a"], texts(0, [1, 2]))
+    index = exact_index(IDS, texts(0, LENGTHS))
     with pytest.raises(ValueError, match="k must be >= 1"):
         index.search(texts(1, [2]), 0)
     for query in (*texts(1, [0]), *texts(1, [2], width=8)):
@@ -121,11 +122,10 @@ def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
 
 
 def test_what_a_report_says_of_it() -> None:
-    index = ExactColBERTIndex.from_vectors(IDS, texts(0, LENGTHS))
-    assert (index.kind, len(index), index.dim, index.nbytes, dict(index.parameters)) == (
-        "exact-colbert",
+    index = exact_index(IDS, texts(0, LENGTHS))
+    assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (
+        "exact-tokens",
         10,
-        16,
         4 * 16 * sum(LENGTHS) + 8 * 11,
         {"precision": "float32"},
     )
@@ -140,11 +140,11 @@ def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block:
     ids = np.array([f"d{number}" for number in rng.permutation(120)], object)
     allowed = rng.random(120) < share
     offsets = np.cumsum([0, *map(len, documents)])
-    monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * 16)
-    monkeypatch.setattr(exact_colbert, "_RESCORED_TOKENS", 50)
+    monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * 16)
+    monkeypatch.setattr(exact, "TOKENS_RESCORED", 50)
     for k in (1, 10, 500):
         rows = MatrixRows(np.concatenate(documents))
-        found = exact_colbert.search_tokens(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed)
+        found = exact.search_tokens(rows, offsets, queries, k, largest_norm=1.0, ids=ids, allowed=allowed)
         for query, (places, scores) in zip(queries, found, strict=True):
             kept = np.flatnonzero(allowed)
             best = expected(ids[kept].tolist(), [documents[row] for row in kept], query)[:k]
@@ -152,17 +152,18 @@ def test_with_allowed_documents_it_is_brute_force_over_them(share: float, block:
             np.testing.assert_allclose(scores, [score for score, _ in best], rtol=1e-5, atol=1e-5)
 
 
-def test_one_matrix_is_the_same_index_and_is_not_copied() -> None:
+def test_the_vectors_are_not_copied() -> None:
     documents, queries = texts(0, LENGTHS), texts(1, [4, 9])
     matrix = np.concatenate(documents)
-    index = ExactColBERTIndex.from_packed(IDS, matrix, LENGTHS)
-    assert np.shares_memory(index._rows.span(0, 5), matrix)
-    packed, apart = index.search(queries, 5), ExactColBERTIndex.from_vectors(IDS, documents).search(queries, 5)
-    assert packed.ids == apart.ids
-    np.testing.assert_array_equal(packed.scores, apart.scores)
+    card = ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0)
+    index = index_vectors(IDS, matrix, card, lengths=LENGTHS)
+    before = index.search(queries, 5).scores
+    matrix *= 2
+    np.testing.assert_allclose(index.search(queries, 5).scores, 2 * np.array(before), rtol=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[1, 2], [2, 2], [4, -1], [3]])
 def test_lengths_that_do_not_fit(lengths: list[int]) -> None:
+    card = ModelCard("vectors", "colbert", "", 8, "maxsim", 0, 0)
     with pytest.raises(ValueError, match=r"lengths of the documents|ids for the vectors"):
-        ExactColBERTIndex.from_packed(["a", "b"], np.ones((3 if lengths != [1, 2] else 4, 8), np.float32), lengths)
+        index_vectors(["a", "b"], np.ones((3 if lengths != [1, 2] else 4, 8), np.float32), card, lengths=lengths)

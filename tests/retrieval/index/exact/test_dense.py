@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import faiss
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import MatrixRows
-from quiver.retrieval.index import ExactDenseIndex
-from quiver.retrieval.index.exact import arrays, walk
-from quiver.retrieval.index.exact import dense as exact_dense
-from quiver.retrieval.records import Hits
+from quiver.retrieval.index import Index, exact, index_vectors, ranking
+from quiver.retrieval.protocols import MatrixRows
+from quiver.retrieval.records import Hits, ModelCard
+
+
+def exact_index(ids: Sequence[str], vectors: NDArray[np.float32]) -> Index:
+    return index_vectors(ids, vectors, ModelCard("vectors", "dense", "", vectors.shape[1], "dot", 0, 0))
 
 
 def unit(seed: int, rows: int, width: int) -> NDArray[np.float32]:
@@ -39,7 +43,7 @@ def check(hits: Hits, ids: list[str], vectors: NDArray[np.float32], queries: NDA
 def test_the_order_is_that_of_exact_scores(width: int, asked: int, k: int) -> None:
     ids = [f"d{number}" for number in range(300)]
     vectors, queries = unit(0, 300, width), unit(1, asked, width)
-    check(ExactDenseIndex.from_vectors(ids, vectors).search(queries, k), ids, vectors, queries, k)
+    check(exact_index(ids, vectors).search(queries, k), ids, vectors, queries, k)
 
 
 def test_copies_of_a_document_tie_although_float32_products_part_them() -> None:
@@ -51,7 +55,7 @@ def test_copies_of_a_document_tie_although_float32_products_part_them() -> None:
     queries = unit(3, 300, 768)
     queries[:150] = (queries[:150] + vectors[copies[0]]) / 2
     ids = [f"d{number}" for number in range(5003)]
-    index = ExactDenseIndex.from_vectors(ids, vectors)
+    index = exact_index(ids, vectors)
     for k in (10, 2000):
         assert [list(found) for found in index.search(queries, k).ids] == expected(ids, vectors, queries, k)
     together = index.search(queries, 100)
@@ -72,7 +76,7 @@ def test_a_tie_across_the_cut_goes_to_the_greater_ids(equal: int, k: int) -> Non
     vectors[:50, 0] = 1.0 if equal == 200 else 0.0
     vectors[vectors[:, 0] == 1.0, 1] = 0.0
     queries = np.array([[1, 1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 1]], np.float32)
-    hits = ExactDenseIndex.from_vectors(ids, vectors).search(queries, k)
+    hits = exact_index(ids, vectors).search(queries, k)
     tied = sorted((ids[row] for row in np.flatnonzero(vectors[:, 0])), reverse=True)
     assert len(tied) == equal
     assert list(hits.ids[0])[:equal] == tied[:k]
@@ -81,7 +85,7 @@ def test_a_tie_across_the_cut_goes_to_the_greater_ids(equal: int, k: int) -> Non
 
 def test_k_beyond_the_corpus_gives_every_document_once() -> None:
     ids = ["a", "b", "c"]
-    hits = ExactDenseIndex.from_vectors(ids, unit(0, 3, 4)).search(unit(1, 25, 4), 1000)
+    hits = exact_index(ids, unit(0, 3, 4)).search(unit(1, 25, 4), 1000)
     assert len(hits) == 25
     for found, scores in zip(hits.ids, hits.scores, strict=True):
         assert sorted(found) == ids
@@ -98,37 +102,37 @@ def test_the_borders_of_blocks_change_nothing(block: int, k: int, monkeypatch: p
         vectors = kinds[rng.integers(0, distinct, 400)]
         ids = [f"d{number}" for number in rng.permutation(400)]
         queries = np.concatenate([kinds[:5], unit(k, 40, width), np.zeros((1, width), np.float32)])
-        monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * width)
-        monkeypatch.setattr(walk, "_TOGETHER", 4)
-        index = ExactDenseIndex.from_rows(ids, MatrixRows(vectors))
+        monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * width)
+        monkeypatch.setattr(ranking, "QUERIES_RESCORED", 4)
+        index = exact_index(ids, vectors)
         check(index.search(queries, k), ids, vectors, queries, min(k, 400))
 
 
 def test_copies_of_one_document_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "BLOCK_BYTES", 100 * 4 * 384)
+    monkeypatch.setattr(ranking, "BLOCK_BYTES", 100 * 4 * 384)
     vectors = unit(5, 3000, 384)
     vectors[np.arange(50, 3000, 100)] = vectors[50]  # 30 copies, one a block
     vectors[np.arange(60, 3000, 20)] = vectors[60]  # 147 copies, several a block: more than k and the margin
     ids = [f"d{number}" for number in np.random.default_rng(0).permutation(3000)]
     queries = np.concatenate([vectors[[50, 60, 70]], unit(6, 5, 384)])
-    index = ExactDenseIndex.from_vectors(ids, vectors)
+    index = exact_index(ids, vectors)
     for k in (1, 10, 100, 200):
         assert [list(found) for found in index.search(queries, k).ids] == expected(ids, vectors, queries, k)
 
 
 def test_a_second_walk_holds_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """All documents tie: the second walk must not collect them all."""
-    monkeypatch.setattr(arrays, "BLOCK_BYTES", 50 * 4 * 4)
+    monkeypatch.setattr(ranking, "BLOCK_BYTES", 50 * 4 * 4)
     ids = [f"d{number:05d}" for number in range(2000)]
     seen: list[int] = []
-    in_order = walk.in_order
+    in_order = ranking.in_order
 
     def watched(rows: NDArray[np.int64], *arguments: object, **options: object) -> object:
         seen.append(len(rows))
         return in_order(rows, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(walk, "in_order", watched)
-    hits = ExactDenseIndex.from_vectors(ids, np.ones((2000, 4), np.float32)).search(unit(0, 3, 4), 20)
+    monkeypatch.setattr(ranking, "in_order", watched)
+    hits = exact_index(ids, np.ones((2000, 4), np.float32)).search(unit(0, 3, 4), 20)
     assert [list(found) for found in hits.ids] == [ids[:-21:-1]] * 3
     assert max(seen) <= 70
     assert len(seen) == 3 * 40
@@ -137,9 +141,9 @@ def test_a_second_walk_holds_few_candidates(monkeypatch: pytest.MonkeyPatch) -> 
 def test_many_queries_go_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [f"d{number}" for number in range(50)]
     vectors, queries = unit(0, 50, 16), unit(1, 23, 16)
-    index = ExactDenseIndex.from_vectors(ids, vectors)
+    index = exact_index(ids, vectors)
     whole = index.search(queries, 5)
-    monkeypatch.setattr(exact_dense, "_QUERIES", 4)
+    monkeypatch.setattr(exact, "DENSE_QUERIES", 4)
     assert index.search(queries, 5).ids == whole.ids
     assert len(index.search(queries[:0], 5)) == 0
 
@@ -149,19 +153,19 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
     vectors = unit(0, 10_000, 4)
     vectors[9_000, 2] = bad
     with pytest.raises(InputError, match="document 'd9000' is not finite"):
-        ExactDenseIndex.from_vectors([f"d{number}" for number in range(10_000)], vectors)
+        exact_index([f"d{number}" for number in range(10_000)], vectors)
     with pytest.raises(ValueError, match="query 1 is not finite"):
-        ExactDenseIndex.from_vectors(["a"], unit(0, 1, 2)).search(np.array([[0, 0], [0, bad]], np.float32), 1)
+        exact_index(["a"], unit(0, 1, 2)).search(np.array([[0, 0], [0, bad]], np.float32), 1)
 
 
 def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
-        ExactDenseIndex.from_vectors([], np.zeros((0, 4), np.float32))
+        exact_index([], np.zeros((0, 4), np.float32))
     with pytest.raises(InputError, match="'a' is there twice"):
-        ExactDenseIndex.from_vectors(["a", "b", "a"], unit(0, 3, 4))
+        exact_index(["a", "b", "a"], unit(0, 3, 4))
     with pytest.raises(ValueError, match="2 ids for the vectors of 3"):
-        ExactDenseIndex.from_vectors(["a", "b"], unit(0, 3, 4))
-    index = ExactDenseIndex.from_vectors(["a", "b", "c"], unit(0, 3, 4))
+        exact_index(["a", "b"], unit(0, 3, 4))
+    index = exact_index(["a", "b", "c"], unit(0, 3, 4))
     for k in (0, -1):
         with pytest.raises(ValueError, match="k must be >= 1"):
             index.search(unit(1, 1, 4), k)
@@ -174,16 +178,15 @@ def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
 def test_scores_beyond_float32_are_refused_since_they_have_no_order() -> None:
     vectors = np.array([[3e38, -3e38], [1, 1]], np.float32)
     with pytest.raises(ValueError, match="do not fit into float32"):
-        ExactDenseIndex.from_vectors(["a", "b"], vectors).search(np.array([[3e38, 3e38]], np.float32), 2)
+        exact_index(["a", "b"], vectors).search(np.array([[3e38, 3e38]], np.float32), 2)
 
 
 def test_what_a_report_says_of_it() -> None:
     vectors = unit(0, 200, 32)
-    index = ExactDenseIndex.from_vectors([f"d{number}" for number in range(200)], vectors)
-    assert (index.kind, len(index), index.dim, index.nbytes, dict(index.parameters)) == (
+    index = exact_index([f"d{number}" for number in range(200)], vectors)
+    assert (index.kind, len(index), index.nbytes, dict(index.parameters)) == (
         "exact-dense",
         200,
-        32,
         vectors.nbytes,
         {"precision": "float32"},
     )
@@ -197,14 +200,14 @@ def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int,
     vectors, queries = unit(0, 40, 16)[rng.integers(0, 40, 400)], unit(1, 9, 16)
     allowed = rng.random(400) < share
     ids = np.array([f"d{number}" for number in rng.permutation(400)], object)
-    monkeypatch.setattr(arrays, "BLOCK_BYTES", block * 4 * 16)
-    monkeypatch.setattr(walk, "_SCORES", 900)
+    monkeypatch.setattr(ranking, "BLOCK_BYTES", block * 4 * 16)
+    monkeypatch.setattr(ranking, "SCORES_HELD", 900)
     for k in (1, 10, 500):
         rows = MatrixRows(vectors)
-        found = exact_dense.search_dense(rows, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, all_exact=True)
+        found = exact.search_dense(rows, queries, k, largest_norm=1.0, ids=ids, allowed=allowed, all_exact=True)
         for query, (places, scores) in zip(queries, found, strict=True):
-            exact = vectors[places].astype(np.float64) @ query.astype(np.float64)
-            np.testing.assert_array_equal(scores, exact.astype(np.float32))
+            wanted = vectors[places].astype(np.float64) @ query.astype(np.float64)
+            np.testing.assert_array_equal(scores, wanted.astype(np.float32))
         best = expected(ids[allowed].tolist(), vectors[allowed], queries, k)
         assert [ids[rows].tolist() for rows, _ in found] == best
         assert [len(scores) for _, scores in found] == [min(k, int(allowed.sum()))] * 9
@@ -212,5 +215,5 @@ def test_with_allowed_rows_it_is_brute_force_over_them(share: float, block: int,
 
 def test_the_thread_setting_is_left_alone() -> None:
     before = faiss.omp_get_max_threads()
-    ExactDenseIndex.from_vectors(["a", "b"], unit(0, 2, 4)).search(unit(1, 30, 4), 1)
+    exact_index(["a", "b"], unit(0, 2, 4)).search(unit(1, 30, 4), 1)
     assert faiss.omp_get_max_threads() == before

@@ -50,7 +50,7 @@ def answers(folder: Path, *, verify: bool = True) -> list[Any]:
     """Whatever can be read of the index: a search, a filtered one, ids, texts, places and fields."""
     index = open_index(folder, verify=verify)
     query = np.eye(1, index.manifest.model.dim, dtype=np.float32)
-    hits = [index.search(query, 10), index.search(query, 10, where=Filter.parse(["n>=0"]))]
+    hits = [index.search(query, 10), index.search(query, 10, filter=Filter.parse(["n>=0"]))]
     read = [index.ids[:], [*index.documents], index.locate(["old1", "old2"]), index.fields]
     return [*([found.ids, [scores.tolist() for scores in found.scores]] for found in hits), *read]
 

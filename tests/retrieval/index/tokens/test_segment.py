@@ -290,7 +290,7 @@ def test_a_codec_whose_files_do_not_fit_each_other_is_damage(tokens: Any, tmp_pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bit": 4}, "has no setting 'bit'; it has bits, centroids, clustering, pool_factor"),
+        ({"bit": 4}, "has no setting 'bit' .did you mean 'bits'.*; it has bits, centroids, clustering, pool_factor"),
         ({"bits": 1}, "bits must be 2, 3, 3.5 or 4, got 1"),
         ({"clustering": "fine"}, "clustering must be one of tokens, two-level, flat, got 'fine'"),
         ({"centroids": 0}, "centroids must be a whole number >= 1, got 0"),
@@ -317,7 +317,7 @@ def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tok
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"efSearch": 4}, "has no knob 'efSearch'; it has nprobe, tokens_k, candidates, slack, exhaustive"),
+        ({"efSearch": 4}, "has no search parameter 'efSearch'; it has nprobe, tokens_k, candidates, slack, exhaustive"),
         ({"nprobe": 0}, "nprobe must be a whole number >= 1, got 0"),
         ({"slack": -1}, "slack must be a number >= 0, got -1"),
         ({"slack": float("nan")}, "slack must be a number >= 0, got nan"),

@@ -1,0 +1,193 @@
+"""Where a model lies: a folder, or a Hugging Face hub id that is fetched into the hub's cache."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import re
+import struct
+import warnings
+from glob import escape
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import expand_home, read_json
+
+# Everything that a checkpoint of ours, of sentence-transformers or of PyLate consists of; an asterisk stands for slashes too.
+PATTERNS = ["*.json", "*.safetensors", "artifact.metadata"]
+# The same model for other runtimes, with copies of its configuration and its tokenizer.
+OTHER_RUNTIMES = ("onnx", "openvino")
+# ConfigReader of the config.json of an encoder and of a Dense module: only these have weights.
+_OF_WEIGHTS = ("model_type", "in_features")
+
+
+def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
+    """The folder of a model, fetched from the hub if it is not a folder.
+
+    Weights are fetched as safetensors; ``pytorch_model.bin`` files only for a folder that has no safetensors there.
+
+    Args:
+        source: A folder, or a hub id such as ``answerdotai/ModernBERT-base``.
+        revision: Branch, tag or commit on the hub.
+
+    Raises:
+        InputError: It is neither a folder nor a model that the hub (or its cache, offline) has.
+    """
+    path = expand_home(source)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InputError(f"{source}: a model is a folder, this is a file")
+    folder = _fetched(source, revision, PATTERNS)
+    pickled = _pickled_weights(folder)
+    return _fetched(source, revision, [*PATTERNS, *pickled]) if pickled else folder
+
+
+def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> Path:
+    # Imported late: the hub client is slow to import and a local folder does not need it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    ignored = [f"{name}/*" for name in OTHER_RUNTIMES]
+    try:
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
+    except HFValidationError as error:
+        raise InputError(f"{source}: no such folder, and not a hub id") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"{source}: no such folder, and the hub did not give it: {reason}") from error
+
+
+def _pickled_weights(snapshot: Path) -> list[str]:
+    """Patterns of the ``.bin`` files of a snapshot's folders that lack safetensors."""
+    inside = sorted(path for path in snapshot.iterdir() if path.is_dir() and path.name not in OTHER_RUNTIMES)
+    files = [path for folder in (snapshot, *inside) if _lacks_safetensors(folder) for path in files_of(folder, PICKLED)]
+    return [escape(path.relative_to(snapshot).as_posix()) for path in files]
+
+
+def _lacks_safetensors(folder: Path) -> bool:
+    config = folder / "config.json"
+    return not has_safetensors(folder) and config.is_file() and not read_json(config).keys().isdisjoint(_OF_WEIGHTS)
+
+
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+
+# Files of torch.save since PyTorch 1.6 are ZIP archives, and only those can be mapped into memory.
+_ZIP = b"PK\x03\x04"
+# What torch's restricted unpickler raises for a file that is no checkpoint: its own error for what it refuses, and for damaged bytes
+# whatever the instruction that they happen to spell runs into.
+_MALFORMED = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    OverflowError,
+    struct.error,
+)
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether there is a safetensors file of the weights, or an index of such files; ``.bin`` files do not count then."""
+    return (folder / SAFETENSORS).is_file() or _index(folder, SAFETENSORS).is_file()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights; they need not be there.
+
+    Raises:
+        InputError: An index of shards is malformed.
+    """
+    return files_of(folder, SAFETENSORS if has_safetensors(folder) else PICKLED)
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """The file of that name, or the shards that its index names.
+
+    Args:
+        folder: Where the files lie.
+        name: `SAFETENSORS` or `PICKLED`.
+
+    Raises:
+        InputError: The index is malformed.
+    """
+    index = _index(folder, name)
+    if not index.is_file():
+        return [folder / name]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise InputError(f"{index}: weight_map must map tensors to files")
+    return [folder / shard for shard in sorted(set(weight_map.values()))]
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder's weight files, on the CPU.
+
+    Tensors of ``.bin`` files may share memory with each other, and are views of the file until they are copied.
+
+    Raises:
+        InputError: A file is missing or corrupt, or a ``.bin`` file holds something other than named tensors.
+    """
+    read = _read_safetensors if has_safetensors(folder) else _read_pickled
+    state: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        if not path.is_file():
+            missing = f"{SAFETENSORS} is missing, and so is {PICKLED}" if path == folder / PICKLED else f"{path.name} is missing"
+            raise InputError(f"{folder}: {missing}")
+        try:
+            state |= read(path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return state
+
+
+def _index(folder: Path, name: str) -> Path:
+    return folder / f"{name}.index.json"
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path}: corrupt checkpoint: {error}") from error
+
+
+def _read_pickled(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        mapped = file.read(len(_ZIP)) == _ZIP
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of damaged files: about pickle protocols that they do not have
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a truncated file: torch looks for its end before its beginning
+            raise
+        raise InputError(f"{path}: corrupt checkpoint: truncated") from error
+    except _MALFORMED as error:
+        raise InputError(f"{path}: {_complaint(error)}") from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) and _is_plain(value) for key, value in content.items()):
+        raise InputError(f"{path}: must hold a dictionary of tensors by name, as torch.save(model.state_dict(), ...) writes it")
+    return {key: tensor.detach() for key, tensor in content.items()}
+
+
+def _complaint(error: Exception) -> str:
+    """What is wrong with a ``.bin`` file. Not in the words of PyTorch, which recommends to execute it."""
+    text = str(error)
+    if refused := re.search(r"GLOBAL (\S+)", text):
+        return f"refused, and nothing in it was executed: this pickle asks for {refused[1]}; use the model as safetensors"
+    if isinstance(error, pickle.UnpicklingError):
+        inner = re.search(r"WeightsUnpickler error: (.+)", text)
+        text = inner[1] if inner else "not a file of torch.save"
+    return f"corrupt checkpoint: {next(iter(text.strip().splitlines()), type(error).__name__)}"
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"

@@ -1,0 +1,566 @@
+"""The engine ``faiss-dense``: an index made by FAISS's factory finds candidates, int8 or int16 codes give the scores.
+
+    codec.json       width, factory string, bits of a code
+    centre.f32       of the refine store, (d,)
+    spread.f32       of the refine store, (d,)
+    trained.faiss    the FAISS index, trained and empty
+
+A segment has, beside its refine store, one file:
+
+    index.faiss      the FAISS index of its vectors
+
+The FAISS index is built from the refine store after that is written, not from the incoming vectors: merged segments then get the index
+that they would have got if they had been written as one. This also holds for graphs, which cannot be merged byte by byte. It is built on
+one thread because FAISS builds a different graph in every run with several.
+
+Filters are passed to FAISS where the index supports selectors; otherwise more candidates are requested until enough are allowed.
+
+Shapes: n vectors, P documents, d width.
+Source: https://github.com/facebookresearch/faiss/wiki/The-index-factory; FAISS, arXiv:2401.08281.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
+from quiver.retrieval.index.dense.scalar import ScalarCoding, open_scalar, save_scalar
+from quiver.retrieval.index.dense.segment import DenseSegment, widened
+from quiver.retrieval.index.dense.settings import (
+    FACTORY,
+    FactoryEffort,
+    FactorySettings,
+    bits_of,
+    effort_grid,
+    factory_effort,
+    resized,
+    turned,
+)
+from quiver.retrieval.index.disk import Disk, write_file
+from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
+from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.lazy import Lazy
+from quiver.retrieval.index.mapped import Files, map_array
+from quiver.retrieval.index.record_files import RecordFiles
+from quiver.retrieval.index.threads import one_thread
+from quiver.retrieval.protocols import MatrixRows, Rows
+from quiver.retrieval.records import ModelCard
+
+# FAISS's type stubs know nothing of what its Python layer adds.
+_faiss: Any = faiss
+
+_BUFFER = 1 << 20
+# FAISS applies the limit also to tables that it computes while it reads, which may be larger than the file.
+_TABLES = 256 << 20
+# The limits are FAISS's, for the whole process.
+_READING = threading.Lock()
+
+
+def write_index(index: Any, path: Path, disk: Disk) -> None:
+    """Write an index to a new file.
+
+    Raises:
+        OSError: The disk's.
+    """
+    errors: list[OSError] = []
+    with disk.create(path) as file:
+
+        def write(data: bytes) -> int:
+            if not errors:  # FAISS has to be let go on: an exception does not come back out of it
+                try:
+                    file.write(data)
+                except OSError as error:
+                    errors.append(error)
+            return len(data)
+
+        faiss.write_index(index, _faiss.PyCallbackIOWriter(write, _BUFFER))
+        if errors:
+            raise errors[0]
+
+
+def index_bytes(index: Any) -> int:
+    """Size of an index as FAISS writes it."""
+    written = 0
+
+    def count(data: bytes) -> int:
+        nonlocal written
+        written += len(data)
+        return len(data)
+
+    faiss.write_index(index, _faiss.PyCallbackIOWriter(count))
+    return written
+
+
+def read_index(content: NDArray[np.uint8], path: Path) -> Any:
+    """Read an index whose bytes are known to be those that were written.
+
+    Args:
+        content: The file, mapped.
+        path: Where it is, for errors.
+
+    Raises:
+        DamagedIndexError: It is no index, or one of its parts would be larger than the file.
+    """
+    stream = _Stream(content)
+    try:
+        with _limits(max(len(content), _TABLES)):
+            return faiss.read_index(_faiss.PyCallbackIOReader(stream.read, _BUFFER))
+    except RuntimeError as error:
+        raise DamagedIndexError(f"{path}: FAISS cannot read it; quiver index repair") from error
+
+
+class _Stream:
+    """Bytes, from the first to the last."""
+
+    def __init__(self, content: NDArray[np.uint8]) -> None:
+        self._content = content
+        self._place = 0
+
+    def read(self, size: int) -> bytes:
+        part = self._content[self._place : self._place + size]
+        self._place += len(part)
+        return part.tobytes()
+
+
+@contextmanager
+def _limits(size: int) -> Iterator[None]:
+    """No part of what is read is larger than so many bytes; older versions of FAISS cannot be told."""
+    if not hasattr(_faiss, "set_deserialization_vector_byte_limit"):
+        yield
+        return
+    with _READING:
+        former = _faiss.get_deserialization_vector_byte_limit()
+        _faiss.set_deserialization_vector_byte_limit(size + 1)  # what is read has to be smaller than the limit
+        try:
+            yield
+        finally:
+            _faiss.set_deserialization_vector_byte_limit(former)
+
+
+logger = logging.getLogger(__name__)
+
+# Vectors that a coarse quantizer learns from, a centroid: FAISS wants 39 at least and uses 256 at most.
+_TRAINING_A_CENTROID = 64
+# Vectors that anything else learns from, such as product quantizers and rotations: 256 centroids times 256 vectors.
+_TRAINING = 65_536
+
+
+def make_index(factory: str, dim: int) -> Any:
+    """An empty index that ranks by inner product.
+
+    Raises:
+        InputError: FAISS does not know the factory string, or cannot rank by inner product with it.
+    """
+    try:
+        index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise InputError(f"index {factory!r}: FAISS cannot make it for width {dim} ({_reason(error)}); see its index factory") from error
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise InputError(f"index {factory!r}: it cannot rank by inner product; choose another")
+    return index
+
+
+def train_index(index: Any, rows: Rows, factory: str, *, seed: int) -> None:
+    """Train an index on a sample of the vectors, the same in every run; one that learns nothing stays as it is.
+
+    Raises:
+        InputError: FAISS has too few vectors to train it.
+    """
+    if index.is_trained:
+        return
+    size = min(rows.shape[0], max(_TRAINING, _TRAINING_A_CENTROID * lists_of(index)))
+    chosen = np.sort(np.random.default_rng(seed).choice(rows.shape[0], size, replace=False))
+    if any(getattr(part, "do_polysemous_training", False) for part in parts_of(index)):
+        logger.warning("index %r trains polysemous codes, which takes minutes; with 'np' behind PQ it does not", factory)
+    logger.info("index %r: training on %d of %d vectors", factory, size, rows.shape[0])
+    try:
+        index.train(rows.take(chosen))
+    except RuntimeError as error:
+        raise InputError(
+            f"index {factory!r}: FAISS cannot train it on {size} vectors ({_reason(error)}); choose one with fewer lists or codes"
+        ) from error
+
+
+def add_vectors(index: Any, vectors: NDArray[np.float32], factory: str) -> None:
+    """Append vectors, (n, d), to a trained index.
+
+    Raises:
+        InputError: FAISS cannot add vectors to such an index.
+    """
+    try:
+        index.add(np.ascontiguousarray(vectors))
+    except RuntimeError as error:
+        raise InputError(f"index {factory!r}: FAISS cannot add vectors to it ({_reason(error)}); choose another") from error
+
+
+def parts_of(index: Any) -> list[Any]:
+    """An index and the one that it wraps, and so on, from the outside in."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        return [index, *parts_of(index.index)]
+    if isinstance(index, faiss.IndexRefine):
+        return [index, *parts_of(index.base_index)]
+    return [index]
+
+
+def lists_of(index: Any) -> int:
+    """How many inverted lists an index has; 0 for one that has none."""
+    return max((part.nlist for part in parts_of(index) if isinstance(part, faiss.IndexIVF)), default=0)
+
+
+def search_settings(index: Any) -> dict[str, float]:
+    """Every setting of an index's search, with FAISS's own value."""
+    settings: dict[str, float] = {}
+    for part in parts_of(index):
+        if isinstance(part, faiss.IndexIVF):
+            settings["nprobe"] = part.nprobe
+            quantizer = faiss.downcast_index(part.quantizer)
+            if isinstance(quantizer, faiss.IndexHNSW):
+                settings["quantizer_efSearch"] = quantizer.hnsw.efSearch
+        elif isinstance(part, faiss.IndexHNSW):
+            settings["efSearch"] = part.hnsw.efSearch
+    return settings
+
+
+def search_parameters(index: Any, settings: Mapping[str, float], selector: Any = None) -> Any:
+    """The settings as FAISS takes them with a search, for each wrapped index inside those of its wrapper; None where there are none.
+
+    Args:
+        index: The index.
+        settings: A value for each of its ``search_settings``.
+        selector: FAISS's selector of the rows that may be found, which not every index takes; None for all rows.
+    """
+    chosen = {} if selector is None else {"sel": selector}
+    parameters = _faiss.SearchParameters(**chosen) if chosen else None
+    for part in reversed(parts_of(index)):
+        if isinstance(part, faiss.IndexIVF):
+            inner = settings.get("quantizer_efSearch")
+            quantizer = {} if inner is None else {"quantizer_params": _faiss.SearchParametersHNSW(efSearch=inner)}
+            parameters = _faiss.SearchParametersIVF(nprobe=settings["nprobe"], **quantizer, **chosen)
+        elif isinstance(part, faiss.IndexHNSW):
+            parameters = _faiss.SearchParametersHNSW(efSearch=settings["efSearch"], **chosen)
+        elif isinstance(part, faiss.IndexPreTransform) and parameters is not None:
+            parameters = _faiss.SearchParametersPreTransform(index_params=parameters)
+    return parameters
+
+
+def _reason(error: RuntimeError) -> str:
+    """What FAISS says, without the place in its source."""
+    return re.sub(r"^Error in .* at \S+:\d+: (Error: )?", "", " ".join(str(error).split()))
+
+
+_INDEX = "index.faiss"
+_JSON, _TRAINED = "codec.json", "trained.faiss"
+_COPIES = 8
+_BUFFERS = 4 << 20
+# Vectors of the sample that an index is tried with before the documents are encoded.
+_TRIED = 64
+
+FaissSegment: TypeAlias = DenseSegment[FactoryEffort]
+"""A segment of the engine."""
+
+
+class FaissFinder:
+    """Candidates from the index of one segment; see `quiver.retrieval.index.dense.segment.Finder`.
+
+    Args:
+        files: The segment's.
+        store: The refine store that it was made from.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+
+    def __init__(self, files: Files, store: RefineStore) -> None:
+        self._path = files.folder / _INDEX
+        self._shape = (len(store), store.coding.dim)
+        # Mapped now and read at the first search: a merge needs no index, and a file that is removed meanwhile stays with who has it open.
+        self._content = files.map(_INDEX, np.uint8, (-1,))
+        self._read: Lazy[_Read] = Lazy()
+
+    @property
+    def size(self) -> Size:
+        """See `quiver.retrieval.index.dense.segment.Finder`; in memory an index takes about what its file does."""
+        return Size(len(self._content), len(self._content))
+
+    def find(self, queries: NDArray[np.float32], count: int, *, effort: FactoryEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        total, fetched = len(self), count
+        read = self._read.get(self._read_index)
+        told = allowed if read.takes_selectors else None
+        if allowed is not None and told is None:
+            fetched = min(total, -(-count * total // max(1, int(np.count_nonzero(allowed)))))
+        nprobe = widened(effort.nprobe, allowed)
+        knobs: dict[str, float] = {
+            "nprobe": nprobe,
+            "efSearch": widened(effort.efSearch, allowed),
+            "quantizer_efSearch": max(effort.quantizer_efSearch, nprobe),
+        }
+        found: dict[int, NDArray[np.int64]] = {}
+        pending = np.arange(len(queries))
+        while len(pending):
+            rest = []
+            for number, rows in zip(pending.tolist(), self._search(read.index, queries[pending], fetched, knobs, told), strict=True):
+                met = rows[rows >= 0]  # -1 fills up what was not found
+                kept = met if allowed is None else met[allowed[met]]
+                found[number] = kept[:count]
+                if len(kept) < count and len(met) == fetched < total:
+                    rest.append(number)
+            pending, fetched = np.array(rest, np.int64), min(2 * fetched, total)
+        return [found[number] for number in range(len(queries))]
+
+    def copy(self, files: RecordFiles, keep: Bitmap) -> None:
+        """Nothing: the index is made from the refine store."""
+
+    def damaged(self) -> Bitmap:
+        """No rows: a merge makes the index anew from the refine store."""
+        return np.zeros(len(self), bool)
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def _search(
+        self, index: Any, queries: NDArray[np.float32], count: int, knobs: Mapping[str, float], allowed: Bitmap | None
+    ) -> NDArray[np.int64]:
+        """Rows of each query, best first, (Q, count), -1 behind the last."""
+        selector = None
+        if allowed is not None:
+            packed = np.packbits(allowed, bitorder="little")  # the selector does not keep it
+            selector = _faiss.IDSelectorBitmap(len(self), _faiss.swig_ptr(packed))
+        # Several threads make one query slower; many queries are theirs to share.
+        with one_thread() if len(queries) == 1 else nullcontext():
+            parameters = search_parameters(index, {name: knobs[name] for name in search_settings(index)}, selector)
+            _, rows = index.search(queries, count, params=parameters)
+        found: NDArray[np.int64] = rows
+        return found
+
+    def _read_index(self) -> _Read:
+        index = read_index(self._content.whole(), self._path)
+        if (index.ntotal, index.d) != self._shape:
+            raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; quiver index repair")
+        return _Read(index, _takes_selectors(index, *self._shape))
+
+
+class _Read(NamedTuple):
+    """An index in memory, and whether it can be told which rows are allowed."""
+
+    index: Any
+    takes_selectors: bool
+
+
+def _takes_selectors(index: Any, count: int, dim: int) -> bool:
+    """Whether an index of so many vectors can be told which rows are allowed; one that cannot says so to the first that tries."""
+    everything = np.full(-(-count // 8), 0xFF, np.uint8)
+    selector = _faiss.IDSelectorBitmap(count, _faiss.swig_ptr(everything))
+    try:
+        index.search(np.zeros((1, dim), np.float32), 1, params=search_parameters(index, search_settings(index), selector))
+    except RuntimeError:
+        return False
+    return True
+
+
+class FaissWriter:
+    """Codes vectors as they come, and makes the index of them in the end; see `quiver.retrieval.index.engines.SegmentWriter`."""
+
+    def __init__(self, codec: FaissCodec, folder: Path, disk: Disk) -> None:
+        self._codec = codec
+        self._folder = folder
+        self._disk = disk
+        self._files = RecordFiles(folder, disk, holds(codec.scalar))
+        self._count = 0
+
+    def add(
+        self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
+    ) -> None:
+        """Append documents, (n, d).
+
+        Raises:
+            InputError: A vector is too long.
+        """
+        del lengths, token_ids
+        for start in range(0, len(vectors), BLOCK):
+            write_codes(self._files, self._codec.scalar, np.asarray(vectors[start : start + BLOCK], np.float32))
+        self._count += len(vectors)
+
+    def copy(self, segment: FaissSegment, keep: Bitmap) -> None:
+        """Append the rows of a segment that are kept, (P,)."""
+        segment.copy(self._files, keep)
+        self._count += int(np.count_nonzero(keep))
+
+    def close(self) -> Mapping[str, str]:
+        """Make the index, and finish the files; file name -> what it holds."""
+        written = self._files.close()
+        store = RefineStore(self._codec.scalar, Files.written(self._folder, self._disk), self._count)
+        write_index(self._codec.index_of(store), self._folder / _INDEX, self._disk)
+        return {**written, _INDEX: f"FAISS's index {self._codec.factory} of the vectors"}
+
+
+class FaissCodec:
+    """See `quiver.retrieval.index.engines.Codec`; made by `train` or `open_codec`.
+
+    Args:
+        factory: FAISS's factory string.
+        trained: The index, trained and empty.
+        scalar: How the refine store is coded.
+    """
+
+    name = FACTORY
+
+    def __init__(self, factory: str, trained: Any, scalar: ScalarCoding) -> None:
+        self.factory = factory
+        self.scalar = scalar
+        self._trained = trained
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        return self.scalar.dim
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """What a report says beside the name."""
+        return {"factory": self.factory, "bits": self.scalar.bits}
+
+    def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write the codec into an existing, empty folder; file name -> what it holds."""
+        write_file(folder / _JSON, (json.dumps({"dim": self.scalar.dim, **self.parameters}) + "\n").encode(), disk)
+        write_index(self._trained, folder / _TRAINED, disk)
+        written = {_JSON: "width, factory string and bits of a final code", _TRAINED: "FAISS's index, trained and empty"}
+        return {**written, **save_scalar(self.scalar, folder, disk)}
+
+    def memory(self, rows: int, vectors: int) -> int:
+        """Bytes that writing or merging a segment holds at most: the index of all its vectors, which FAISS enlarges by copying it."""
+        del vectors
+        return 2 * (index_bytes(self._trained) + rows * self._bytes_a_vector) + 4 * _COPIES * BLOCK * self.scalar.dim + _BUFFERS
+
+    def writer(self, folder: Path, disk: Disk) -> FaissWriter:
+        """Begin a segment in an existing folder."""
+        return FaissWriter(self, folder, disk)
+
+    def open(self, files: Files, rows: int) -> FaissSegment:
+        """Open a segment; its index is read when it is first searched.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file has another size.
+        """
+        store = RefineStore(self.scalar, files, rows)
+        return DenseSegment(store, FaissFinder(files, store))
+
+    def merge(self, parts: Sequence[tuple[FaissSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+        """Write one segment from the rows of others that are kept; their codes are copied, the index is made of them."""
+        writer = self.writer(folder, disk)
+        for segment, keep in parts:
+            writer.copy(segment, keep)
+        return writer.close()
+
+    def effort(self, preset: Preset, *, k: int) -> FactoryEffort:
+        """The knobs of a preset for k hits."""
+        return factory_effort(preset, k, search_settings(self._trained), lists=lists_of(self._trained))
+
+    def ladder(self, k: int, *, documents: int) -> Sequence[FactoryEffort]:
+        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return effort_grid(fast, balanced, exact, k=k, lists=lists_of(self._trained), documents=documents)
+
+    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """The knobs that look at as much for k hits as these do for others; see `quiver.retrieval.index.engines.Codec`."""
+        return resized(knobs, measured=measured, k=k)
+
+    def effort_from(self, knobs: Mapping[str, Setting]) -> FactoryEffort:
+        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+
+        Raises:
+            InputError: There is no such knob, or the value is none that it takes.
+        """
+        return turned(self.effort("balanced", k=10), knobs, engine=f"{self.name} ({self.factory})")
+
+    def index_of(self, store: RefineStore) -> Any:
+        """The index of the vectors of a refine store.
+
+        Raises:
+            InputError: FAISS cannot add vectors to such an index.
+        """
+        index = _faiss.clone_index(self._trained)
+        with one_thread():
+            for block in _blocks(store):
+                add_vectors(index, block, self.factory)
+        return index
+
+    @property
+    def _bytes_a_vector(self) -> int:
+        """What the index takes for one more vector, about."""
+        part = parts_of(self._trained)[-1]
+        if isinstance(part, _faiss.IndexIVF):
+            return int(part.code_size) + 8  # and its number
+        if isinstance(part, _faiss.IndexHNSW):
+            # Twice M neighbours on the ground floor, some more above, each of four bytes.
+            return int(part.storage.sa_code_size()) + 4 * int(part.hnsw.nb_neighbors(0)) * 2
+        return int(part.sa_code_size()) if hasattr(part, "code_size") else 8 * self.scalar.dim
+
+
+def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> FaissCodec:
+    """The codec of ``faiss-dense``; see `quiver.retrieval.index.engine_table.train_codec`."""
+    del documents, vectors
+    chosen = FactorySettings.parse(settings)
+    factory = chosen.factory
+    index = _made(factory, card.dim)
+    scalar = ScalarCoding.learn(sample.vectors, chosen.bits)
+    decoded = np.empty_like(sample.vectors)  # what the index will hold
+    for start in range(0, len(decoded), BLOCK):
+        decoded[start : start + BLOCK] = scalar.decode(*scalar.encode(sample.vectors[start : start + BLOCK]))
+    with one_thread():  # several of them add in another order in every run
+        train_index(index, MatrixRows(decoded), factory, seed=seed)
+        tried = _faiss.clone_index(index)
+        for half in np.array_split(decoded[:_TRIED], 2):
+            add_vectors(tried, half, factory)
+    return FaissCodec(factory, index, scalar)
+
+
+def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
+    """Refuse settings of ``faiss-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    _made(FactorySettings.parse(settings).factory, card.dim)
+
+
+def open_codec(folder: Path) -> FaissCodec:
+    """Open what a codec's ``save`` wrote, after its checksums have been compared.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        DamagedIndexError: A file does not fit the others.
+    """
+    described = read_json(folder / _JSON)
+    try:
+        dim, factory, bits = int(described["dim"]), str(described["factory"]), bits_of(described)
+    except (KeyError, TypeError, ValueError, InputError) as error:
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+    path = folder / _TRAINED
+    trained = read_index(map_array(path, np.uint8, (-1,)), path)
+    if (trained.ntotal, trained.d) != (0, dim):
+        raise DamagedIndexError(f"{path}: not an empty index of width {dim}; quiver index repair")
+    return FaissCodec(factory, trained, open_scalar(folder, dim, bits))
+
+
+def _made(factory: str, dim: int) -> Any:
+    index = make_index(factory, dim)
+    if any(isinstance(part, _faiss.IndexRefine) for part in parts_of(index)):
+        raise InputError(f"index {factory!r}: {FACTORY} keeps codes of its own to refine with; leave the refining out")
+    return index
+
+
+def _blocks(store: RefineStore) -> Iterator[NDArray[np.float32]]:
+    for start in range(0, len(store), BLOCK):
+        yield store.decode(slice(start, start + BLOCK))

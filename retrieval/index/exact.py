@@ -1,0 +1,636 @@
+"""The exact engines: float32 vectors, unchanged, compared with every query.
+
+A segment on disk is one mapped file of vectors; in memory it is any `Rows`, such as vectors of the embedding store. Nothing is trained.
+Dense vectors are searched with ``faiss.knn``, the search of ``IndexFlatIP`` without its copy of the vectors, one block at a time; token
+vectors are scored by MaxSim. A document without token vectors keeps its row and id and is never found.
+
+Shapes: Q queries, P documents, n documents of a block, T token vectors of all documents, n_i token vectors of text i, d width.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.files import read_json
+from quiver.retrieval.index.disk import Disk, little_endian, write_array, write_file
+from quiver.retrieval.index.engines import Bitmap, Found, Preset, Sample, Setting, Size, check_names
+from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.mapped import Files, lengths_around, rows_with
+from quiver.retrieval.index.ranking import (
+    ROWS,
+    Ranked,
+    block_rows,
+    float32_error,
+    largest_norm,
+    nearest_by_scores,
+    search_walk,
+)
+from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.protocols import MatrixRows, PickedRows, Rows
+from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
+
+# Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.
+DENSE_QUERIES = 4096
+# Where a smaller part of the rows may be found than this, they are gathered; otherwise all are scored and the others hidden.
+_FEW = 0.25
+
+
+def search_dense(
+    rows: Rows,
+    queries: DenseVectors,
+    k: int,
+    *,
+    largest_norm: float,
+    ids: NDArray[Any],
+    allowed: NDArray[np.bool_] | None = None,
+    all_exact: bool = False,
+) -> list[Ranked]:
+    """The k best rows of each query by inner product, as of exact scores; ties go to the greater id.
+
+    Args:
+        rows: (P, d), finite.
+        queries: (Q, d), finite.
+        k: Hits a query, at least 1.
+        largest_norm: Length of the longest row.
+        ids: Document ids, or numbers in the order of the ids, (P,).
+        allowed: The rows that may be found, (P,); None for all.
+        all_exact: See `quiver.retrieval.index.ranking.search_walk`.
+
+    Raises:
+        ValueError: A query makes scores that float32 cannot hold.
+    """
+    if allowed is not None and np.count_nonzero(allowed) < _FEW * len(allowed):
+        picked = np.flatnonzero(allowed)
+        found = search_dense(PickedRows(rows, picked), queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact)
+        return [(picked[places], scores) for places, scores in found]
+    with np.errstate(over="ignore"):  # infinite is what it is then, and float32_error refuses that
+        lengths = np.linalg.norm(queries, axis=1)
+    errors = np.array([float32_error(rows.shape[1], float(length) * largest_norm) for length in lengths])
+    findable = rows.shape[0] if allowed is None else int(np.count_nonzero(allowed))
+    ranked: list[Ranked] = []
+    for start in range(0, len(queries), DENSE_QUERIES):
+        group = slice(start, start + DENSE_QUERIES)
+        ranked += search_walk(
+            _DenseWalk(rows, queries[group], allowed), k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact
+        )
+    return ranked
+
+
+class _DensePart:
+    """A block of documents and the queries, both in memory; see ``quiver.retrieval.index.ranking.Part``."""
+
+    def __init__(self, queries: DenseVectors, block: DenseVectors, hidden: NDArray[np.bool_] | None) -> None:
+        self._queries = queries
+        self._block = block
+        self._hidden = hidden  # (n,) which documents cannot be found
+
+    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        if self._hidden is not None:
+            return nearest_by_scores(self, len(self._queries), len(self._block), k)
+        scores, places = faiss.knn(self._queries, self._block, min(k, len(self._block)), metric=faiss.METRIC_INNER_PRODUCT)
+        return scores, places
+
+    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
+        scores: NDArray[np.float32] = self._queries[queries] @ self._block.T  # (Q', n)
+        if self._hidden is not None:
+            scores[:, self._hidden] = -np.inf
+        return scores
+
+    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
+        return exact_products(MatrixRows(self._block), self._queries[query], places)
+
+
+def exact_products(rows: Rows, query: NDArray[np.float32], places: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Inner products of a query with some rows in float64, (len(places),)."""
+    vector = query.astype(np.float64)
+    parts = (places[start : start + ROWS] for start in range(0, len(places), ROWS))
+    return np.concatenate([np.zeros(0), *(rows.take(part).astype(np.float64) @ vector for part in parts)])
+
+
+class _DenseWalk:
+    """The documents in blocks; see ``quiver.retrieval.index.ranking.Walk``."""
+
+    def __init__(self, rows: Rows, queries: DenseVectors, allowed: NDArray[np.bool_] | None) -> None:
+        self._rows = rows
+        self._queries = queries
+        self._allowed = allowed
+
+    def parts(self) -> Iterator[tuple[int, _DensePart]]:
+        for start, block in self._rows.blocks(block_rows(self._rows.shape[1])):
+            hidden = None if self._allowed is None else ~self._allowed[start : start + len(block)]
+            yield start, _DensePart(self._queries, block, hidden)
+
+    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _DensePart]]:
+        for start in range(0, len(rows), ROWS):
+            picked = rows[start : start + ROWS]
+            yield len(picked), _DensePart(self._queries, self._rows.take(picked), None)
+
+
+# Queries of one walk over the documents: their tokens and their candidates are held.
+TOKEN_QUERIES = 1024
+# Tokens gathered at a time to score doubtful documents again in float64.
+TOKENS_RESCORED = 65_536
+
+
+def search_tokens(
+    rows: Rows,
+    offsets: NDArray[np.int64],
+    queries: Sequence[TokenVectors],
+    k: int,
+    *,
+    largest_norm: float,
+    ids: NDArray[Any],
+    allowed: NDArray[np.bool_] | None = None,
+    all_exact: bool = False,
+) -> list[Ranked]:
+    """The k best documents of each query by MaxSim, as of exact scores; ties go to the greater id.
+
+    Args:
+        rows: Tokens of all documents, (T, d), finite.
+        offsets: Where each document begins, and T, (P + 1,).
+        queries: Q arrays of (n_i >= 1, d) float32, finite.
+        k: Hits a query, at least 1.
+        largest_norm: Length of the longest row.
+        ids: Document ids, or numbers in the order of the ids, (P,).
+        allowed: The documents that may be found, (P,); None for all. One without a vector never is.
+        all_exact: See `quiver.retrieval.index.ranking.search_walk`.
+
+    Raises:
+        ValueError: A query makes scores that float32 cannot hold.
+    """
+    filled = np.diff(offsets) > 0
+    findable = int(np.count_nonzero(filled if allowed is None else filled & allowed))
+    if allowed is not None and findable < _FEW * len(allowed):
+        picked = np.flatnonzero(allowed & filled)
+        lengths = offsets[picked + 1] - offsets[picked]
+        tokens = PickedRows(rows, token_rows(offsets, picked))
+        begins = np.append(0, np.cumsum(lengths))
+        found = search_tokens(tokens, begins, queries, k, largest_norm=largest_norm, ids=ids[picked], all_exact=all_exact)
+        return [(picked[places], scores) for places, scores in found]
+    errors = np.array([_error(query, largest_norm) for query in queries])
+    ranked: list[Ranked] = []
+    for start in range(0, len(queries), TOKEN_QUERIES):
+        group = slice(start, start + TOKEN_QUERIES)
+        ranked += search_walk(
+            _TokenWalk(rows, offsets, queries[group], allowed), k, findable=findable, errors=errors[group], ids=ids, all_exact=all_exact
+        )
+    return ranked
+
+
+def _error(query: TokenVectors, largest_norm: float) -> float:
+    with np.errstate(over="ignore"):  # infinite is what it is then, and float32_error refuses that
+        magnitude = float(np.linalg.norm(query, axis=1).sum()) * largest_norm
+    return float32_error(query.shape[1] + len(query), magnitude)
+
+
+class _TokenPart:
+    """Some documents and the queries, both in memory; see ``quiver.retrieval.index.ranking.Part``."""
+
+    def __init__(
+        self, queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64], hidden: NDArray[np.bool_] | None
+    ) -> None:
+        self._queries = queries
+        self._tokens = tokens
+        self._offsets = offsets
+        self._hidden = hidden  # (n,) which documents cannot be found
+
+    def nearest(self, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return nearest_by_scores(self, len(self._queries), len(self._offsets) - 1, k)
+
+    def scores(self, queries: Sequence[int]) -> NDArray[np.float32]:
+        scores = maxsim_packed([self._queries[query] for query in queries], self._tokens, self._offsets)  # (Q', n)
+        if self._hidden is not None:
+            scores[:, self._hidden] = -np.inf
+        return scores
+
+    def exact(self, query: int, places: NDArray[np.intp]) -> NDArray[np.float64]:
+        return exact_maxsim(MatrixRows(self._tokens), self._offsets, self._queries[query], places)
+
+
+def exact_maxsim(rows: Rows, offsets: NDArray[np.int64], query: TokenVectors, places: NDArray[np.intp]) -> NDArray[np.float64]:
+    """MaxSim of a query with some documents in float64.
+
+    Args:
+        rows: Tokens of all documents, (T, d).
+        offsets: Where each document begins, and T, (P + 1,).
+        query: (n_i, d).
+        places: Numbers of documents that have a token.
+
+    Returns:
+        (len(places),).
+    """
+    vectors = query.astype(np.float64)
+    scores = np.empty(len(places), dtype=np.float64)
+    for first, last in token_pieces(offsets, places):
+        piece = places[first:last]
+        tokens = rows.take(token_rows(offsets, piece))
+        lengths = offsets[piece + 1] - offsets[piece]
+        similarities = vectors @ tokens.astype(np.float64).T  # (n_i, tokens)
+        scores[first:last] = np.maximum.reduceat(similarities, np.cumsum(lengths) - lengths, axis=1).sum(axis=0)
+    return scores
+
+
+class _TokenWalk:
+    """The documents in blocks that end where a document ends; see ``quiver.retrieval.index.ranking.Walk``."""
+
+    def __init__(self, rows: Rows, offsets: NDArray[np.int64], queries: Sequence[TokenVectors], allowed: NDArray[np.bool_] | None) -> None:
+        self._rows = rows
+        self._offsets = offsets
+        self._queries = queries
+        self._allowed = allowed
+
+    def parts(self) -> Iterator[tuple[int, _TokenPart]]:
+        for begin, end in document_blocks(self._offsets, block_rows(self._rows.shape[1])):
+            first, last = int(self._offsets[begin]), int(self._offsets[end])
+            hidden = None if self._allowed is None else ~self._allowed[begin:end]
+            yield begin, _TokenPart(self._queries, self._rows.span(first, last), self._offsets[begin : end + 1] - first, hidden)
+
+    def pick(self, rows: NDArray[np.intp]) -> Iterator[tuple[int, _TokenPart]]:
+        for first, last in token_pieces(self._offsets, rows):
+            picked = rows[first:last]
+            offsets = np.append(0, np.cumsum(self._offsets[picked + 1] - self._offsets[picked]))
+            yield len(picked), _TokenPart(self._queries, self._rows.take(token_rows(self._offsets, picked)), offsets, None)
+
+
+def document_blocks(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
+    """Runs of documents with at most ``size`` tokens together, one document at least: the first of each and the one behind its last.
+
+    Example:
+        >>> list(document_blocks(np.array([0, 2, 2, 5, 6]), 3))
+        [(0, 2), (2, 3), (3, 4)]
+    """
+    begin = 0
+    while begin < len(offsets) - 1:
+        end = max(begin + 1, int(np.searchsorted(offsets, offsets[begin] + size, side="right")) - 1)
+        yield begin, end
+        begin = end
+
+
+def token_pieces(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
+    """Runs of documents with at most ``TOKENS_RESCORED`` tokens together, one document at least."""
+    ends = np.cumsum(offsets[documents + 1] - offsets[documents])
+    begin = held = 0
+    while begin < len(documents):
+        end = max(begin + 1, int(np.searchsorted(ends, held + TOKENS_RESCORED, side="right")))
+        yield begin, end
+        begin, held = end, int(ends[end - 1])
+
+
+def token_rows(offsets: NDArray[np.int64], documents: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Rows of all tokens of some documents, document after document.
+
+    Example:
+        >>> token_rows(np.array([0, 2, 2, 5]), np.array([2, 0]))
+        array([2, 3, 4, 0, 1])
+    """
+    lengths = offsets[documents + 1] - offsets[documents]
+    ends = np.cumsum(lengths)
+    rows: NDArray[np.int64] = np.repeat(offsets[documents] - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
+    return rows
+
+
+_CODEC = "codec.json"
+_VECTORS = "vectors.f32"
+_LENGTHS = "lengths.u32"
+_FACTS = "vectors.json"
+# What a writer holds beside the places where documents begin: the buffers of its files.
+_BUFFERS = 4 << 20
+
+
+@dataclass(frozen=True)
+class ExactEffort:
+    """Exact search has no knobs."""
+
+
+class ExactDenseSegment:
+    """One vector per document; see `quiver.retrieval.index.engines.Segment`.
+
+    Args:
+        rows: Vectors, (P, d); mapped, or anything else that is read in blocks.
+        largest_norm: Length of the longest vector.
+        damaged: Which rows a salvaged file has lost; None if nothing is lost.
+        all_exact: Compute every score in float64. Required where scores of several segments are merged; an index in memory has only one.
+    """
+
+    def __init__(self, rows: Rows, largest_norm: float, *, damaged: Callable[[], Bitmap] | None = None, all_exact: bool = True) -> None:
+        self._rows = rows
+        self._largest_norm = largest_norm
+        self._damaged = damaged
+        self._all_exact = all_exact
+
+    def __len__(self) -> int:
+        return self._rows.shape[0]
+
+    @property
+    def size(self) -> Size:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return Size(0, 4 * len(self) * self._rows.shape[1])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return np.ones(len(self), np.int64)
+
+    def search(
+        self, queries: DenseVectors, k: int, *, effort: ExactEffort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+    ) -> list[Found]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        del effort
+        norm, all_exact = self._largest_norm, self._all_exact
+        found = search_dense(self._rows, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact)
+        return [Found(rows, scores) for rows, scores in found]
+
+    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return exact_products(self._rows, query, rows).astype(np.float32)
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[DenseVectors, NDArray[np.int64]]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return np.asarray(self._rows.take(rows)), np.ones(len(rows), np.int64)
+
+    def damaged(self) -> Bitmap:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return np.zeros(len(self), bool) if self._damaged is None else self._damaged()
+
+    def kept(self, keep: Bitmap) -> Iterator[tuple[DenseVectors, None]]:
+        """The vectors of the rows to keep, in blocks."""
+        for start, block in self._rows.blocks(ROWS):
+            yield block[keep[start : start + ROWS]], None
+
+
+class ExactTokenSegment:
+    """One vector per token; see `quiver.retrieval.index.engines.Segment`.
+
+    Args:
+        rows: Token vectors of all documents, (T, d); mapped, or anything else that is read in blocks.
+        offsets: First token vector of each document, and T, (P + 1,).
+        largest_norm: As for `ExactDenseSegment`.
+        damaged: As for `ExactDenseSegment`.
+        all_exact: As for `ExactDenseSegment`.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        offsets: NDArray[np.int64],
+        largest_norm: float,
+        *,
+        damaged: Callable[[], Bitmap] | None = None,
+        all_exact: bool = True,
+    ) -> None:
+        self._rows = rows
+        self.offsets = offsets
+        self._largest_norm = largest_norm
+        self._damaged = damaged
+        self._all_exact = all_exact
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def size(self) -> Size:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return Size(0, 4 * self._rows.shape[0] * self._rows.shape[1] + self.offsets.nbytes)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return np.diff(self.offsets)
+
+    def search(
+        self, queries: Sequence[TokenVectors], k: int, *, effort: ExactEffort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+    ) -> list[Found]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        del effort
+        norm, all_exact = self._largest_norm, self._all_exact
+        found = search_tokens(self._rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact)
+        return [Found(rows, scores) for rows, scores in found]
+
+    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        scores = np.full(len(rows), -np.inf, np.float32)
+        filled = np.flatnonzero(self.offsets[rows + 1] > self.offsets[rows])
+        scores[filled] = exact_maxsim(self._rows, self.offsets, query, rows[filled])
+        return scores
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[TokenVectors, NDArray[np.int64]]:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return np.asarray(self._rows.take(token_rows(self.offsets, rows))), self.offsets[rows + 1] - self.offsets[rows]
+
+    def damaged(self) -> Bitmap:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return np.zeros(len(self), bool) if self._damaged is None else self._damaged()
+
+    def kept(self, keep: Bitmap) -> Iterator[tuple[TokenVectors, NDArray[np.int64]]]:
+        """The vectors of the documents to keep, in blocks."""
+        lengths = self.lengths
+        for first, last in document_blocks(self.offsets, ROWS):
+            block, chosen = self._rows.span(int(self.offsets[first]), int(self.offsets[last])), keep[first:last]
+            yield block[np.repeat(chosen, lengths[first:last])], lengths[first:last][chosen]
+
+
+ExactSegment = TypeVar("ExactSegment", ExactDenseSegment, ExactTokenSegment)
+
+
+class _ExactWriter:
+    """Writes the vectors of a segment, and for one vector a token the places where documents begin."""
+
+    def __init__(self, folder: Path, disk: Disk, *, tokens: bool) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._file = disk.create(folder / _VECTORS)
+        self._lengths = array("I") if tokens else None
+        self._norm = 0.0
+
+    def add(
+        self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
+    ) -> None:
+        """See `quiver.retrieval.index.engines.SegmentWriter`."""
+        del token_ids
+        if self._lengths is not None and lengths is not None:
+            self._lengths.extend(lengths.tolist())
+        if len(vectors):
+            self._file.write(little_endian(np.asarray(vectors, np.float32)).data)
+            self._norm = max(self._norm, largest_norm(MatrixRows(vectors)))
+
+    def close(self) -> dict[str, str]:
+        """See `quiver.retrieval.index.engines.SegmentWriter`."""
+        self._file.close()
+        holds = {_VECTORS: "vectors, (T, d) float32", _FACTS: "the length of the longest vector"}
+        if self._lengths is not None:
+            write_array(self._folder / _LENGTHS, np.array(self._lengths, np.uint32), self._disk)
+            holds[_LENGTHS] = "vectors of each document, (P,) uint32"
+        write_file(self._folder / _FACTS, json.dumps({"largest_norm": self._norm}).encode(), self._disk)
+        return holds
+
+
+@dataclass(frozen=True)
+class ExactCodec(Generic[ExactSegment]):
+    """What the segments of an exact index share: the width, and how a segment is opened; see `quiver.retrieval.index.engines.Codec`.
+
+    Attributes:
+        name: ``exact-dense`` or ``exact-tokens``.
+        dim: Vector width d.
+        opened: Opens a segment's files, given the width and the number of rows.
+    """
+
+    name: str
+    dim: int
+    opened: Callable[[Files, int, int], ExactSegment]
+
+    @property
+    def parameters(self) -> Mapping[str, Setting]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        return {"precision": "float32"}
+
+    def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        write_file(folder / _CODEC, _content(self.dim), disk)
+        return {_CODEC: "the width of the vectors"}
+
+    def memory(self, rows: int, vectors: int) -> int:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        del vectors
+        return _BUFFERS + 16 * rows
+
+    def writer(self, folder: Path, disk: Disk) -> _ExactWriter:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        return _ExactWriter(folder, disk, tokens=self.name == TOKENS)
+
+    def open(self, files: Files, rows: int) -> ExactSegment:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        return self.opened(files, self.dim, rows)
+
+    def merge(self, parts: Sequence[tuple[ExactSegment, Bitmap]], folder: Path, disk: Disk) -> Mapping[str, str]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        writer = self.writer(folder, disk)
+        for segment, keep in parts:
+            for vectors, lengths in segment.kept(keep):
+                writer.add(vectors, lengths)
+        return writer.close()
+
+    def effort(self, preset: Preset, *, k: int) -> ExactEffort:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        del preset, k
+        return ExactEffort()
+
+    def ladder(self, k: int, *, documents: int) -> Sequence[ExactEffort]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        del documents
+        return [self.effort("exact", k=k)]
+
+    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        del measured, k
+        return knobs
+
+    def effort_from(self, knobs: Mapping[str, Setting]) -> ExactEffort:
+        """See `quiver.retrieval.index.engines.Codec`."""
+        check_names(f"this {self.name} index", "search parameter", knobs, ())
+        return ExactEffort()
+
+
+def codec_content(kind: str, dim: int) -> Mapping[str, bytes] | None:
+    """The files of an exact codec, which hold nothing but the width; None for another engine."""
+    return {_CODEC: _content(dim)} if kind in (DENSE, TOKENS) else None
+
+
+def _content(dim: int) -> bytes:
+    return json.dumps({"dim": dim}).encode()
+
+
+DENSE = "exact-dense"
+TOKENS = "exact-tokens"
+
+
+def train_dense(
+    sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> ExactCodec[ExactDenseSegment]:
+    """The exact codec for one vector a document; see `quiver.retrieval.index.engine_table.train_codec`."""
+    del sample, documents, vectors, seed
+    check_names(DENSE, "setting", settings, ())
+    return ExactCodec(DENSE, card.dim, _open_dense)
+
+
+def train_tokens(
+    sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int
+) -> ExactCodec[ExactTokenSegment]:
+    """The exact codec for one vector a token; see `quiver.retrieval.index.engine_table.train_codec`."""
+    del sample, documents, vectors, seed
+    check_names(TOKENS, "setting", settings, ())
+    return ExactCodec(TOKENS, card.dim, _open_tokens)
+
+
+def open_dense(folder: Path) -> ExactCodec[ExactDenseSegment]:
+    """Open what ``save`` wrote.
+
+    Raises:
+        InputError: It is something else.
+    """
+    return ExactCodec(DENSE, _width_of(folder / _CODEC), _open_dense)
+
+
+def open_tokens(folder: Path) -> ExactCodec[ExactTokenSegment]:
+    """Open what ``save`` wrote.
+
+    Raises:
+        InputError: It is something else.
+    """
+    return ExactCodec(TOKENS, _width_of(folder / _CODEC), _open_tokens)
+
+
+def _open_dense(files: Files, dim: int, rows: int) -> ExactDenseSegment:
+    matrix = files.map(_VECTORS, np.float32, (rows, dim))
+    return ExactDenseSegment(MatrixRows(matrix), _norm_of(files), damaged=matrix.damaged)
+
+
+def _open_tokens(files: Files, dim: int, rows: int) -> ExactTokenSegment:
+    tokens, stored = files.map(_VECTORS, np.float32, (-1, dim)), files.map(_LENGTHS, np.uint32, (rows,))
+    lengths, unplaced = lengths_around(stored.whole(), stored.damaged(), len(tokens))
+    offsets: NDArray[np.int64] = np.append(0, np.cumsum(lengths))
+    if int(offsets[-1]) != len(tokens):
+        raise DamagedIndexError(f"{files.folder / _LENGTHS}: does not fit {len(tokens)} vectors; quiver index repair keeps the rest")
+
+    def damaged() -> Bitmap:
+        return unplaced | rows_with(tokens.damaged(), offsets)
+
+    return ExactTokenSegment(MatrixRows(tokens), offsets, _norm_of(files), damaged=damaged)
+
+
+def _norm_of(files: Files) -> float:
+    """The length of the longest vector; not known where repair reads around a damaged file, and not needed there."""
+    if files.is_lost(_FACTS):
+        return math.inf
+    return float(_number(_parsed(files.read(_FACTS), files.folder / _FACTS), "largest_norm", files.folder / _FACTS))
+
+
+def _width_of(path: Path) -> int:
+    return int(_number(read_json(path), "dim", path))
+
+
+def _parsed(content: bytes, path: Path) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedIndexError(f"{path}: not JSON ({error}); quiver index repair") from error
+
+
+def _number(content: Any, name: str, path: Path) -> float:
+    """A number that a file holds, which may not be negative."""
+    try:
+        value = float(content[name])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedIndexError(f"{path}: does not hold {name} ({error}); quiver index repair") from error
+    if not value >= 0:
+        raise DamagedIndexError(f"{path}: {name} is {value}; quiver index repair")
+    return value

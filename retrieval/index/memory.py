@@ -1,0 +1,204 @@
+"""Indexes in memory: the engines, documents and search of an index in a folder, without the folder.
+
+`index_vectors` indexes vectors that exist already, such as those of the embedding store; the exact engines read them where they are.
+`build_in_memory` is ``build_index`` without ``out``: it encodes documents and keeps their texts and metadata.
+
+Shapes: P documents, T vectors of all documents, d vector width.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.data.corpus import checked_document, read_documents
+from quiver.retrieval.index.disk import MemoryDisk
+from quiver.retrieval.index.documents.ids import IdTable
+from quiver.retrieval.index.documents.metadata import MetadataTable
+from quiver.retrieval.index.documents.table import DocumentTable
+from quiver.retrieval.index.encoded import Encoded, Model, encode, joined
+from quiver.retrieval.index.engine_table import EngineSpec, engine, engine_name, parse_engine, train_codec
+from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
+from quiver.retrieval.index.exact import DENSE, TOKENS, ExactDenseSegment, ExactTokenSegment, document_blocks, token_rows
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.mapped import CheckedArray, Files
+from quiver.retrieval.index.options import BuildOptions
+from quiver.retrieval.index.ranking import block_rows, check_new_ids, first_bad_row, largest_norm
+from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
+from quiver.retrieval.index.source import survey
+from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.protocols import MatrixRows, Rows
+from quiver.retrieval.records import DenseVectors, Document, ModelCard, TokenCounts
+
+logger = logging.getLogger(__name__)
+
+MEMORY = Path("(in memory)")
+"""Path of an index in memory, in errors and logs."""
+
+# Documents that are encoded in one call, as in a build on disk.
+_CHUNK = 512
+# Vectors outside memory up to this size are read once and searched in memory.
+READ_BYTES = 256 << 20
+
+
+def index_vectors(
+    ids: Sequence[str],
+    vectors: Rows | DenseVectors,
+    card: ModelCard,
+    *,
+    lengths: Sequence[int] | NDArray[np.int64] | None = None,
+    engine: str = "exact",
+    seed: int = 0,
+) -> Index:
+    """Index existing vectors in memory.
+
+    Args:
+        ids: P document ids.
+        vectors: (P, d), or for token vectors (T, d), document after document; their inner product is the similarity. The exact engines
+            read them where they are, all at once only if they take at most 256 MiB.
+        card: The model that they come from; its ``kind`` and ``dim`` decide which engines fit.
+        lengths: Token vectors of each document, (P,), zero allowed; None for one vector per document.
+        engine: Engine with settings, see `quiver.retrieval.index.engine_table.parse_engine`.
+        seed: Random seed of engines that are trained.
+
+    Raises:
+        InputError: The engine or a setting is unknown or does not fit the model; there are no documents, an id is repeated, no document
+            has a vector, or a vector is not finite (names the document).
+        ValueError: The numbers of ids, lengths and vectors do not fit each other.
+    """
+    rows = MatrixRows(np.ascontiguousarray(vectors, np.float32)) if isinstance(vectors, np.ndarray) else vectors
+    offsets = _offsets(ids, rows, lengths)
+    spec = parse_engine(engine)
+    name = engine_name(spec.name, card, len(ids))
+    if rows.shape[1] != card.dim:
+        raise ValueError(f"the vectors have the shape {rows.shape}, but the model's vectors have width {card.dim}")
+    if not isinstance(rows, MatrixRows) and 4 * rows.shape[0] * rows.shape[1] <= READ_BYTES:
+        rows = MatrixRows(rows.span(0, rows.shape[0]))
+    norm = largest_norm(rows)
+    if not np.isfinite(norm) and (bad := first_bad_row(rows)) is not None:
+        owner = ids[bad if lengths is None else int(np.searchsorted(offsets, bad, side="right")) - 1]
+        what = "the vector" if lengths is None else "a token vector"
+        raise InputError(f"{what} of document '{owner}' is not finite; check the model")
+    codec = _trained(name, spec, rows, offsets, card, dense=lengths is None, seed=seed)
+    segment: AnySegment
+    if name == DENSE:
+        segment = ExactDenseSegment(rows, norm, all_exact=False)
+    elif name == TOKENS:
+        segment = ExactTokenSegment(rows, offsets, norm, all_exact=False)
+    else:
+        segment = _written(codec, rows, offsets, dense=lengths is None)
+    documents = DocumentTable(IdTable.of(ids), MetadataTable([]), CheckedArray(np.zeros(len(ids), np.uint32)), None)
+    return _in_memory(card, codec, OpenSegment(documents, segment, None), Policy(store_text=False), TokenCounts(len(ids), 0, 0, 0))
+
+
+def build_in_memory(corpus: str | Path | Iterable[Document], model: Model, options: BuildOptions, *, progress: bool = False) -> Index:
+    """Encode documents and index them in memory; see `quiver.retrieval.index.build.build_index`.
+
+    Raises:
+        InputError: As `build_index`.
+    """
+    given = read_documents(Path(corpus)) if isinstance(corpus, str | Path) else map(checked_document, corpus)
+    documents, disk, card = list(given), MemoryDisk(), model.card
+    source = survey(documents, MEMORY / "spool", disk=disk)
+    options.check_fields(source.fields)
+    name = engine_name(options.engine, card, source.count)
+    engine(name, card).check(options.settings, card)
+    parts: list[tuple[list[Document], Encoded]] = []
+    stream = iter(documents)
+    with progress_bar("documents", source.count, enabled=progress) as advance:
+        while chunk := list(islice(stream, _CHUNK)):
+            parts.append((chunk, encode(model, chunk, use_title=options.use_title)))
+            advance(len(chunk))
+    logger.info("%d documents encoded", source.count)
+    lengths = np.concatenate([encoded.lengths for _, encoded in parts])
+    if not lengths.sum():
+        raise InputError("none of the documents has a vector; there is nothing to index")
+    chosen = _chosen(engine(name, card).sample(int(lengths.sum())), lengths, options.seed)
+    sample = _sample([encoded for _, encoded in parts], chosen, card)
+    codec = train_codec(
+        name, sample, card, documents=source.count, vectors=int(lengths.sum()), settings=options.settings, seed=options.seed
+    )
+    writer = SegmentFolderWriter(MEMORY, codec, disk, texts=options.store_text, fields=options.fields)
+    parts.reverse()
+    while parts:  # each part is released once it is written, so that the vectors are not in memory twice
+        chunk, encoded = parts.pop()
+        writer.add(chunk, encoded.vectors, None if card.kind == "dense" else encoded.lengths, encoded.token_ids, encoded.tokens)
+        del encoded
+    contents = writer.close()
+    segment = open_segment(Files.written(MEMORY, disk), codec, source.count, texts=options.store_text)
+    fields = None if options.fields is None else sorted(options.fields)
+    policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
+    return _in_memory(card, codec, segment, policy, contents.tokens)
+
+
+def _offsets(ids: Sequence[str], rows: Rows, lengths: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """First vector of each document, and T, (P + 1,), after the ids and lengths were checked."""
+    if lengths is None:
+        check_new_ids(ids, rows.shape[0])
+        return np.arange(rows.shape[0] + 1)
+    check_new_ids(ids, len(lengths))
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    if offsets[-1] != rows.shape[0] or np.min(lengths) < 0:
+        raise ValueError(f"the lengths of the documents add up to {offsets[-1]} vectors, but the vectors have the shape {rows.shape}")
+    if not rows.shape[0]:
+        raise InputError("none of the documents has a vector; there is nothing to index")
+    return offsets
+
+
+def _trained(name: str, spec: EngineSpec, rows: Rows, offsets: NDArray[np.int64], card: ModelCard, *, dense: bool, seed: int) -> AnyCodec:
+    """The codec of an engine, trained on documents chosen at random."""
+    chosen_engine = engine(name, card)
+    chosen_engine.check(spec.settings, card)
+    lengths = np.diff(offsets)
+    chosen = _chosen(chosen_engine.sample(rows.shape[0]), lengths, seed)
+    sample = Sample(rows.take(token_rows(offsets, chosen)), None if dense else lengths[chosen])
+    count, vectors = len(lengths), rows.shape[0]
+    return train_codec(name, sample, card, documents=count, vectors=vectors, settings=spec.settings, seed=seed)
+
+
+def _chosen(vectors: int, lengths: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """Numbers of documents chosen at random, ascending, that have at least so many vectors together, or of all."""
+    order = np.random.default_rng(seed).permutation(len(lengths))
+    enough = int(np.searchsorted(np.cumsum(lengths[order]), vectors)) + 1 if vectors else 0
+    chosen: NDArray[np.int64] = np.sort(order[:enough])
+    return chosen
+
+
+def _sample(parts: Sequence[Encoded], chosen: NDArray[np.int64], card: ModelCard) -> Sample:
+    """The vectors of chosen documents."""
+    if not len(chosen):
+        return Sample(np.zeros((0, card.dim), np.float32))
+    selected, first = [], 0
+    for part in parts:
+        low, high = np.searchsorted(chosen, [first, first + len(part.lengths)])
+        selected.append(part.select(chosen[low:high] - first))
+        first += len(part.lengths)
+    sample = joined(selected)
+    return Sample(sample.vectors, None if card.kind == "dense" else sample.lengths, sample.token_ids)
+
+
+def _written(codec: AnyCodec, rows: Rows, offsets: NDArray[np.int64], *, dense: bool) -> AnySegment:
+    """A segment of an engine that codes vectors, written to memory."""
+    disk = MemoryDisk()
+    writer = codec.writer(MEMORY, disk)
+    size = block_rows(rows.shape[1])
+    for first, last in document_blocks(offsets, size):
+        vectors = rows.span(int(offsets[first]), int(offsets[last]))
+        writer.add(vectors, None if dense else np.diff(offsets[first : last + 1]))
+    writer.close()
+    segment: AnySegment = codec.open(Files.written(MEMORY, disk), len(offsets) - 1)
+    return segment
+
+
+def _in_memory(card: ModelCard, codec: AnyCodec, segment: OpenSegment, policy: Policy, tokens: TokenCounts) -> Index:
+    documents, vectors = len(segment.documents), int(segment.vectors.lengths.sum())
+    entry = SegmentEntry(str(MEMORY), documents, vectors, tokens, {})
+    manifest = Manifest(0, "", "build", {}, card, policy, CodecEntry(codec.name, "", codec.parameters, {}), (entry,))
+    return Index(MEMORY, manifest, codec, [segment])

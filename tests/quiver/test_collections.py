@@ -1,0 +1,136 @@
+"""``quiver collections``: what is told, what is fetched, and one line for every mistake. Nothing here touches the network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
+from quiver.eval.datasets.origins import Origin
+from quiver.eval.datasets.registry import registry
+
+
+@pytest.fixture
+def quiver(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    monkeypatch.setenv("QUIVER_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return partial(quiver, "collections")
+
+
+def put(root: Path, origin: Origin, revision: str = "md5:feed") -> None:
+    folder = root / "collections" / origin.unit
+    folder.mkdir(parents=True)
+    (folder / RECORD).write_text(json.dumps({"url": origin.url, "revision": revision, "files": {}}), encoding="utf-8")
+
+
+def test_list(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    put(tmp_path, registry()["beir/scifact"].origin)
+    told = json.loads(quiver("list", "--json").out)
+    assert len(told) == len(registry())
+    by_key: dict[str, Any] = {row["key"]: row for row in told}
+    assert by_key["beir/scifact"]["folder"] == str(tmp_path / "collections" / "beir" / "scifact" / "zip")
+    assert by_key["beir/scifact"]["held"] == "md5:feed"
+    assert by_key["beir/msmarco"]["split"] == "dev"
+    assert by_key["beir/nq"]["folder"] is None
+    table = quiver("list", "beir/scifact", "coir").out
+    assert "8 collections" in table
+    assert "yes" in table
+    assert "280,310" in table
+
+
+def test_show(quiver: Callable[..., Any]) -> None:
+    shown = quiver("show", "beir/webis-touche2020").out
+    for part in ("Version 2", "382,545", "md5:46f650ba5a527fc69e0a6521c5a23563", "quiver collections fetch beir/webis-touche2020"):
+        assert part in shown
+    assert "Code to comment" in quiver("show", "coir/codesearchnet/go").out
+    assert "Comment to code" in quiver("show", "mteb/codesearchnet/go").out
+    arguana = json.loads(quiver("show", "beir/arguana", "--json").out)
+    assert arguana[0]["exclude_self"] is True
+    assert set(arguana[0]["origins"]) == {"zip", "hub", "mteb"}
+
+
+def test_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    told = quiver("missing", "beir")
+    assert told.code == 0
+    # CQADupStack's archive counts once for its twelve forums.
+    assert f"26 of 26 collections are not in {tmp_path / 'collections'}: 11,169.6 MB to download" in told.out
+    assert told.out.rstrip().endswith("quiver collections fetch beir")
+    put(tmp_path, registry()["nanobeir/nq"].origin)
+    assert json.loads(quiver("missing", "nanobeir/nq", "mldr/ko", "--json").out) == ["mldr/ko"]
+    assert quiver("missing", "nanobeir/nq").out.startswith("nothing is missing: all 1 collections are in ")
+
+
+def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetch(self: Cache, origin: Origin, *, progress: bool = False) -> Record:
+        asked.append(origin.unit)
+        return Record(origin.url, "md5:feed", {"a": FetchedFile(2_000_000, "")})
+
+    monkeypatch.setattr(Cache, "fetch", fetch)
+    done = quiver("fetch", "beir/cqadupstack", "beir/scifact", "beir/scifact")
+    assert asked == ["beir/cqadupstack/zip", "beir/scifact/zip"]
+    assert "2.0 MB, md5:feed" in done.out
+    asked.clear()
+    quiver("fetch", "beir/scifact", "--from", "mteb")
+    put(tmp_path, registry()["beir/nq"].origins["hub"])
+    quiver("fetch", "beir/nq")  # compares what is there rather than fetching it from elsewhere
+    assert asked == ["beir/scifact/mteb", "beir/nq/hub"]
+
+
+def test_a_damaged_record_stops_nothing(quiver: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    archive = registry()["beir/cqadupstack/android"].origin
+    put(tmp_path, archive)
+    put(tmp_path, registry()["beir/scifact"].origin)
+    (tmp_path / "collections" / archive.unit / RECORD).write_text("", encoding="utf-8")
+    told = quiver("list", "--json")
+    assert told.code == 0
+    here = {row["key"] for row in json.loads(told.out) if row["folder"] is not None}
+    assert here == {"beir/scifact"}
+    assert quiver("list", "beir").code == quiver("show", "beir/cqadupstack/android").code == 0
+    assert "quiver collections fetch beir/cqadupstack" in quiver("missing", "beir/cqadupstack").out
+    assert len(caplog.messages) == 1  # twelve forums share the archive
+    assert "quiver.json: not JSON" in caplog.text
+
+
+def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIVER_CACHE", "~nosuchuser/x")
+    done = quiver("list")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "no home folder is known for ~nosuchuser" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("show", "scifact"), "unknown collection 'scifact'; did you mean beir/scifact or nanobeir/scifact?"),
+        (("fetch", "nothing/like/it"), "unknown collection 'nothing/like/it'"),
+        (("fetch", "mldr/en", "--from", "zip"), "mldr/en has no source 'zip'; its sources are hub"),
+        (("fetch", "beir/scifact"), "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = quiver(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_squad(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    file, out = tmp_path / "squad.json", tmp_path / "out"
+    paragraph = {"context": "Quiver trains retrievers.", "qas": [{"id": "7-0-0", "question": "What does it train?"}]}
+    file.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}), encoding="utf-8")
+    done = quiver("squad", file, "--out", out)
+    assert (done.code, done.out.strip()) == (0, f"{out}: 1 documents, 1 queries; test")
+    assert (out / "qrels" / "test.tsv").is_file()
+    again = quiver("squad", file, "--out", out)
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "holds a collection already" in again.err

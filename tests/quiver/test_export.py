@@ -1,0 +1,95 @@
+"""``quiver export``: a model with its run and its scores becomes a folder for other libraries; mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quiver.cli.models import Layout
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.export.export import LAYOUTS
+from quiver.retrieval.models.loading import ModelFolder, load_model
+
+DOCUMENTS = {"d1": "a bird has wings", "d2": "the sea is deep", "d3": "retrieval finds documents"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer.train(DOCUMENTS.values(), vocab_size=300)
+    config = EncoderConfig.modernbert(
+        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
+    )
+    settings = ModelFolder("dense", tmp_path, max_length=24, normalize=True)
+    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, settings).save(tmp_path / "runs" / "model")
+    return tmp_path / "runs" / "model"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "birds"
+    (folder / "qrels").mkdir(parents=True)
+    corpus = [json.dumps({"_id": name, "title": "", "text": text}) for name, text in DOCUMENTS.items()]
+    (folder / "corpus.jsonl").write_text("\n".join(corpus))
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q1", "text": "which animal has wings"}))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    return folder
+
+
+def metadata(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    return found
+
+
+def test_a_model_with_its_run_and_scores(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    assert quiver("evaluate", "--model", model, "--data", data, "--out", tmp_path / "results").code == 0
+    scored = json.loads((tmp_path / "results" / "results.json").read_text())["collections"][0]["measures"]
+    record = {"schema": "quiver-run/2", "recipe": {"name": "birds"}, "model": {"fingerprint": load_model(model).card.fingerprint}}
+    (model.parent / "run.json").write_text(json.dumps(record))
+    out = tmp_path / "bird-search"
+    known = ("--run", model.parent, "--results", tmp_path / "results", "--language", "en")
+    done = quiver("export", model, "--layout", "sentence-transformers", "--out", out, *known)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"model: {out} (sentence-transformers, ")
+    [index] = metadata(out)["model-index"]
+    assert index["name"] == "bird-search"
+    values = {metric["name"]: metric["value"] for entry in index["results"] for metric in entry["metrics"]}
+    assert values["nDCG@10"] == pytest.approx(scored["ndcg@10"], abs=1e-5)
+    assert "`birds`" in (out / "README.md").read_text()
+    assert load_model(out).card.fingerprint == record["model"]["fingerprint"]
+
+    other = quiver("export", out, "--layout", "hf", "--out", tmp_path / "bare", "--results", data)
+    assert other.code == 2
+    assert other.err.count("\n") == 1
+
+
+def test_json_for_machines(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    done = quiver("export", model, "--layout", "hf", "--out", tmp_path / "out", "--json")
+    printed = json.loads(done.out)
+    assert printed.keys() == {"folder", "layout", "kind", "fingerprint", "bytes", "left_out"}
+    assert (printed["layout"], printed["kind"], printed["left_out"]) == ("hf", "dense", [])
+    assert printed["fingerprint"] == load_model(model).card.fingerprint
+
+
+def test_mistakes_are_one_line(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        ((model, "--layout", "stanford"), "a bi-encoder, and the layout stanford is for ColBERT models"),
+        ((model, "--layout", "gguf"), "'gguf' is not one of"),
+        ((tmp_path, "--layout", "hf"), "the model to be exported lies there"),
+        ((tmp_path / "runs", "--layout", "hf"), "not a model"),
+        ((model, "--layout", "hf", "--run", tmp_path), "run.json: the file is missing"),
+        ((model, "--layout", "hf", "--results", tmp_path), "results.json"),
+    ):
+        done = quiver("export", *arguments, "--out", tmp_path / "out" if arguments[0] != tmp_path else tmp_path)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert message in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_layouts_are_offered() -> None:
+    assert {layout.value for layout in Layout} == set(LAYOUTS)

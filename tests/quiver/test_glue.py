@@ -1,0 +1,114 @@
+"""``quiver glue``: two tasks trained, reported, gone on with; mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.eval.nlu.fine_tuning.loop import _Loop
+
+parquet = pytest.importorskip("pyarrow.parquet")
+
+WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field"]
+COUNT = 240
+
+
+def write_cola(folder: Path, name: str, split: str, *, labels: bool = True) -> None:
+    """Sentences that are well formed if they say so."""
+    import pyarrow
+
+    draw = random.Random(f"{name} {split}")
+    said = [draw.randrange(2) for _ in range(COUNT)]
+    sentences = [" ".join([*draw.choices(WORDS, k=5), "well" if right else "badly"]) for right in said]
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    columns = {"sentence": sentences, "label": said if labels else [-1] * COUNT, "idx": list(range(COUNT))}
+    parquet.write_table(pyarrow.table(columns), folder / name / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    for name in ("cola", "sst2"):
+        for split in ("train", "validation"):
+            write_cola(tmp_path / "glue", name, split)
+    config = EncoderConfig.modernbert(
+        vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
+    )
+    save_encoder(init_weights(Encoder(config), seed=1), tmp_path / "encoder")
+    Tokenizer.train([" ".join(WORDS) + " well badly"] * 3, vocab_size=320, max_length=32).save(tmp_path / "encoder")
+    updates = {"epochs": 4, "batch_size": 16, "learning_rate": "3e-3"}
+    settings = {
+        **dict.fromkeys(("name", "description", "source", "cost", "expected"), "small"),
+        "kind": "glue",
+        "model": {"init": str(tmp_path / "encoder")},
+        "data": {"source": str(tmp_path / "glue"), "max_length": 32},
+        "tasks": {"cola": updates, "sst2": dict(updates)},
+        "training": {"seed": 3},
+    }
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def told(err: str) -> list[str]:
+    return [line for line in err.splitlines() if "drew new weights" not in line]
+
+
+def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    assert quiver("validate", recipe).code == 0
+    done = quiver("glue", recipe, "--out", out, "--task", "sst2")
+    assert (done.code, told(done.err)) == (0, [])
+    assert f"report: {out / 'report.html'}" in done.out
+    assert "1 of 8" in (out / "report.md").read_text()
+    assert json.loads((out / "sst2" / "run.json").read_text())["command"].endswith("--task sst2")
+    real = _Loop._step
+
+    def terminated(self: Any, step: int) -> Any:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Loop, "_step", terminated)
+        done = quiver("glue", recipe, "--out", out, "--resume")
+    assert done.code == 1
+    assert "stopped after step 3, with a checkpoint; repeat the command to resume" in done.err
+    done = quiver("glue", recipe, "--out", out, "--resume", "--json")
+    assert (done.code, told(done.err)) == (0, [])
+    results = json.loads(done.out)
+    assert {task: run["scores"]["score"] > 0.9 for task, run in results["runs"].items()} == {"cola": True, "sst2": True}
+    assert results["average"] == {"value": None, "known": 2, "members": 8}
+    assert json.loads((out / "cola" / "run.json").read_text())["result"]["resumed_at"] == [3]
+    assert "2 of 8" in (out / "report.md").read_text()
+    done = quiver("glue", recipe, "--out", out)
+    assert (done.code, "sst2: holds a run already" in done.err or "cola: holds a run already" in done.err) == (2, True)
+
+
+def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_cola(tmp_path / "hidden", "cola", "train", labels=False)
+    cases: list[tuple[list[Any], str]] = [
+        (["--task", "wnli"], "wnli"),
+        (["--task", "rte"], "--task rte: the recipe trains cola, sst2"),
+        (["tasks.colla.epochs=1"], "tasks.colla: unknown key, did you mean 'cola'?"),
+        ([f"data.source={tmp_path}"], "no folder 'cola' in it"),
+        ([f"data.source={tmp_path / 'hidden'}"], "the label is -1, so it is hidden"),
+        (["data.max_length=33"], "must be <= 32, the encoder's positions"),
+        (["--resume", "--overwrite"], "give one of them"),
+        (["tasks.cola=", "tasks.sst2="], "tasks: must name at least one task"),
+    ]
+    for arguments, complaint in cases:
+        done = quiver("glue", recipe, "--out", out, *arguments)
+        assert done.code == 2, arguments
+        assert complaint in done.err
+        assert len(told(done.err)) == 1
+        assert not out.exists() or not any(out.iterdir())

@@ -1,0 +1,299 @@
+"""``quiver index`` and the filters of ``quiver search``: an index that is changed, damaged and repaired from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import ModelFolder
+
+DOCUMENTS = [
+    {"_id": "d1", "text": "a bird has wings", "year": 1999, "tags": ["animal", "air"]},
+    {"_id": "d2", "text": "the sea is deep", "metadata": {"year": 2005}},
+    {"_id": "d3", "text": "retrieval finds documents", "year": 2020, "tags": ["search"]},
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer.train([str(document["text"]) for document in DOCUMENTS], vocab_size=300)
+    config = EncoderConfig.modernbert(
+        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
+    )
+    settings = ModelFolder("dense", tmp_path, max_length=24, normalize=True)
+    BiEncoder(init_weights(Encoder(config), seed=3), tokenizer, settings).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
+    return path
+
+
+@pytest.fixture
+def index(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> Path:
+    done = quiver("index", "build", corpus, "--model", model, "--out", tmp_path / "index", "--memory", "500MB", "--seed", 3)
+    assert done.code == 0, done.err
+    return tmp_path / "index"
+
+
+def search(quiver: Callable[..., Any], index: Path, *options: object) -> set[str]:
+    done = quiver("search", index, "wings", "-k", 10, "--json", *options)
+    assert done.code == 0, done.err
+    return {hit["id"] for hit in json.loads(done.out)}
+
+
+def test_documents_come_and_go(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n" + json.dumps({"_id": "d1", "text": "a fish"}) + "\n")
+    done = quiver("index", "add", index, more)
+    assert done.code == 2
+    assert "document 'd1' is in this index already; replace it with --replace" in done.err
+    added = json.loads(quiver("index", "add", index, more, "--replace", "--json").out)
+    assert (added["documents"], added["deleted"], added["generation"], added["operation"]) == (4, 1, 2, "add")
+    assert search(quiver, index) == {"d1", "d2", "d3", "d4"}
+    (tmp_path / "ids.txt").write_text("d2\nd4\n")
+    gone = json.loads(quiver("index", "delete", index, "d3", "--ids", tmp_path / "ids.txt", "--json").out)
+    assert (gone["documents"], gone["deleted"]) == (1, 4)
+    assert search(quiver, index) == {"d1"}
+    compacted = json.loads(quiver("index", "compact", index, "--json").out)
+    assert (compacted["documents"], compacted["deleted"], len(compacted["segments"])) == (1, 0, 1)
+    assert search(quiver, index) == {"d1"}
+    for arguments, message in (
+        (("delete", index, "d9"), "document 'd9' is not in this index"),
+        (("delete", index), "pass the ids of the documents"),
+    ):
+        done = quiver("index", *arguments)
+        assert done.code == 2
+        assert message in done.err
+        assert done.err.count("\n") == 1
+
+
+def test_filters_and_ids(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("d1\nd3\nunknown\n")
+    assert search(quiver, index, "--filter", "year>=2005") == {"d2", "d3"}
+    assert search(quiver, index, "--filter", "year>=2005", "--filter", "tags=search", "--effort", "exact") == {"d3"}
+    assert search(quiver, index, "--filter", "year in 1999,2005", "--no-verify") == {"d1", "d2"}
+    assert search(quiver, index, "--ids", tmp_path / "ids") == {"d1", "d3"}
+    assert search(quiver, index, "--ids", tmp_path / "ids", "--filter", "tags!=air") == {"d3"}
+    hits = json.loads(quiver("search", index, "wings", "--filter", "year=1999", "--json").out)
+    assert hits[0]["metadata"] == {"year": 1999, "tags": ["animal", "air"]}
+    info = json.loads(quiver("index", "info", index, "--json").out)
+    assert info["fields"] == {"tags": ["string"], "year": ["integer"]}
+    unknown = "no document has the field 'color' to filter by; there are tags, year"
+    for option, message in (("color=red", unknown), ("year", "expected field")):
+        done = quiver("search", index, "wings", "--filter", option)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert message in done.err
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "year=1999 or year=2005",
+        "year>=2020 or year=2019",
+        "year>=1999 and year<2005",
+        "tags=air land",
+        "tags in air search",
+        "tags='air'",
+    ],
+)
+def test_a_filter_that_cannot_be_parsed_is_refused_with_the_grammar(quiver: Callable[..., Any], index: Path, condition: str) -> None:
+    done = quiver("search", index, "wings", "--filter", condition)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"filter {condition!r}: expected field=value, !=, <, <=, >, >= or 'field in a,b'" in done.err
+
+
+def test_filters_take_two_equals_signs_and_quotes(quiver: Callable[..., Any], index: Path) -> None:
+    assert search(quiver, index, "--filter", "year==1999") == search(quiver, index, "--filter", '"year" = 1999') == {"d1"}
+    assert search(quiver, index, "--filter", 'tags in "search" , air') == {"d1", "d3"}
+    assert "double quotes" in " ".join(quiver("search", "--help").out.replace("│", " ").split())
+
+
+def test_build_refuses_a_field_that_no_document_has(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
+    build = ("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
+    done = quiver(*build, "--field", "yaer", "--field", "tags")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "no document has the field 'yaer' to filter by; there are tags, year" in done.err
+    # A field that some documents lack is one; and nothing of the first try is in the way.
+    assert json.loads(quiver(*build, "--field", "tags", "--json").out)["fields"] == {"tags": ["string"]}
+
+
+def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    rows = [
+        {
+            "_id": 1,
+            "text": "a bird",
+            "venue": {"name": "ACL", "city": {"name": "Rome"}},
+            "authors": [{"name": "A"}, {"name": "B"}],
+            "doi": None,
+        },
+        {"_id": 2, "text": "a fish", "metadata": {"venue": {"name": "EMNLP"}}, "pages": [1, None, [2]], "none": {}, "doi": None},
+        {"_id": 3, "text": "a stone", "metadata": "raw"},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert quiver("index", "build", tmp_path / "corpus.jsonl", "--model", model, "--out", tmp_path / "index").code == 0
+    info = json.loads(quiver("index", "info", tmp_path / "index", "--json").out)
+    strings = {key: ["string"] for key in ("authors.name", "metadata", "venue.city.name", "venue.name")}
+    assert info["fields"] == {**strings, "pages": ["integer"]}
+    assert search(quiver, tmp_path / "index", "--filter", "authors.name=B") == {"1"}
+    assert search(quiver, tmp_path / "index", "--filter", "venue.name=EMNLP", "--filter", "pages=2") == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields have the name 'a.b'"),
+        ('{"_id": "d", "text": "x", "a": [1, Infinity]}', "metadata field 'a' must hold strings, finite numbers"),
+    ],
+)
+def test_build_names_the_line_of_metadata_that_it_refuses(
+    quiver: Callable[..., Any], model: Path, tmp_path: Path, row: str, message: str
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"_id": "c", "text": "y"}\n' + row + "\n")
+    done = quiver("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert f"{corpus}:2: {message}" in done.err
+
+
+def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
+    done = quiver("index", "check", index)
+    assert (done.code, done.out) == (0, "generation 1: intact\n")
+    more = tmp_path / "more.jsonl"
+    more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n")
+    assert quiver("index", "add", index, more).code == 0
+    damaged = index / "segments" / "s-000000000002-0000" / "ids.utf8"
+    damaged.write_bytes(b"d5")
+    done = quiver("index", "check", index)
+    assert done.code == 1
+    assert "generation 1: intact\ngeneration 2: damaged" in done.out
+    assert str(damaged) in done.out
+    report = quiver("index", "check", index, "--json")
+    assert report.code == 1
+    assert json.loads(report.out)["whole"] is False
+    done = quiver("search", index, "wings")
+    assert done.code == 2
+    assert "quiver index repair" in done.err
+    done = quiver("index", "repair", index)
+    assert done.code == 0, done.err
+    assert "generation 3 keeps 4 of 4 documents of generation 2" in done.out  # the id is a part of the stored text, too
+    assert search(quiver, index) == {"d1", "d2", "d3", "d4"}
+    again = json.loads(quiver("index", "repair", index, "--json").out)
+    assert (again["problems"], again["documents"]) == ([], 4)
+    assert "intact, nothing to repair" in quiver("index", "repair", index).out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--memory", "much"), "'much' is not a size; write one as 500MB or 2GB"),
+        (("--memory", "8"), "--memory 8 is 8 bytes; building an index needs at least 16 MB"),
+        (("--engine", "ivf-dens"), "unknown index engine 'ivf-dens' (did you mean 'ivf-dense'?); choose one of auto, exact, exact-dense"),
+        (("--engine", "ivf-tokens"), "index engine 'ivf-tokens' does not exist for a dense model"),
+        (("--engine", "ivf-dense:bits"), "'bits' is not a setting; write key=value"),
+        (("--engine", "ivf-dense:bits=8,bits=16"), "the setting 'bits' is given twice"),
+        (("--engine", "ivf-dense:nlst=4"), "ivf-dense has no setting 'nlst' (did you mean 'nlist'?); it has dsub, bits, nlist"),
+        (("--engine", "exact:bits=4"), "exact has no setting 'bits'; it has none"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = quiver("index", "build", corpus, "--model", model, "--out", tmp_path / "index", *options)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert message in done.err
+    assert not (tmp_path / "index").exists()
+
+
+def test_fields_texts_and_titles_are_chosen(quiver: Callable[..., Any], model: Path, corpus: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    done = quiver("index", "build", corpus, "--model", model, "--out", index, "--no-text", "--no-title", "--field", "year", "--json")
+    assert done.code == 0, done.err
+    info = json.loads(done.out)
+    assert (list(info["fields"]), info["policy"]) == (
+        ["year"],
+        {"use_title": False, "separator": " ", "store_text": False, "fields": ["year"]},
+    )
+    hits = json.loads(quiver("search", index, "wings", "--filter", "year<2000", "--json").out)
+    assert [list(hit) for hit in hits] == [["rank", "id", "score", "effort"]]
+
+
+@pytest.fixture
+def lists(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> Path:
+    """An index of an approximate engine that has not been measured."""
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"_id": f"d{number}", "text": f"bird {number} of the sea"}) + "\n" for number in range(60)))
+    options = ("--engine", "ivf-dense:nlist=4", "--no-calibrate")
+    done = quiver("index", "build", path, "--model", model, "--out", tmp_path / "lists", *options)
+    assert done.code == 0, done.err
+    assert "not measured" in done.out
+    return tmp_path / "lists"
+
+
+def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., Any], lists: Path, tmp_path: Path) -> None:
+    done = quiver("search", lists, "sea", "--target-recall", 0.9)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "recall was not measured; measure it with quiver index calibrate" in done.err
+    shown = quiver("index", "calibrate", lists, "-k", 10, "-k", 20, "--count", 20)
+    assert shown.code == 0, shown.err
+    for word in ("search parameters", "recall", "p50 (ms)", "fast", "balanced", "exact", "nprobe=4", "exhaustive"):
+        assert word in shown.out
+    (tmp_path / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": f"q{each}", "text": f"the sea {each}"}) + "\n" for each in range(12))
+    )
+    table = json.loads(quiver("index", "calibrate", lists, "--queries", tmp_path / "queries.jsonl", "-k", 5, "--json").out)
+    assert (table["origin"], table["documents"], [each["k"] for each in table["tables"]]) == ("given", 60, [5])
+    assert table["tables"][0]["queries"] == 12
+    info = json.loads(quiver("index", "info", lists, "--json").out)
+    assert (info["calibration"], info["operation"], info["generation"]) == (table, "calibrate", 3)
+    assert list(info["presets"]) == ["exact", "balanced", "fast"]
+    assert info["presets"]["balanced"]["nprobe"] == 4
+    shown = quiver("index", "info", lists)
+    assert "search for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
+    assert "1.000 (1.000-1.000)" in shown.out
+    for arguments, message in (
+        (("-k", 2), "-k must be at least 5"),
+        (("--model", "somewhere"), "--model encodes the queries of --queries"),
+        (("-k", 2, "--queries", tmp_path / "none.jsonl"), "none.jsonl"),
+    ):
+        done = quiver("index", "calibrate", lists, *arguments)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert message in done.err
+
+
+def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Path, index: Path) -> None:
+    assert quiver("index", "calibrate", lists, "-k", 10, "--count", 15).code == 0
+    (table,) = json.loads(quiver("index", "info", lists, "--json").out)["calibration"]["tables"]
+    reaching = [rung for rung in table["rungs"] if rung["low"] >= 0.8]
+    wanted = min(reaching, key=lambda rung: rung["p50_ms"])["knobs"]
+    hits = json.loads(quiver("search", lists, "the sea", "--target-recall", 0.8, "--json").out)
+    assert [hit["effort"] for hit in hits] == [{"lists": wanted}] * 10
+    hits = json.loads(quiver("search", lists, "the sea", "--effort", "exact", "--json").out)
+    assert hits[0]["effort"]["lists"]["exhaustive"] is True
+    hits = json.loads(quiver("search", lists, "the sea", "--json").out)
+    assert hits[0]["effort"]["lists"]["exhaustive"] is False
+    assert json.loads(quiver("search", index, "wings", "--target-recall", 0.9, "--json").out)[0]["effort"] == {"index": {}}
+    for arguments, message in (
+        (("--target-recall", 0.9, "--effort", "fast"), "exclude each other"),
+        (("--target-recall", 0), "must be > 0 and <= 1"),
+        (("--target-recall", 95), "must be > 0 and <= 1"),
+        (("--target-recall", 0.9, "-k", 50), "up to 10 hits, not for 50"),
+    ):
+        done = quiver("search", lists, "the sea", *arguments)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert message in done.err
+
+
+def test_an_exact_index_says_that_it_is(quiver: Callable[..., Any], index: Path) -> None:
+    shown = quiver("index", "info", index).out
+    assert "exhaustive" in shown
+    assert "not measured" not in shown

@@ -1,0 +1,446 @@
+"""The command line from end to end on a small collection, and one line with exit status 2 for every mistake."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quiver.cli import doctor
+from quiver.cli.output import print_table
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.encoder.cpu.support import kernels_available
+from quiver.encoder.errors import InputError
+from quiver.retrieval.models import loading
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import ModelFolder, load_model
+
+DOCUMENTS = {
+    "d1": ("Birds", "a bird has wings and feathers"),
+    "d2": ("", "the window of a local layer is narrow"),
+    "d3": ("Empty", ""),
+    "d4": ("Search", "find what was asked for and nothing else"),
+}
+QUERIES = {"q1": "which animal has wings", "q2": "what does search find", "q3": "not judged"}
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td4\t2\n"
+
+
+def make_model(folder: Path, *, seed: int = 1) -> Path:
+    tokenizer = Tokenizer.train([text for pair in DOCUMENTS.values() for text in pair], vocab_size=320, max_length=64)
+    config = EncoderConfig.modernbert(
+        vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
+    )
+    settings = ModelFolder("dense", folder, max_length=12, normalize=True)
+    BiEncoder(init_weights(Encoder(config), seed=seed), tokenizer, settings).save(folder)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "qrels").mkdir(parents=True)
+    rows = [json.dumps({"_id": key, "title": title, "text": text}) for key, (title, text) in DOCUMENTS.items()]
+    (folder / "corpus.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "queries.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in QUERIES.items()))
+    (folder / "qrels" / "test.tsv").write_text(QRELS)
+    return folder
+
+
+def test_index_search_evaluate_report(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    built = quiver("index", "build", data, "--model", model, "--out", index)
+    assert built.code == 0, built.err
+    assert "truncated documents" in built.out
+
+    info = json.loads(quiver("index", "info", index, "--json").out)
+    assert info["documents"] == 4
+    assert info["tokens"]["empty"] == 0  # its title is text too
+    assert info["model"]["source"] == str(model)
+    assert info["model"]["fingerprint"] == BiEncoder.from_pretrained(model).card.fingerprint
+
+    hits = json.loads(quiver("search", index, "a bird has wings and feathers", "-k", 10, "--json").out)
+    assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]  # k is capped at the corpus
+    assert {hit["id"] for hit in hits} == set(DOCUMENTS)
+    assert hits[0]["text"]
+    shown = quiver("search", index, "wings", "-k", 2)
+    assert shown.code == 0
+    assert "2 of 4 documents" in shown.out
+
+    run = tmp_path / "run.trec"
+    assert quiver("search", index, "--queries", data / "queries.jsonl", "--run", run, "-k", 2).code == 0
+    lines = run.read_text().splitlines()
+    assert len(lines) == 6
+    assert lines[0].split()[0::5] == ["q1", "quiver"]
+
+    scored = quiver("evaluate", "--model", model, "--data", data, "--split", "test", "--out", tmp_path / "results")
+    assert scored.code == 0, scored.err
+    assert "BM25" in scored.out or "bm25" in scored.out
+    results = json.loads((tmp_path / "results" / "results.json").read_text())
+    collection = results["collections"][0]
+    assert 0 <= results["ndcg@10"] == collection["measures"]["ndcg@10"] <= 1
+    assert collection["baselines"][0]["measures"]["ndcg@10"] > 0.9
+    assert collection["truncated"]["documents"] > 0
+    assert collection["empty_texts"] == 1
+    assert results["provenance"]["command"].startswith("quiver evaluate --model")
+
+    assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "bm25").code == 0
+    assert quiver("report", tmp_path / "results", tmp_path / "bm25", "--out", tmp_path / "report.md").code == 0
+    report = (tmp_path / "report.md").read_text()
+    assert "nDCG@10" in report
+    assert "bm25" in report
+
+
+def test_train_and_validate(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"query": f"the number {n}", "positive": f"def number_{n}(): return {n}"}) + "\n" for n in range(16))
+    )
+    small = ["hidden_size=32", "heads=2", "intermediate_size=48", "vocab_size=320"]
+    settings = [f"data.train={rows}", "training.batch_size=4", "training.max_steps=2", *(f"model.architecture.{text}" for text in small)]
+    done = quiver("train", "quickstart", "--out", tmp_path / "run", *settings)
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["steps"] == 2
+    assert BiEncoder.from_pretrained(tmp_path / "run" / "model").dim == 32
+    assert quiver("validate", "quickstart").out.strip() == "1 recipe checked, no problems"
+
+
+def test_doctor(quiver: Callable[..., Any]) -> None:
+    facts = json.loads(quiver("doctor", "--json").out)
+    assert facts["check"]["finite"]
+    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if kernels_available() else "torch")
+    assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if kernels_available() else "packed")
+    assert facts["core"]["torch"] != "not installed"
+
+
+def test_doctor_says_what_the_commands_use(quiver: Callable[..., Any]) -> None:
+    used = json.loads(quiver("doctor", "--json").out)["evaluate, index build, serve"]
+    assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if kernels_available() else "packed"}
+
+
+def test_doctor_says_that_flash_attention_does_not_run_in_float32(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with an H100, as far as the choice of attention asks; nothing runs there."""
+    gather = doctor.gather
+    monkeypatch.setattr(doctor, "_check", lambda: {"finite": True})
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        patched.setattr(torch.cuda, "device_count", lambda: 0)
+        patched.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+        facts = gather()
+    used = facts["evaluate, index build, serve"]
+    assert (used["device"], used["dtype"], used["attention"]) == ("cuda", "float32", "packed")
+    assert used["flash attention"].startswith("not used: dtype float32")
+    assert not any("bf16, inference" in name for name in facts["devices"])
+
+
+def test_every_loader_uses_the_gpu_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: the device that a loader asks for is recorded, and the weights go to the CPU."""
+    tokenizer = Tokenizer.train(["a few words"], vocab_size=270)
+    config = EncoderConfig.modernbert(
+        vocab_size=len(tokenizer), hidden_size=16, num_heads=2, intermediate_size=24, layer_types=["global"], max_positions=32
+    )
+    BiEncoder(init_weights(Encoder(config), seed=0), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save(tmp_path / "model")
+    asked: list[str | None] = []
+    load = loading.load_parts
+
+    def recorded(source: Any, *, device: str | None = None, **settings: Any) -> Any:
+        asked.append(device)
+        return load(source, device="cpu", **settings)
+
+    monkeypatch.setattr(loading, "load_parts", recorded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for loader in (BiEncoder.from_pretrained, load_model):
+        loader(tmp_path / "model")
+        loader(tmp_path / "model", device="cpu")
+    for settings in ({}, {"device": "cpu"}):
+        with pytest.raises(InputError, match="not a ColBERT checkpoint"):  # it has been read by then
+            ColBERT.from_pretrained(tmp_path / "model", **settings)
+    assert asked == ["cuda", "cpu"] * 3
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("quickstart",),
+        ("train",),
+        ("validate",),
+        ("index", "build"),
+        ("index", "add"),
+        ("index", "delete"),
+        ("index", "compact"),
+        ("index", "check"),
+        ("index", "repair"),
+        ("index", "info"),
+        ("search",),
+        ("evaluate",),
+        ("report",),
+        ("bench", "encoder"),
+        ("doctor",),
+    ],
+    ids=" ".join,
+)
+def test_help_shows_an_example(quiver: Callable[..., Any], command: tuple[str, ...]) -> None:
+    done = quiver(*command, "--help")
+    assert done.code == 0
+    assert "Example" in done.out or not command
+
+
+def damage(path: Path, change: Callable[[str], str]) -> None:
+    path.write_text(change(path.read_text()))
+
+
+def unknown_architecture(model: Path) -> None:
+    damage(model / "config.json", lambda text: text.replace('"modernbert"', '"t5"'))
+
+
+def cut_weights(model: Path) -> None:
+    content = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+DATA_MISTAKES = {
+    "malformed JSON": (lambda data: damage(data / "corpus.jsonl", lambda text: text + "{oops\n"), "corpus.jsonl:5: malformed JSON"),
+    "duplicate id": (
+        lambda data: damage(data / "corpus.jsonl", lambda text: text + '{"_id": "d1", "text": "again"}\n'),
+        "corpus.jsonl:5: id 'd1' is already used on line 1",
+    ),
+    "unknown document": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td9\t1\n"), "test.tsv:4: document 'd9'"),
+    "unknown query": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q9\td1\t1\n"), "test.tsv:4: query 'q9'"),
+    "bad grade": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td2\tgood\n"), "test.tsv:4: "),
+}
+MODEL_MISTAKES = {
+    "unknown architecture": (unknown_architecture, "got 't5'"),
+    "corrupt checkpoint": (cut_weights, "corrupt checkpoint"),
+    "no config": (lambda model: (model / "config.json").unlink(), "config.json: the file is missing"),
+}
+
+
+def is_one_line(err: str) -> bool:
+    lines = err.splitlines()
+    return len(lines) == 1 and lines[0].startswith("quiver: error: ")
+
+
+@pytest.mark.parametrize("mistake", DATA_MISTAKES)
+def test_bad_data_is_one_line_and_leaves_nothing(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str) -> None:
+    change, message = DATA_MISTAKES[mistake]
+    change(data)
+    commands = [("evaluate", "--model", model, "--data", data, "--out", tmp_path / "out")]
+    if "qrels" not in message and "test.tsv" not in message:
+        commands.append(("index", "build", data, "--model", model, "--out", tmp_path / "out"))
+    for command in commands:
+        done = quiver(*command)
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert message in done.err
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("mistake", MODEL_MISTAKES)
+def test_a_bad_model_is_one_line_and_leaves_nothing(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, mistake: str
+) -> None:
+    change, message = MODEL_MISTAKES[mistake]
+    change(model)
+    for command in (("evaluate", "--data", data), ("index", "build", data)):
+        done = quiver(*command, "--model", model, "--out", tmp_path / "out")
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert message in done.err
+        assert not (tmp_path / "out").exists()
+
+
+def test_an_index_of_another_model_is_refused(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    assert quiver("index", "build", data, "--model", model, "--out", index).code == 0
+    other = make_model(tmp_path / "other", seed=2)
+    done = quiver("search", index, "wings", "--model", other)
+    assert (done.code, is_one_line(done.err)) == (2, True)
+    assert str(model) in done.err
+    assert str(other) in done.err
+    # The same weights elsewhere are the same model.
+    moved = tmp_path / "moved"
+    shutil.move(model, moved)
+    assert quiver("search", index, "wings", "--model", moved).code == 0
+    gone = quiver("search", index, "wings")
+    assert (gone.code, is_one_line(gone.err)) == (2, True)
+
+
+def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    source = (Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml").read_text()
+    path.write_text(source.replace("pooling: mean", "poolling: mean").replace("batch_size: ", "batch_size: -").replace("seed: ", "seed: x"))
+    done = quiver("validate", path)
+    assert done.code == 2
+    for part in (
+        "model.poolling: unknown key, did you mean 'pooling'?",
+        "model.pooling: needed, since kind is dense",
+        "training.batch_size: must be",
+        "training.seed: ",
+    ):
+        assert part in done.err
+    assert quiver("train", path, "--out", tmp_path / "out").code == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("search", "INDEX"), "pass either a query text or --queries FILE"),
+        (("search", "INDEX", "x", "--queries", "f"), "pass either a query text or --queries FILE"),
+        (("search", "INDEX", "--queries", "f"), "--queries FILE and --run FILE must be used together"),
+        (("search", "INDEX", "x"), "is not an index"),
+        (("evaluate", "--model", "m", "--data", "nowhere", "--out", "o"), "nowhere"),
+        (("train", "no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
+        (("report", "nowhere", "--out", "o"), "nowhere"),
+        (("quickstart", "--packages", "no_such_package", "--out", "o"), "no_such_package"),
+        (("quickstart", "training.batchsize=3", "--out", "o"), "did you mean 'batch_size'?"),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = quiver(*arguments)
+    assert done.code == 2
+    assert is_one_line(done.err), done.err
+    assert message in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("serch",), "No such command 'serch'"),
+        (("doctor", "--jsn"), "--jsn"),
+        (("doctor", "extra"), "extra"),
+        (("search",), "(see quiver search --help)"),
+        (("search", "INDEX", "x", "-k", "0"), "'-k'"),
+        (("search", "INDEX", "x", "-k", "ten"), "'-k'"),
+        (("index", "build"), "(see quiver index build --help)"),
+        (("report", "results", "--out"), "--out"),
+        (("bench", "indx"), "No such command 'indx'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_parsed_is_one_line_too(quiver: Callable[..., Any], arguments: tuple[str, ...], message: str) -> None:
+    done = quiver(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert is_one_line(done.err), done.err
+    assert message in done.err
+
+
+@pytest.mark.parametrize(("family", "command"), [((), "quickstart"), (("index",), "build"), (("bench",), "index")])
+def test_no_command_shows_the_help(quiver: Callable[..., Any], family: tuple[str, ...], command: str) -> None:
+    alone, asked = quiver(*family), quiver(*family, "--help")
+    assert (alone.code, asked.code, alone.err) == (2, 0, "")
+    assert alone.out == asked.out
+    assert command in alone.out
+
+
+def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(recipe: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quiver.retrieval.training.recipe.load_recipe", interrupt)
+    done = quiver("validate", "quickstart")
+    assert done.code == 130
+    assert "Traceback" not in done.err
+
+
+def test_a_model_that_gives_nan_is_found_and_nothing_is_written(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
+) -> None:
+    broken = BiEncoder.from_pretrained(model)
+    with torch.no_grad():
+        broken.encoder.final_norm.weight.fill_(math.nan)
+    broken.save(tmp_path / "broken")
+    for command, what in (
+        (("index", "build", data), "the vector of document 'd1' is not finite"),
+        (("evaluate", "--data", data), "gave a vector that is not finite for the query 'which animal has wings'"),
+    ):
+        done = quiver(*command, "--model", tmp_path / "broken", "--out", tmp_path / "out")
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert what in done.err
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("target", [".", "folder", "missing/run.trec"])
+def test_files_that_cannot_be_written_are_found_before_encoding(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
+    assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "results").code == 0
+    (tmp_path / "work" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(BiEncoder, "encode", _must_not_be_called)
+    for command in (
+        ("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", target),
+        ("report", tmp_path / "results", "--out", target),
+    ):
+        done = quiver(*command)
+        assert done.code == 2
+        assert is_one_line(done.err), done.err
+        assert f"{target}: cannot be written" in done.err
+    assert [path.name for path in Path().rglob("*")] == ["folder"]
+
+
+@pytest.mark.parametrize(("kind", "file"), [("query", "queries.jsonl"), ("document", "corpus.jsonl")])
+def test_ids_that_no_run_can_hold_are_found_before_encoding(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, file: str
+) -> None:
+    damage(data / file, lambda text: text + json.dumps({"_id": "two words", "text": "wings"}) + "\n")
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
+    monkeypatch.setattr(BiEncoder, "encode", _must_not_be_called)
+    done = quiver("search", tmp_path / "index", "--queries", data / "queries.jsonl", "--run", tmp_path / "run.trec")
+    assert done.code == 2
+    assert is_one_line(done.err), done.err
+    assert f"the {kind} id 'two words'" in done.err
+    assert not (tmp_path / "run.trec").exists()
+
+
+def _must_not_be_called(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("the model was asked for vectors")
+
+
+def test_a_split_is_a_name_and_no_path(quiver: Callable[..., Any], data: Path, tmp_path: Path) -> None:
+    done = quiver("evaluate", "--model", "bm25", "--data", data, "--split", "../qrels/test", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert is_one_line(done.err), done.err
+    assert "not a path" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wide_table_is_printed_in_parts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    header = ("System", "search", *(f"measure {number:02}" for number in range(12)))
+    rows = [("ours", "fast", *(f"{number}.123" for number in range(12))), ("theirs", "slow", *["7"] * 12)]
+    for width in (80, 300):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table("a title", header, rows)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        shown = "\n".join(lines)
+        assert shown.count("a title") == 1
+        assert all(shown.count(name) == 1 for name in header[2:])
+        assert all(f"{number}.123 " in shown for number in range(12))
+        assert shown.count("theirs") == shown.count("System") == (3 if width == 80 else 1), shown
+
+
+def test_others_words_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("runs/[bold]a[/] :smile:", ("", "value"), [("[/red] :bird:", "[1]"), ("x", "2")])
+    shown = capsys.readouterr().out
+    for words in ("runs/[bold]a[/] :smile:", "[/red] :bird:", "[1]"):
+        assert words in shown

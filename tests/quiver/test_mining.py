@@ -1,0 +1,208 @@
+"""``quiver mine`` and ``quiver score`` end to end with a real model of two layers, and one line for every mistake."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import ModelFolder
+
+DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
+QUERIES = {f"q{number}": f"number {number}" for number in range(5)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    tokenizer = Tokenizer.train(list(DOCUMENTS.values()), vocab_size=300, max_length=32)
+    config = EncoderConfig.modernbert(
+        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=32
+    )
+    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", DOCUMENTS), ("queries", QUERIES)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts.items()))
+    (folder / "qrels" / "train.tsv").write_text("".join(f"q{number}\td{number}\t1\n" for number in range(5)))
+    return folder
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps({"question": QUERIES[f"q{number}"], "pos": DOCUMENTS[f"d{number}"]}) + "\n" for number in range(5)))
+    return path
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress((folder / "train.jsonl.gz").read_bytes()).splitlines()]
+
+
+def test_mine_and_score(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mined"
+    mined = quiver("mine", data, "--model", model, "--out", out, "-n", 3, "--margin", "none", "--ranks", "2-8")
+    assert mined.code == 0, mined.err
+    assert "candidates within the ranks" in mined.out
+    assert "  documents_per_row: 4\n  short_rows: skip" in mined.out
+    rows = rows_of(out)
+    assert [row["query_id"] for row in rows] == list(QUERIES)
+    assert all(len(row["negatives"]) == 3 and len(row["scores"]) == 4 for row in rows)
+    scored = quiver("teacher-scores", out / "train.jsonl.gz", "--teacher", model, "--out", tmp_path / "scored", "--normalize", "minmax")
+    assert scored.code == 0, scored.err
+    assert "rows whose positive has the highest score" in scored.out
+    for row in rows_of(tmp_path / "scored"):
+        assert (min(row["scores"]), max(row["scores"])) == (0.0, 1.0)
+
+
+def test_score_with_several_teachers(quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    first = BiEncoder.from_pretrained(model)
+    BiEncoder(init_weights(Encoder(first.encoder.config), seed=2), first.tokenizer, first.settings).save(other)
+    fields = ("--query-field", "question", "--document-field", "pos")
+    for name, teachers in (("one", (model,)), ("two", (other,)), ("both", (model, other))):
+        given = [part for teacher in teachers for part in ("-t", teacher)] + (["--weight", 3, "--weight", 0.5] if name == "both" else [])
+        done = quiver("teacher-scores", pairs, *fields, *given, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+    for one, two, both in zip(*(rows_of(tmp_path / name) for name in ("one", "two", "both")), strict=True):
+        assert both["scores"] == pytest.approx(
+            [3 * left + 0.5 * right for left, right in zip(one["scores"], two["scores"], strict=True)], rel=1e-6
+        )
+        assert one["scores"] != two["scores"]
+    record = json.loads((tmp_path / "both" / "scoring.json").read_text())
+    assert [member["source"] for member in record["teacher"]["members"]] == [str(model), str(other)]
+
+
+def test_an_index_needs_no_model(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    assert quiver("index", "build", data, "--model", model, "--out", tmp_path / "index").code == 0
+    rules = ("-n", 2, "--margin", "max-score=0.99", "--choose", "random", "--seed", 5, "--no-cache")
+    by_index = quiver("mine", data, "--index", tmp_path / "index", "--out", tmp_path / "a", "--json", *rules)
+    assert by_index.code == 0, by_index.err
+    record = json.loads(by_index.out)
+    assert record["rules"]["margins"] == [["max-score", 0.99]]
+    assert record["data"]["index"] == str(tmp_path / "index")
+    assert quiver("mine", data, "--model", model, "--out", tmp_path / "b", *rules).code == 0
+    by_model = [{**row, "scores": pytest.approx(row["scores"], abs=1e-6)} for row in rows_of(tmp_path / "b")]
+    assert rows_of(tmp_path / "a") == by_model
+
+
+def test_ids_and_their_texts(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mined"
+    mined = quiver("mine", data, "--model", model, "--out", out, "--format", "ids", "-n", 2, "--margin", "none")
+    assert mined.code == 0, mined.err
+    assert "  format: ids\n" in mined.out
+    sources = ("--queries", out / "queries.jsonl.gz", "--documents", out / "documents.jsonl.gz")
+    scored = quiver("teacher-scores", out / "train.jsonl.gz", "--format", "ids", *sources, "-t", model, "-o", tmp_path / "scored", "--json")
+    assert scored.code == 0, scored.err
+    assert json.loads(scored.out)["result"]["pairs"] == 15
+    assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
+
+
+def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path) -> None:
+    fields = ("--query-field", "question", "--positive-field", "pos", "--corpus", data, "--limit", 2, "--suspects", 0)
+    mined = quiver("mine", pairs, "-m", "bm25", "-o", tmp_path / "out", "-n", 4, "--margin", "none", *fields)
+    assert mined.code == 0, mined.err
+    rows = rows_of(tmp_path / "out")
+    assert [row["query"] for row in rows] == ["number 0", "number 1"]
+    assert [row["document_ids"][0] for row in rows] == ["d0", "d1"]
+    assert "suspected false negatives" in mined.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{data}",), "pass --model (a folder, a hub id or bm25) or --index"),
+        (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has a corpus of its own"),
+        (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
+        (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin is one of perc-pos=VALUE"),
+        (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; existing splits: train"),
+        (("{data}", "-m", "bm25", "--no-cache", "--cache", "x"), "--cache and --no-cache exclude each other"),
+        (("{pairs}", "-m", "bm25"), "no field 'query'; the row's fields are question, pos"),
+        (("{data}/nothing.jsonl", "-m", "bm25"), "no such file or folder"),
+        (("{data}", "-m", "/nowhere"), "/nowhere: no such folder"),
+    ],
+)
+def test_mistakes_of_mine(
+    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], data: Path, pairs: Path, tmp_path: Path
+) -> None:
+    done = quiver("mine", *(part.format(data=data, pairs=pairs) for part in arguments), "--out", tmp_path / "out")
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{pairs}",), "no field 'query'"),
+        (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts: queries and documents"),
+        (("{pairs}", "--normalize", "sum"), "'sum' is not one of 'none', 'minmax'"),
+        (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
+        (("{pairs}", "--teacher", "{model}"), "given twice as a teacher; to make it count more give it a weight"),
+        (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),
+    ],
+)
+def test_mistakes_of_score(
+    arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path
+) -> None:
+    done = quiver(
+        "teacher-scores", *(part.format(pairs=pairs, model=model) for part in arguments), "--teacher", model, "--out", tmp_path / "out"
+    )
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_bge_m3s_layout_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
+    done = quiver(
+        "teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out"
+    )
+    assert done.code == 0, done.err
+    model = BiEncoder.from_pretrained(bge_m3)
+    for row in rows_of(tmp_path / "out"):
+        query, document = model.encode_queries([row["question"]])[0], model.encode_documents([row["pos"]])[0]
+        assert row["scores"] == pytest.approx([float(query @ document)], abs=1e-5)
+
+
+class Bomb:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("kind", ["bi-encoder", "cross-encoder"])
+def test_a_teacher_that_is_a_malicious_pickle_is_refused(
+    kind: str, quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path
+) -> None:
+    if kind == "cross-encoder":
+        pytest.importorskip("sentence_transformers")
+        config = json.loads((bge_m3 / "config.json").read_text())
+        changes = {"architectures": ["XLMRobertaForSequenceClassification"], "num_labels": 1}
+        (bge_m3 / "config.json").write_text(json.dumps(config | changes))
+        (bge_m3 / "modules.json").unlink()
+    torch.save({"embeddings.word_embeddings.weight": Bomb(tmp_path / "went off")}, bge_m3 / "pytorch_model.bin")
+    fields = ("--query-field", "question", "--document-field", "pos")
+    done = quiver("teacher-scores", pairs, *fields, "--teacher", bge_m3, "--out", tmp_path / "out")
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+    assert "pytorch_model.bin: refused, and nothing in it was executed" in done.err
+    assert not (tmp_path / "went off").exists()
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,145 @@
+"""``quiver pretrain`` from the command line, its report, and recipes of several kinds side by side."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quiver.encoder.packing import pack_ids
+from quiver.eval.report.render import render_markdown
+from quiver.eval.report.training import read_run, summary, training_report
+from quiver.retrieval.models.loading import load_parts
+
+pytest.importorskip("optimi")
+
+RECIPE: dict[str, Any] = {
+    **dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test"),
+    "kind": "pretraining",
+    "model": {
+        "init": "random",
+        "tokenizer": "train",
+        "vocabulary": {"size": 320, "unused": 8},
+        "layers": 1,
+        "hidden_size": 16,
+        "heads": 2,
+        "intermediate_size": 24,
+    },
+    "data": {"sources": [{"name": "lines", "path": "lines.txt", "lines": True}], "held_out": 0.1},
+    "phases": [
+        {
+            "name": "only",
+            "tokens": 800,
+            "context": 16,
+            "global_theta": 10_000,
+            "learning_rate": 1e-2,
+            "batch_size": 8,
+            "micro_batch": 8,
+        }
+    ],
+    "training": {"seed": 1, "log_every": 1, "evaluate_every": 3},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    words = ("read", "write", "open", "close", "file", "line")
+    (tmp_path / "lines.txt").write_text("\n".join(" ".join(words[: 1 + number % 6]) + f" {number}" for number in range(90)) + "\n")
+    (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
+    return tmp_path
+
+
+def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> None:
+    done = quiver("pretrain", "recipe.json", "--out", "out", "phases.0.tokens=900")
+    assert done.code == 0, done.err
+    assert "model: out/model" in done.out
+    record = json.loads((folder / "out" / "run.json").read_text())
+    assert record["recipe"]["phases"][0]["tokens"] == 900
+    assert record["command"].endswith("pretrain recipe.json --out out phases.0.tokens=900")
+    report = (folder / "out" / "report.md").read_text()
+    for text in (
+        "# Pretraining run: as in the test",
+        "Held-out loss",
+        "Tokens/s",
+        "Packing",
+        "phase 1: only",
+        "Gradient norm",
+        "Model FLOP/s",
+    ):
+        assert text in report
+    facts = summary(read_run(folder / "out"))
+    assert facts["Updates"] == str(record["result"]["steps"])
+    assert facts["Packing"] == f"{record['result']['packing']:.2%} of the rows"
+    parts = load_parts(folder / "out" / "model")  # what quiver train starts from
+    assert parts.encoder.config.max_positions == 16
+    assert parts.encoder(pack_ids(parts.tokenizer.encode(["read the file"], max_length=16).ids)).shape[1] == 16
+    if importlib.util.find_spec("jinja2") is not None:
+        page = (folder / "out" / "report.html").read_text()
+        assert page.count("<svg") >= 5
+        assert "Held-out loss" in page
+    again = quiver("pretrain", "recipe.json", "--out", "out")
+    assert (again.code, again.out) == (2, "")
+    assert "holds a run already" in again.err
+    printed = quiver("pretrain", "recipe.json", "--out", "other", "--json")
+    assert json.loads(printed.out)["schema"] == "quiver-pretraining/1"
+
+
+def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Path) -> None:
+    assert quiver("pretrain", "recipe.json", "--out", "out").code == 0
+    (folder / "out" / "run.json").unlink()
+    run = read_run(folder / "out")
+    assert not run.finished
+    assert "**Not finished**" in render_markdown(training_report(run))
+    assert run.curves["loss"]
+    done = quiver("report", "training", "out")
+    assert done.code == 0, done.err
+    assert (folder / "out" / "report.md").read_text() == render_markdown(training_report(run))
+
+
+def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:
+    """Without its text: that has been tokenised. The model is that of a run in one go."""
+    done = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
+    assert (done.code, done.out) == (0, "prepared: out; repeat the command with --resume instead of --prepare to train\n")
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["corpus", "recipe.json", "tokenizer"]
+    again = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
+    assert again.code == 2
+    assert "holds an unfinished run; go on with it by --resume" in again.err
+    assert quiver("pretrain", "recipe.json", "--out", "out", "--prepare", "--resume").code == 0
+    assert quiver("pretrain", "recipe.json", "--out", "whole").code == 0
+    (folder / "lines.txt").unlink()
+    assert quiver("pretrain", "recipe.json", "--out", "out", "--resume").code == 0
+    models = [(folder / name / "model" / "model.safetensors").read_bytes() for name in ("out", "whole")]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
+        (("quickstart", "--out", "o"), "no shipped recipe 'quickstart'; give the path of a .yaml file, or one of pretrain_base"),
+        (("recipe.json", "--out", "o", "--resume"), "o: holds no run to resume"),
+        (("recipe.json", "--out", "o", "data.sources.0.path=gone.txt"), "gone.txt: there is no such file or folder"),
+        (("recipe.json", "--out", "o", "phases.0.context=4"), "phases.0.context: must be >= 8"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(quiver: Callable[..., Any], folder: Path, arguments: tuple[str, ...], error: str) -> None:
+    done = quiver("pretrain", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert error in done.err
+    assert not (folder / "o").exists()
+
+
+def test_validate_reads_each_recipe_as_what_it_is(quiver: Callable[..., Any], folder: Path) -> None:
+    done = quiver("validate", "recipe.json", "quickstart", "pretrain_base")
+    assert (done.code, done.out.strip()) == (0, "3 recipes checked, no problems")
+    broken = json.loads((folder / "recipe.json").read_text())
+    broken["phases"][0]["micro_batch"] = 3
+    (folder / "broken.json").write_text(json.dumps(broken, indent=2))
+    done = quiver("validate", "broken.json")
+    assert done.code == 2
+    assert "phases.0.micro_batch: must divide batch_size 8, got 3" in done.err

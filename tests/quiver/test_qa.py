@@ -1,0 +1,132 @@
+"""``quiver qa``: a model trained, answered with and scored again from its folder; mistakes are one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
+from quiver.eval.nlu.answer_scores import mean_scores, score_answers
+from quiver.eval.nlu.questions import read_questions
+
+WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]
+
+
+def write_numbers(path: Path, seed: int, count: int, *, impossible: int = 0) -> Path:
+    """Paragraphs of words with one number, which is the answer; the first ones have none."""
+    generator = random.Random(seed)
+    paragraphs = []
+    for number in range(count):
+        line, answers = generator.choices(WORDS, k=30), []
+        if number >= impossible:
+            where, answer = generator.randrange(30), str(generator.randrange(10, 100))
+            line[where] = answer
+            answers = [{"text": answer, "answer_start": len(" ".join(line[:where])) + (where > 0)}]
+        qa = {"id": f"{seed}-{number}", "question": "number?", "answers": answers, "is_impossible": not answers}
+        paragraphs.append({"context": " ".join(line), "qas": [qa]})
+    path.write_text(json.dumps({"version": "1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer.train([" ".join(WORDS) + " number?"] * 3, vocab_size=384, max_length=64)
+    config = EncoderConfig.modernbert(
+        vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "global"], max_positions=64
+    )
+    save_encoder(init_weights(Encoder(config), seed=1), tmp_path / "encoder")
+    tokenizer.save(tmp_path / "encoder")
+    settings: dict[str, Any] = {
+        "name": "numbers",
+        "description": "numbers in lines of words",
+        "kind": "span_qa",
+        "source": "this test",
+        "cost": "seconds",
+        "expected": "most of them",
+        "model": {"init": str(tmp_path / "encoder")},
+        "data": {
+            "train": str(write_numbers(tmp_path / "train.json", 1, 80)),
+            "test": str(write_numbers(tmp_path / "test.json", 2, 30)),
+            "official": "squad_v1",
+        },
+        "windows": {"max_length": 24, "overlap": 6, "max_question_length": 4, "max_answer_length": 4},
+        "updates": {"epochs": 8, "batch_size": 8, "learning_rate": "3e-3"},
+        "training": {"seed": 12},
+    }
+    path = tmp_path / "numbers.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = quiver("qa", "train", recipe, "--out", out)
+    assert (done.code, [line for line in done.err.splitlines() if "drew new weights" not in line]) == (0, [])
+    assert f"model: {out / 'model'}" in done.out
+    results = json.loads((out / "results.json").read_text())
+    assert results["schema"] == "quiver-qa/1"
+    assert results["scores"]["questions"] == 30
+    assert results["scores"]["exact"] > 0.9
+    assert results["windows"] >= 60
+    record = json.loads((out / "run.json").read_text())
+    assert record["schema"] == "quiver-run/fine-tuning-1"
+    assert record["counts"]["questions"] == 80
+    files = [tmp_path / "train.json", tmp_path / "test.json"]
+    assert record["sha256"] == {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    assert record["counts"]["with_answer"] >= 80
+    assert record["result"]["steps"] == record["result"]["losses"][-1][0]
+    # The predictions are in the form of the official scripts, and score what was written.
+    predictions = json.loads((out / "predictions.json").read_text())
+    questions = read_questions(tmp_path / "test.json").questions
+    mean = mean_scores(list(score_answers(questions, predictions, "squad_v1").values()))
+    assert mean is not None
+    assert (mean.exact, mean.f1) == (results["scores"]["exact"], results["scores"]["f1"])
+    # The saved model, opened again, gives the same answers.
+    lengths = ("--max-length", 24, "--overlap", 6, "--max-question-length", 4, "--max-answer-length", 4)
+    asked = ("--data", tmp_path / "test.json", "--official", "squad_v1", "--out", tmp_path / "again")
+    done = quiver("qa", "evaluate", "--model", out / "model", *asked, *lengths, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["scores"] == results["scores"]
+    assert json.loads((tmp_path / "again" / "predictions.json").read_text()) == predictions
+    again = quiver("qa", "evaluate", "--model", out / "model", *asked, *lengths)
+    assert again.code == 2
+    assert "already exists; choose another --out, or pass --overwrite" in again.err
+    again = quiver("qa", "evaluate", "--model", out / "model", *asked, "--overwrite")
+    assert again.code == 2
+    assert "windows.overlap" in again.err  # a question of 64 tokens leaves no room for 128 in windows of 64
+    # A run is trained over only when asked.
+    again = quiver("qa", "train", recipe, "--out", out)
+    assert (again.code, "holds a run" in again.err) == (2, True)
+
+
+def test_mistakes_are_one_line(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "model").write_text("mine")
+    none = write_numbers(tmp_path / "none.json", 3, 4, impossible=2)
+    all_none = write_numbers(tmp_path / "all.json", 4, 4, impossible=4)
+    out = tmp_path / "out"
+    cases: list[tuple[list[Any], str]] = [
+        ([recipe, "--out", full], "holds model already, and not from a training run"),
+        ([recipe, "--out", out, f"data.test={none}"], "'3-0' has no answer, which squad_v1 does not know; take squad_v2"),
+        ([recipe, "--out", out, f"data.train={all_none}", "data.official=squad_v2"], "nothing to learn"),
+        ([recipe, "--out", out, f"data.test={tmp_path / 'train.json'}"], "80 questions of the test are trained on too"),
+        ([recipe, "--out", out, "model.extend_positions=2"], "no position embeddings but rope"),
+        ([recipe, "--out", out, "windows.max_length=65"], "must be <= 64, the encoder's positions"),
+        ([recipe, "--out", out, "updates.epoch=2"], "unknown key, did you mean 'epochs'?"),
+        ([recipe, "--out", out, f"data.train={tmp_path / 'no.json'}"], "the file is missing"),
+    ]
+    for arguments, complaint in cases:
+        done = quiver("qa", "train", *arguments)
+        assert done.code == 2, arguments
+        assert complaint in done.err
+        assert len([line for line in done.err.splitlines() if "drew new weights" not in line]) == 1
+        assert not out.exists()
+    assert (full / "model").read_text() == "mine"

@@ -1,0 +1,201 @@
+"""``quiver report`` and what ``quiver evaluate`` offers beyond a model and a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import ModelFolder
+
+TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "scifact"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in TEXTS.items()))
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "birds"}\n{"_id": "q2", "text": "salt"}\n')
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td0\t1\nq2\td3\t1\n")
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    tokenizer = Tokenizer.train(list(TEXTS.values()), vocab_size=300, max_length=64)
+    config = EncoderConfig.modernbert(
+        vocab_size=300, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
+    )
+    BiEncoder(init_weights(Encoder(config), seed=1), tokenizer, ModelFolder("dense", folder, max_length=16, normalize=True)).save(folder)
+    return folder
+
+
+@pytest.fixture
+def results(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> Path:
+    assert quiver("evaluate", "--model", model, "--data", data, "--out", tmp_path / "results" / "a").code == 0
+    assert quiver("evaluate", "--model", "bm25", "--data", data, "--out", tmp_path / "results" / "b").code == 0
+    return tmp_path / "results"
+
+
+def test_an_evaluation_leaves_reports_to_read(results: Path) -> None:
+    assert (results / "a" / "report.md").read_text().startswith("# Retrieval results")
+    page = (results / "a" / "report.html").read_text()
+    assert page.lower().startswith("<!doctype html>")
+    assert "scifact" in page
+
+
+@pytest.mark.parametrize(
+    ("file", "start"),
+    [("all.md", "# Retrieval results"), ("all", "# Retrieval results"), ("all.html", "<!doctype html>"), ("all.tex", "%")],
+)
+def test_the_suffix_says_what_a_report_is(quiver: Callable[..., Any], results: Path, tmp_path: Path, file: str, start: str) -> None:
+    done = quiver("report", results / "a", results / "b", "--out", tmp_path / file)
+    assert (done.code, done.out) == (0, f"report: {tmp_path / file}\n")
+    written = (tmp_path / file).read_text().lower()
+    assert written.startswith(start.lower())
+    # The long form is the same command.
+    assert quiver("report", "write", results / "a", results / "b", "--out", tmp_path / f"again-{file}").code == 0
+    assert (tmp_path / f"again-{file}").read_text().lower() == written
+
+
+def test_the_papers_layout_has_its_rows_and_ours(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+    for file in ("table.md", "table.tex", "table.html"):
+        done = quiver("report", results / "a", "--layout", "paper", "--against", "ModernBERT-base", "--out", tmp_path / file)
+        assert done.code == 0, done.err
+        assert "57.0" in (tmp_path / file).read_text()  # SciFact of ModernBERT-base in Table 7
+    done = quiver("report", results / "a", "--layout", "paper", "--against", "GPT", "--out", tmp_path / "other.md")
+    assert (done.code, "the paper has no row 'GPT'" in done.err) == (2, True)
+    done = quiver("report", results / "a", "--against", "ModernBERT-base", "--out", tmp_path / "other.md")
+    assert (done.code, "--layout paper" in done.err) == (2, True)
+
+
+def test_the_papers_layout_refuses_results_that_it_has_no_column_for(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path
+) -> None:
+    other = data.rename(tmp_path / "mine")
+    assert quiver("evaluate", "--model", model, "--data", other, "--out", tmp_path / "results").code == 0
+    done = quiver("report", tmp_path / "results", "--layout", "paper", "--out", tmp_path / "table.md")
+    assert (done.code, done.out, done.err.count("\n"), (tmp_path / "table.md").exists()) == (2, "", 1, False)
+    assert "no table of the paper has a column for mine.test" in done.err
+
+
+def test_comparing_prints_writes_and_speaks_json(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+    printed = quiver("report", "compare", results / "b", results / "a")
+    assert printed.code == 0, printed.err
+    assert "scifact" in printed.out
+    written = quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.md")
+    assert written.out.endswith(f"comparison: {tmp_path / 'comparison.md'}\n")
+    assert "Recall@100" in (tmp_path / "comparison.md").read_text()
+    assert max(map(len, printed.out.splitlines())) <= 80
+    machine = json.loads(quiver("report", "compare", results / "b", results / "a", "--json").out)
+    pairing = machine["pairings"][0]
+    assert pairing["data_set"].startswith("scifact")
+    assert quiver("report", "compare", results / "a").code == 2
+
+
+def test_cards_and_mteb_files(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+    assert quiver("report", "card", results / "a", "--out", tmp_path / "card.yaml").code == 0
+    index = yaml.safe_load((tmp_path / "card.yaml").read_text().strip("-\n"))["model-index"]
+    assert index[0]["results"][0]["metrics"][0]["type"] == "ndcg_at_10"
+    # Six documents are not the SciFact that mteb has.
+    done = quiver("report", "mteb", results / "a", "--out", tmp_path / "mteb")
+    assert (done.code, "mteb has no task" in done.err) == (2, True)
+    assert not (tmp_path / "mteb").exists()
+
+
+def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+    def card(out: Path, *options: str) -> Any:
+        return quiver("report", "card", results / "a", "--out", out, *options)
+
+    for out in (results / "a" / "results.json", tmp_path / "README.md", tmp_path / "card"):
+        before = out.read_text() if out.exists() else None
+        done = card(out)
+        assert (done.code, len(done.err.splitlines()), "must end in .yaml or .yml" in done.err) == (2, 1, True)
+        assert (out.read_text() if out.exists() else None) == before
+    mine = tmp_path / "mine.yml"
+    for content in (b"model-index: []\nlicense: mit\n", b"# words\n", b"\xff\xfe", b""):
+        mine.write_bytes(content)
+        done = card(mine)
+        assert (done.code, len(done.err.splitlines()), "holds something other" in done.err) == (2, 1, True)
+        assert mine.read_bytes() == content
+    first = card(tmp_path / "new.yml"), (tmp_path / "new.yml").read_text()
+    again = card(tmp_path / "new.yml"), (tmp_path / "new.yml").read_text()
+    assert (first[0].code, again[0].code) == (0, 0)
+    assert first[1] == again[1]
+    assert "README" not in quiver("report", "card", "--help").out
+
+
+def test_no_report_replaces_results(quiver: Callable[..., Any], results: Path, tmp_path: Path) -> None:
+    target = results / "a" / "results.json"
+    before = target.read_bytes()
+    commands = [
+        ("report", "compare", "bm25", results / "a", "--out"),
+        ("report", results / "a", "--out"),
+        ("report", results / "a", "--layout", "paper", "--out"),
+        ("report", "card", results / "a", "--out"),
+    ]
+    for command in commands:
+        done = quiver(*command, target)
+        assert (done.code, len(done.err.splitlines()), "must end in ." in done.err) == (2, 1, True), command
+        assert target.read_bytes() == before
+    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.html").code == 2
+    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison").code == 0
+
+
+def test_vectors_are_kept_unless_told_otherwise(
+    quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cached(name: str) -> int:
+        found: int = json.loads((tmp_path / name / "results.json").read_text())["collections"][0]["cached"]
+        return found
+
+    command = ("evaluate", "--model", model, "--data", data, "--no-bm25", "--out")
+    assert quiver(*command, tmp_path / "one", "--no-cache").code == 0
+    assert quiver(*command, tmp_path / "two").code == 0
+    assert quiver(*command, tmp_path / "three").code == 0
+    assert quiver(*command, tmp_path / "four", "--cache", tmp_path / "vectors").code == 0
+    assert [cached(name) for name in ("one", "two", "three", "four")] == [0, 0, len(TEXTS), 0]
+    assert quiver(*command, tmp_path / "five", "--cache", tmp_path / "vectors", "--no-cache").code == 2
+
+
+def test_an_approximate_index_says_what_it_costs(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    done = quiver(
+        "evaluate",
+        "--model",
+        model,
+        "--data",
+        data,
+        "--engine",
+        "faiss-dense:factory=HNSW8,Flat",
+        "--effort",
+        "efSearch=64",
+        "--out",
+        tmp_path / "out",
+    )
+    assert done.code == 0, done.err
+    used = json.loads((tmp_path / "out" / "results.json").read_text())["collections"][0]["index"]
+    assert used["recall"]["overlap@10"] == 1.0
+    assert (
+        quiver("evaluate", "--model", model, "--data", data, "--engine", "faiss-dense:factory=IVF9999,Flat", "--out", tmp_path / "no").code
+        == 2
+    )
+
+
+def test_a_name_that_is_not_here_is_not_fetched_offline(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> None:
+    done = quiver("evaluate", "--model", model, "--data", "beir/scifact", "--offline", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert "quiver collections fetch beir/scifact" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_int8_is_not_for_peers(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
+    done = quiver("evaluate", "--model", model, "--library", "pylate", "--int8", "--data", data, "--out", tmp_path / "out")
+    assert (done.code, "int8" in done.err) == (2, True)

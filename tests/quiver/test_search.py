@@ -1,0 +1,371 @@
+"""``quiver search`` with several rankings, a second stage and explanations, and ``quiver index export``."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from quiver.cli.rankings import Explained, explanation_json
+from quiver.cli.search import explanation_view
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.data.run import read_run
+from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.records import Document
+from quiver.retrieval.search.bm25_index import WordIndex, WordScore
+from quiver.retrieval.search.explain import Explanation, Token, TokenMatch
+from quiver.retrieval.search.hybrid import Fusion, fuse
+
+DOCUMENTS = [
+    Document("d1", "A bird has wings, and a bird flies.", "Birds", {"year": 1999}),
+    Document("d2", "The sea is deep [bold] \x1b[31m and no bird swims in it", metadata={"year": 2005}),
+    Document("d3", "retrieval finds documents", metadata={"year": 2020}),
+    Document("d4", "filler words come first " * 30 + "and far behind them a bird with wings"),
+]
+QUERY = "bird wings"
+ESCAPE = "\x1b["
+COLOUR = re.compile(r"\x1b\[[\d;]*3\d[\d;]*m")
+
+Quiver = Callable[..., Any]
+
+
+class Built(NamedTuple):
+    """Two models, and an index of each over the same documents."""
+
+    dense: Path
+    colbert: Path
+    dense_model: Path
+    colbert_model: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    tokenizer = Tokenizer.train([document.content() for document in DOCUMENTS], vocab_size=320)
+    config = EncoderConfig.modernbert(
+        vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=256
+    )
+    encoder = init_weights(Encoder(config), seed=3)
+    BiEncoder(encoder, tokenizer, ModelFolder("dense", folder, max_length=200, normalize=True)).save(folder / "dense-model")
+    for prefix in ("[Q] ", "[D] "):
+        tokenizer.add_token(prefix)
+    colbert = ColBERTSettings(query_length=16, document_length=250)
+    torch.manual_seed(3)  # the projection's weights decide which tokens meet
+    settings = ModelFolder("colbert", folder, projections=(Projection(32, 16),), similarity="maxsim", colbert=colbert)
+    ColBERT(encoder, tokenizer, settings).save(folder / "colbert-model")
+    for kind in ("dense", "colbert"):
+        build_index(DOCUMENTS, load_model(folder / f"{kind}-model"), folder / kind)
+    return Built(folder / "dense", folder / "colbert", folder / "dense-model", folder / "colbert-model")
+
+
+def found(quiver: Quiver, *arguments: object) -> list[dict[str, Any]]:
+    done = quiver("search", *arguments, "--json")
+    assert done.code == 0, done.err
+    hits: list[dict[str, Any]] = json.loads(done.out)
+    return hits
+
+
+def scores(hits: list[dict[str, Any]]) -> dict[str, float]:
+    return {hit["id"]: hit["score"] for hit in hits}
+
+
+def test_bm25_beside_an_index(quiver: Quiver, built: Built) -> None:
+    vectors = scores(found(quiver, built.dense, QUERY))
+    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25")
+    words = WordIndex(open_index(built.dense)).search([QUERY], 100).to_run(["q"])["q"]
+    assert set(words) == {"d1", "d2", "d4"}
+    assert scores(hits) == pytest.approx(fuse([vectors, words], Fusion()))
+    assert [hit["id"] for hit in hits] == list(fuse([vectors, words], Fusion()))
+    first = next(hit for hit in hits if hit["id"] == "d3")
+    assert first["lists"]["bm25"] is None
+    assert first["lists"][built.dense.name]["score"] == pytest.approx(vectors["d3"])
+    options = ("--fuse", "bm25", "--fusion", "weighted", "--normalize", "z-score", "--weights", "0.3,2", "--candidates", 3)
+    hits = found(quiver, built.dense, QUERY, "-k", 2, *options)
+    shallow = dict(list(vectors.items())[:3])
+    expected = fuse([shallow, words], Fusion("weighted", (0.3, 2.0), normalise="z-score"))
+    assert scores(hits) == pytest.approx(dict(list(expected.items())[:2]))
+    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--filter", "year>=2000")
+    assert set(scores(hits)) == {"d2", "d3"}
+    done = quiver("search", built.dense, QUERY, "--fuse", "bm25")
+    assert done.code == 0, done.err
+    assert "bm25" in done.out
+
+
+def test_two_indexes_and_a_run(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "bird wings"}\n{"_id": "q2", "text": "deep sea"}\n')
+    run = tmp_path / "run.trec"
+    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", run, "--fuse", built.colbert, "-k", 3)
+    assert done.code == 0, done.err
+    written = read_run(run)
+    for query, text in (("q1", QUERY), ("q2", "deep sea")):
+        lists = [scores(found(quiver, index, text)) for index in (built.dense, built.colbert)]
+        assert written[query] == pytest.approx(dict(list(fuse(lists, Fusion()).items())[:3]))
+
+
+def test_a_ranking_of_weight_0_is_not_even_loaded(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("no model is needed")
+
+    monkeypatch.setattr("quiver.cli.rankings.model_of", refuse)
+    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--weights", "0,1")
+    assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
+
+
+def test_candidates_are_reranked(quiver: Quiver, built: Built) -> None:
+    expected = scores(found(quiver, built.colbert, QUERY))
+    candidates = scores(found(quiver, built.dense, QUERY, "-k", 3))
+    for stage in (built.colbert, built.colbert_model):
+        hits = found(quiver, built.dense, QUERY, "-k", 2, "--candidates", 3, "--rerank", stage)
+        wanted = sorted(candidates, key=lambda document: -expected[document])[:2]
+        assert [hit["id"] for hit in hits] == wanted
+        for hit in hits:
+            assert hit["score"] == pytest.approx(expected[hit["id"]], rel=1e-5)
+            assert hit["candidate"]["score"] == pytest.approx(candidates[hit["id"]])
+    words = found(quiver, built.colbert, QUERY, "--fuse", "bm25", "--weights", "0,1", "--rerank", built.colbert)
+    assert scores(words) == pytest.approx({key: score for key, score in expected.items() if key != "d3"}, rel=1e-5)
+    done = quiver("search", built.dense, QUERY, "--rerank", built.colbert)
+    assert "candidate" in done.out
+
+
+def test_explanations_for_machines(quiver: Quiver, built: Built) -> None:
+    hits = found(quiver, built.colbert, QUERY, "--explain", "--fuse", "bm25")
+    texts = {document.id: document.content() for document in DOCUMENTS}
+    assert [hit["text"] for hit in hits] == [texts[hit["id"]] for hit in hits]
+    for hit in hits:
+        tokens = hit["explained"][built.colbert.name]
+        assert tokens["score"] == pytest.approx(hit["lists"][built.colbert.name]["score"], rel=1e-5)
+        assert sum(match["similarity"] for match in tokens["matches"]) == pytest.approx(tokens["score"], rel=1e-5)
+        asked = [QUERY[slice(*match["query_span"])] for match in tokens["matches"] if match["query_span"]]
+        assert "".join(asked).replace(" ", "") == "birdwings"
+        assert any(match["document_span"] for match in tokens["matches"])
+        words = hit["explained"]["bm25"]
+        assert [word["word"] for word in words["words"]] == ["bird", "wings"]
+        assert words["score"] == pytest.approx(0 if hit["lists"]["bm25"] is None else hit["lists"]["bm25"]["score"])
+    (dense, *_) = found(quiver, built.dense, QUERY, "--explain")
+    assert dense["explained"] == {built.dense.name: {"score": pytest.approx(dense["score"], rel=1e-5), "matches": []}}
+    (reranked, *_) = found(quiver, built.dense, QUERY, "--explain", "--rerank", built.colbert_model)
+    assert list(reranked["explained"]) == [built.colbert_model.name]
+    assert reranked["explained"][built.colbert_model.name]["score"] == pytest.approx(reranked["score"], rel=1e-5)
+
+
+def drawn(explained: dict[str, Explained], *, colour: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=120, force_terminal=colour, color_system="standard" if colour else None)
+    for view in explanation_view("bird  wings", explained):
+        console.print(view)
+    return file.getvalue()
+
+
+def test_an_explanation_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = "much\x07 filler " * 100 + "a big\nBird \x1b[31m flies " + "and more " * 100
+    where = text.index("Bird")
+    matches = (
+        TokenMatch(Token("[CLS]", None), Token("filler", (0, 4)), 0.5),
+        TokenMatch(Token("bird", (0, 4)), Token("Bird", (where, where + 4)), 0.91),
+        TokenMatch(Token("wings", (6, 11)), Token("flies", (where + 11, where + 16)), 0.45),
+        TokenMatch(Token("[MASK]", None), Token("[SEP]", None), 0.25),
+        TokenMatch(Token("[MASK]", None), Token("Bird", (where, where + 4)), 0.25),
+    )
+    explained: dict[str, Explained] = {
+        "colbert": Explanation("d", 2.36, text, matches),
+        "bm25": [WordScore("bird", 1.25), WordScore("wings", 0.0)],
+        "dense": Explanation("d", 0.5, None, ()),
+    }
+    plain = drawn(explained, colour=False)
+    assert "\x1b" not in plain
+    assert "\x07" not in plain
+    assert "a big Bird  [31m flies and more" in plain
+    assert len(plain.split("colbert")[0]) < 700  # a part of the text, and the beginning is not it
+    assert plain.strip().startswith("…")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in plain.splitlines() if line.startswith("│")]
+    assert rows == [
+        ["bird", "Bird", "0.9100"],
+        ["wings", "flies", "0.4500"],
+        ["[CLS], 2 [MASK]", "", "1.0000"],
+        ["sum", "", "2.3600"],
+        ["bird", "1.2500"],
+        ["wings", "0.0000"],
+        ["sum", "1.2500"],
+    ]
+    assert "dense: similarity 0.5000" in plain
+    coloured = drawn(explained, colour=True)
+    assert "\x1b[1;32mBird\x1b[0m" in coloured
+    assert "\x1b[33mflies\x1b[0m" in coloured
+    assert "\x1b[31m" not in coloured
+    content = explanation_json(explained)
+    assert json.loads(json.dumps(content))["colbert"]["matches"][1] == {
+        "query_token": "bird",
+        "query_span": [0, 4],
+        "document_token": "Bird",
+        "document_span": [where, where + 4],
+        "similarity": 0.91,
+    }
+    nothing = explanation_json({"colbert": Explanation("d", -np.inf, "", ())})
+    assert json.dumps(nothing, allow_nan=False) == '{"colbert": {"score": null, "matches": []}}'
+    assert content["bm25"] == {"score": 1.25, "words": [{"word": "bird", "score": 1.25}, {"word": "wings", "score": 0.0}]}
+
+
+def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    command = ("search", built.colbert, QUERY, "--explain", "--fuse", "bm25")
+    hits = found(quiver, *command[1:])
+    plain = quiver(*command)
+    assert plain.code == 0, plain.err
+    assert ESCAPE not in plain.out  # no terminal; nor may a text bring its own
+    assert "[bold]" in plain.out
+    masks = sum(match["query_token"] == "[MASK]" for match in hits[0]["explained"][built.colbert.name]["matches"])
+    assert f"[CLS], [Q], [SEP], {masks} [MASK]" in plain.out
+    for hit in hits:
+        assert f"{hit['rank']}. {hit['id']}  {hit['score']:.4f}" in plain.out
+        assert f"{hit['explained'][built.colbert.name]['score']:.4f}" in plain.out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert COLOUR.search(quiver(*command).out)
+    assert ESCAPE not in quiver(*command, "--json").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not COLOUR.search(quiver(*command).out)
+    dense = quiver("search", built.dense, QUERY, "--explain", "-k", 1)
+    assert "similarity" in dense.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--weights", "1,2"), "add --fuse bm25 or --fuse INDEX"),
+        (("--fusion", "rrf"), "add --fuse bm25 or --fuse INDEX"),
+        (("--fuse", "bm25", "--weights", "1"), "2 rankings are fused, but 1 weights are given"),
+        (("--fuse", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers separated by commas"),
+        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
+        (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
+        (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
+        (("--fuse", "nowhere"), "nowhere: is not an index"),
+        (("--rerank", "nowhere"), "nowhere"),
+        (("--rerank", "{dense}"), "this index has a single vector per document"),
+        (("--rerank", "{dense_model}"), "this model gives a single vector per text"),
+    ],
+)
+def test_options_that_do_not_go_together(quiver: Quiver, built: Built, options: tuple[str, ...], message: str) -> None:
+    done = quiver("search", built.dense, QUERY, *(option.format(**built._asdict()) for option in options))
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert message in done.err
+
+
+def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    build_index(DOCUMENTS, load_model(built.dense_model), tmp_path / "bare", options=BuildOptions(store_text=False))
+    for options, message in (
+        (("--fuse", "bm25"), "which BM25 needs"),
+        (("--rerank", built.colbert_model), "the index stores no texts, which a model needs for re-ranking"),
+    ):
+        done = quiver("search", tmp_path / "bare", QUERY, *options)
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+        assert message in done.err
+    hits = found(quiver, tmp_path / "bare", QUERY, "--rerank", built.colbert)
+    assert all(hit["text"] for hit in hits)  # the other index keeps them
+    done = quiver("search", built.dense, "--queries", built.dense / "FORMAT", "--run", tmp_path / "r", "--explain")
+    assert "--explain explains the results of one query text" in done.err
+
+
+@pytest.fixture(scope="module")
+def emptied(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The same indexes after all documents were deleted."""
+    folder = tmp_path_factory.mktemp("emptied")
+    for path in (built.dense, built.colbert):
+        shutil.copytree(path, folder / path.name)
+        delete_documents(folder / path.name, [document.id for document in DOCUMENTS])
+    return built._replace(dense=folder / "dense", colbert=folder / "colbert")
+
+
+def check_nothing(quiver: Quiver, indexes: Built, folder: Path, options: Sequence[object], *, documents: int) -> None:
+    """Every way of showing hits says that there are none."""
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "xylophone"}\n')
+    asked = [str(option).format(**indexes._asdict()) for option in options]
+    for index in (indexes.dense, indexes.colbert):
+        for shown in ((), ("--explain",)):
+            done = quiver("search", index, "xylophone", *asked, *shown)
+            assert (done.code, done.out) == (0, f"nothing found in {documents} documents\n"), done.err
+            done = quiver("search", index, "xylophone", *asked, *shown, "--json")
+            assert (done.code, json.loads(done.out)) == (0, []), done.err
+        done = quiver("search", index, "--queries", folder / "queries.jsonl", "--run", folder / "run", *asked)
+        assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; no results for 1 of them\n"), done.err
+        assert (folder / "run").read_text() == ""
+
+
+SECOND = [(), ("--fuse", "bm25"), ("--fuse", "{colbert}"), ("--rerank", "{colbert}"), ("--rerank", "{colbert_model}")]
+
+
+@pytest.mark.parametrize("second", SECOND, ids=" ".join)
+@pytest.mark.parametrize("nothing", ["filter", "ids", "deleted"])
+def test_search_says_that_nothing_was_found(
+    quiver: Quiver, built: Built, emptied: Built, tmp_path: Path, nothing: str, second: tuple[str, ...]
+) -> None:
+    (tmp_path / "ids").write_text("unknown\n")
+    options = {"filter": ["--filter", "year<1900"], "ids": ["--ids", tmp_path / "ids"], "deleted": []}[nothing]
+    indexes, documents = (emptied, 0) if nothing == "deleted" else (built, 4)
+    check_nothing(quiver, indexes, tmp_path, [*options, *second], documents=documents)
+
+
+@pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
+def test_search_says_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
+    check_nothing(quiver, built, tmp_path, ["--fuse", "bm25", "--weights", "0,1", *second], documents=4)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t\n"])
+def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Path, text: str) -> None:
+    done = quiver("search", built.dense, text)
+    assert (done.code, done.out, done.err) == (2, "", "quiver: error: the query is blank; pass a text to search for\n")
+    (tmp_path / "queries.jsonl").write_text(
+        json.dumps({"_id": "q1", "text": "sea"}) + "\n" + json.dumps({"_id": "q2", "text": text}) + "\n"
+    )
+    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", tmp_path / "run")
+    assert (done.code, "query 'q2' is blank" in done.err, (tmp_path / "run").exists()) == (2, True, False)
+
+
+def test_search_refuses_to_fuse_indexes_without_a_common_document(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    others = [document._replace(id=f"other-{document.id}") for document in DOCUMENTS[:3]]
+    build_index(others, load_model(built.dense_model), tmp_path / "others")
+    done = quiver("search", built.dense, QUERY, "--fuse", tmp_path / "others")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "none of its 3 document ids is among the 4 of" in done.err
+    assert quiver("search", built.dense, QUERY, "--fuse", tmp_path / "others", "--weights", "1,0").code == 0
+
+
+def test_search_warns_when_fused_indexes_share_only_some_documents(
+    quiver: Quiver, built: Built, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load_model(built.dense_model)
+    build_index([*DOCUMENTS[:2], Document("d9", "a new one")], model, tmp_path / "some")
+    add_documents(tmp_path / "some", DOCUMENTS[2:3], model)
+    delete_documents(tmp_path / "some", ["d1"])  # of d1 to d4 it still has d2 and d3
+    assert quiver("search", built.dense, QUERY, "--fuse", tmp_path / "some").code == 0
+    assert "2 documents are in both, 4 in one and 3 in the other (40% in common)" in caplog.text
+    caplog.clear()
+    assert quiver("search", built.dense, QUERY, "--fuse", built.colbert).code == 0
+    assert caplog.text == ""
+
+
+def test_export(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    done = quiver("index", "export", built.colbert, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert "4 documents" in done.out
+    lengths = np.load(tmp_path / "out" / "lengths.npy")
+    assert np.load(tmp_path / "out" / "vectors.npy").shape == (lengths.sum(), 16)
+    described = json.loads(quiver("index", "export", built.dense, "-o", tmp_path / "dense", "--vectors", "safetensors", "--json").out)
+    assert described["files"] == ["documents.jsonl", "vectors.safetensors"]
+    done = quiver("index", "export", built.colbert, "--out", tmp_path / "out")
+    assert (done.code, done.err.count("\n")) == (2, 1)

@@ -1,0 +1,144 @@
+"""``quiver sweep`` with real, very small runs: what it trains, says and leaves; that it goes on; what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quiver.encoder.training.recipe_file import find_recipe
+from quiver.retrieval import BiEncoder
+from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.run import RunStoppedError
+
+TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
+SMALL = {"hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 48, "vocab_size": 320, "max_positions": 64}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe for a minute model, with its training pairs and its development collection beside it."""
+    monkeypatch.chdir(tmp_path)
+    dev = tmp_path / "dev"
+    (dev / "qrels").mkdir(parents=True)
+    (dev / "corpus.jsonl").write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in TEXTS.items()))
+    (dev / "queries.jsonl").write_text('{"_id": "q1", "text": "birds"}\n{"_id": "q2", "text": "salt"}\n')
+    (dev / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td0\t1\nq2\td3\t1\n")
+    rows = [{"query": text.split()[-1], "positive": text} for text in TEXTS.values()]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8"))
+    document["model"] |= {"architecture": {**document["model"]["architecture"], **SMALL}, "max_length": 16}
+    document["data"] = {"train": "train.jsonl"}
+    document["training"] |= {"batch_size": 3, "epochs": 2, "log_every": 1}
+    document["development"] = {"data": "dev"}
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def test_a_sweep_trains_selects_and_goes_on(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    command = ("sweep", recipe, "--out", out, "training.learning_rate=1e-4,1e-2", "training.seed=1,2")
+    done = quiver(*command)
+    assert done.code == 0, done.err
+    record = json.loads((out / "sweep.json").read_text())
+    assert [run["status"] for run in record["runs"]] == ["finished"] * 4
+    best = record["best"]
+    assert best["mean"] == max(candidate["mean"] for candidate in record["candidates"])
+    assert all(str(out / folder / "model") in done.out for folder in best["folders"])
+    for run in record["runs"]:
+        folder = out / run["folder"]
+        BiEncoder.from_pretrained(folder / "model")
+        trained = json.loads((folder / "run.json").read_text())["recipe"]
+        assert {path: trained["training"][path.partition(".")[2]] for path in run["settings"]} == run["settings"]
+    said = next(line for line in done.out.splitlines() if line.startswith("to train it again: "))
+    _, _, source, _, _, *overrides = shlex.split(said.removeprefix("to train it again: "))
+    again = load_recipe(source, overrides)
+    assert again.training.learning_rate == best["settings"]["training.learning_rate"]
+    assert "sweep.svg" in (out / "sweep.md").read_text()
+    assert (out / "sweep.svg").read_text().startswith("<svg")
+
+    # Two runs are lost, one of them half-way: the same command trains these again and no other.
+    before = {run["folder"]: (out / run["folder"] / "run.json").stat().st_mtime_ns for run in record["runs"]}
+    (out / record["runs"][1]["folder"] / "run.json").unlink()
+    quiet = quiver(*command, "--json")
+    assert quiet.code == 0, quiet.err
+    after = json.loads(quiet.out)
+    assert after["best"] == {**best, "scores": after["best"]["scores"]}
+    assert [run["score"] for run in after["runs"]] == [run["score"] for run in record["runs"]], "a run gone on with is the same run"
+    changed = [folder for folder, when in before.items() if (out / folder / "run.json").stat().st_mtime_ns != when]
+    assert changed == [record["runs"][1]["folder"]]
+
+
+def test_a_failed_run_is_said_and_the_rest_selected_from(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "training.learning_rate=1e-3", "data.train=lost.jsonl,train.jsonl")
+    assert done.code == 1
+    assert "1 of 2 runs failed, runs/train=lost.jsonl with: " in done.err
+    assert len(done.err.splitlines()) == 1
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert record["best"]["settings"] == {"data.train": ["train.jsonl"]}
+
+
+def test_a_run_that_fills_the_disk_fails_alone(
+    quiver: Callable[..., Any], recipe: Path, tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    """The first run's weights do not fit, those of the second do."""
+    once = ("training.max_steps=1", "training.learning_rate=1e-3", "model.architecture.hidden_size=512,32")
+    with full_disk(3_000_000):
+        done = quiver("sweep", recipe, "--out", tmp_path / "sweep", *once)
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1, done.err
+    assert "1 of 2 runs failed, runs/hidden_size=512 with: " in done.err
+    assert "File too large" in done.err
+    record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert [run["status"] for run in record["runs"]] == ["failed", "finished"]
+    assert record["best"]["settings"] == {"model.architecture.hidden_size": 32}
+
+
+def test_progress_is_told_with_the_time_that_is_left(quiver: Callable[..., Any], recipe: Path, tmp_path: Path) -> None:
+    done = quiver("sweep", recipe, "--out", tmp_path / "sweep", "--progress", "training.learning_rate=1e-4,1e-2", "training.max_steps=1")
+    assert done.code == 0, done.err
+    assert "run 1 of 2: learning_rate=1e-4\n" in done.err
+    assert "run 2 of 2: learning_rate=0.01 (about 1 min left)\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["training.learning_rate=1e-4"], "nothing to sweep over"),
+        (["development="], "add a development section"),
+        (["development.data=nowhere"], "nowhere"),
+        (["training.learning_rate=1e-4,x"], "training.learning_rate: must be a number, got 'x'"),
+    ],
+)
+def test_what_cannot_be_swept_is_one_line(quiver: Callable[..., Any], recipe: Path, arguments: list[str], message: str) -> None:
+    done = quiver("sweep", recipe, "--out", "sweep", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not Path("sweep").exists()
+
+
+def test_a_sweep_that_was_asked_to_stop_says_how_to_go_on(
+    quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object, **settings: object) -> None:
+        raise RunStoppedError(3)
+
+    monkeypatch.setattr("quiver.retrieval.training.run.train", stop)
+    done = quiver("sweep", recipe, "--out", "sweep")
+    assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; repeat the command to resume\n")
+    done = quiver("sweep", recipe, "--out", "sweep", "--overwrite")
+    assert (done.code, "repeat the command without --overwrite to resume" in done.err) == (1, True)
+
+
+def test_torchrun_is_refused(quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = quiver("sweep", recipe, "--out", "sweep")
+    assert (done.code, "without torchrun" in done.err) == (2, True)

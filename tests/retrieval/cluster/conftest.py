@@ -1,0 +1,139 @@
+"""Small indexes of four segments, with ties between segments, deleted documents, and a field that only one segment has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from quiver.retrieval.cluster.ray_shards import connected
+from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
+from quiver.retrieval.index.disk import RealDisk
+from quiver.retrieval.records import Document, Hits
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "exact-dense": {},
+    "pq-dense": {},
+    "ivf-dense": {"nlist": 4},
+    "faiss-dense": {"factory": "IVF4,SQ8"},
+    "exact-tokens": {},
+    "ivf-tokens": {"centroids": 8},
+}
+NARROW: Mapping[str, Mapping[str, Any]] = {
+    "exact-dense": {},
+    "pq-dense": {"k_factor": 1},
+    "ivf-dense": {"nprobe": 1, "k_factor": 1},
+    "faiss-dense": {"nprobe": 1, "k_factor": 1},
+    "exact-tokens": {},
+    "ivf-tokens": {"nprobe": 1, "tokens_k": 2, "candidates": 1},
+}
+QUERIES = ["w1", "w3 w4 w19", "w7 other w2", " ".join(f"w{number}" for number in range(12))]
+WHERE = {
+    "all": None,
+    "half": Filter.parse(["even=true"]),
+    "a field of one segment": Filter.parse(["late>=0"]),
+    "without the field": Filter.parse(["late!=1"]),
+    "ids": Filter(ids=frozenset(["d003", "d071", "nobody"])),
+    "nothing": Filter(ids=frozenset()),
+}
+
+
+def documents(begin: int, count: int, *, late: bool = False) -> list[Document]:
+    """Documents of one to four words of twenty, so that many are equal; every eleventh is empty."""
+    rng = np.random.default_rng(begin)
+    made = []
+    for number in range(begin, begin + count):
+        text = " ".join(f"w{word}" for word in rng.integers(0, 20, rng.integers(1, 5)))
+        metadata: dict[str, Any] = {"even": number % 2 == 0, **({"late": number % 3} if late else {})}
+        made.append(Document(f"d{number:03d}", "" if number % 11 == 10 else text, "", metadata))
+    return made
+
+
+class FastDisk(RealDisk):
+    """Syncs nothing."""
+
+    def sync_file(self, path: Path) -> None:
+        assert path.is_file()
+
+    def sync_folder(self, path: Path) -> None:
+        assert path.is_dir()
+
+
+FAST = FastDisk()
+APART = 1
+"""Bytes of memory in which an addition is merged with nothing: it stays a segment of its own."""
+
+
+class Built(NamedTuple):
+    """An index, and the model that built it."""
+
+    path: Path
+    model: Any
+
+    def queries(self, texts: list[str] = QUERIES) -> Any:
+        return self.model.encode(texts, "query").vectors
+
+    def add(self, begin: int, count: int) -> Index:
+        return add_documents(self.path, documents(begin, count), self.model, memory=APART, disk=FAST)
+
+
+Build = Callable[..., Built]
+
+
+@pytest.fixture
+def build(word_sum: Any, word_by_word: Any) -> Build:
+    """``build(path, engine)``: an index of four segments."""
+
+    def made(path: Path, engine: str = "exact-dense", *, measured: bool = False) -> Built:
+        model = word_by_word if engine.endswith("tokens") else word_sum
+        options = BuildOptions(engine=engine, settings=SETTINGS[engine], calibrate=False)
+        build_index(documents(0, 60), model, path, options=options, disk=FAST)
+        for begin, count, late in ((60, 9, False), (69, 25, True), (94, 16, False)):
+            add_documents(path, documents(begin, count, late=late), model, memory=APART, disk=FAST)
+        delete_documents(path, [f"d{number:03d}" for number in range(0, 110, 9)], disk=FAST)
+        if measured:
+            calibrate_index(path, model, queries=QUERIES, ks=(1, 10), disk=FAST)
+        return Built(path, model)
+
+    return made
+
+
+def assert_same(found: Hits, expected: Hits) -> int:
+    """The same ids and scores, to the last bit; how many there are."""
+    assert [*map(list, found.ids)] == [*map(list, expected.ids)]
+    assert len(found.scores) == len(expected.scores)
+    for ours, theirs in zip(found.scores, expected.scores, strict=True):
+        assert ours.dtype == theirs.dtype == np.float32
+        assert ours.tobytes() == theirs.tobytes()
+    return sum(map(len, found.ids))
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[None]:
+    """A Ray cluster of this machine."""
+    pytest.importorskip("ray")
+    with connected():
+        yield
+
+
+@pytest.fixture(name="assert_same", scope="session")
+def _assert_same() -> Callable[[Hits, Hits], int]:
+    return assert_same
+
+
+@pytest.fixture(scope="session")
+def fast() -> FastDisk:
+    return FAST
+
+
+@pytest.fixture(scope="session")
+def filters() -> Mapping[str, Filter | None]:
+    return WHERE
+
+
+@pytest.fixture(scope="session")
+def narrow() -> Mapping[str, Mapping[str, Any]]:
+    return NARROW

@@ -1,0 +1,143 @@
+"""``quiver search`` over shards prints and writes what it does without them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
+from quiver.retrieval.cluster import ray_shards
+from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, ThreadLauncher
+from quiver.retrieval.cluster.shard import Shard, ShardSpec
+from quiver.retrieval.index import add_documents, build_index
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.records import Document
+
+DOCUMENTS = [Document(f"d{number}", f"{word} bird {number} flies", metadata={"n": number}) for number, word in enumerate("abcabdeaf")]
+
+Quiver = Callable[..., Any]
+
+
+class Built(NamedTuple):
+    """An index of three segments, and queries."""
+
+    index: Path
+    queries: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    tokenizer = Tokenizer.train([document.content() for document in DOCUMENTS], vocab_size=300)
+    config = EncoderConfig.modernbert(
+        vocab_size=384, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global"], max_positions=64
+    )
+    encoder = init_weights(Encoder(config), seed=3)
+    BiEncoder(encoder, tokenizer, ModelFolder("dense", folder, max_length=50, normalize=True)).save(folder / "model")
+    model = load_model(folder / "model")
+    build_index(DOCUMENTS[:4], model, folder / "i")
+    add_documents(folder / "i", DOCUMENTS[4:6], model)
+    add_documents(folder / "i", DOCUMENTS[6:], model)
+    lines = [json.dumps({"_id": f"q{number}", "text": text}) for number, text in enumerate(("a bird", "flies 3", "d e f"))]
+    (folder / "queries.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Built(folder / "i", folder / "queries.jsonl")
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Shards are threads of this process; the addresses that were asked for."""
+    addresses: list[str | None] = []
+
+    @contextmanager
+    def connected(address: str | None = None) -> Iterator[None]:
+        addresses.append(address)
+        yield
+
+    monkeypatch.setattr(ray_shards, "connected", connected)
+    monkeypatch.setattr(ray_shards, "RayLauncher", ThreadLauncher)
+    return addresses
+
+
+def same_output(quiver: Quiver, built: Built, tmp_path: Path, *options: object) -> None:
+    for arguments in (["a bird", "--json"], ["a bird"], ["a bird", "--json", "--filter", "n>=2", "--effort", "exact", "-k", 3]):
+        plain, spread = quiver("search", built.index, *arguments), quiver("search", built.index, *arguments, *options)
+        assert (spread.code, spread.out) == (0, plain.out), spread.err
+        assert len(plain.out) > 100
+    runs = []
+    for number, more in enumerate(((), options)):
+        done = quiver("search", built.index, "--queries", built.queries, "--run", tmp_path / f"{number}.trec", *more)
+        assert done.code == 0, done.err
+        runs.append((tmp_path / f"{number}.trec").read_bytes())
+    assert runs[0] == runs[1]
+    assert runs[0].count(b"\n") == 3 * len(DOCUMENTS)
+
+
+def test_the_same_output(quiver: Quiver, built: Built, tmp_path: Path, threads: list[str | None]) -> None:
+    same_output(quiver, built, tmp_path, "--shards", 2, "--replicas", 2, "--address", "host:6379")
+    same_output(quiver, built, tmp_path, "--shard-memory", "500MB")
+    assert threads == ["host:6379"] * 4 + [None] * 4
+
+
+@pytest.mark.exhaustive
+def test_the_same_output_by_actors(quiver: Quiver, built: Built, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with ray_shards.connected():
+        same_output(quiver, built, tmp_path, "--shards", 2)
+
+
+@pytest.mark.usefixtures("threads")
+def test_what_is_asked_for_wrongly(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = quiver("search", built.index, "a bird", "--replicas", 2)
+    assert (done.code, done.err) == (2, "quiver: error: --replicas and --address need --shards or --shard-memory\n")
+    done = quiver("search", built.index, "a bird", "--shard-memory", "much")
+    assert (done.code, done.err) == (2, "quiver: error: 'much' is not a size; write one as 500MB or 2GB\n")
+    done = quiver("search", built.index, "a bird", "--shard-memory", "0.25KB")
+    assert done.code == 2
+    assert "bytes of memory in one shard, which may take 256; allow as much, or build the index again" in done.err
+    done = quiver("search", built.index / "nowhere", "a bird", "--shards", 2)
+    assert (done.code, done.err) == (2, f"quiver: error: {built.index / 'nowhere'}: is not an index\n")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = quiver("search", built.index, "a bird", "--shards", 2)
+    assert done.code == 2
+    assert "shards on several processes need Ray: pip install 'quiver-retrieval[ray]'" in done.err
+
+
+class Losing(ThreadLauncher):
+    """A shard that was opened and is lost with its first search."""
+
+    def launch(self, spec: ShardSpec) -> ThreadHandle:
+        return super().launch(spec) if len(spec.manifest.segments) > 1 else ThreadHandle(spec, LostShard)
+
+
+class LostShard(Shard):
+    def search(self, message: Any) -> Any:
+        raise ShardLostError("the machine has gone")
+
+
+def test_a_lost_shard(
+    quiver: Quiver,
+    built: Built,
+    tmp_path: Path,
+    threads: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(ray_shards, "RayLauncher", Losing)
+    done = quiver("search", built.index, "a bird", "--shards", 2, "--json")
+    assert done.code == 0
+    hits = json.loads(done.out)
+    lost = {"segments": ["s-000000000001-0000"], "documents": 4}
+    assert [hit["partial"] for hit in hits] == [lost] * 5
+    assert "partial results: 4 documents in 1 segments were not searched, because their shards were lost" in caplog.text
+    done = quiver("search", built.index, "--queries", built.queries, "--run", tmp_path / "run.trec", "--shards", 2)
+    assert done.code == 1
+    assert f"were lost; {tmp_path / 'run.trec'} was not written. Repeat the command, or add --replicas 2" in done.err
+    assert not (tmp_path / "run.trec").exists()

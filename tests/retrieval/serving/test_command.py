@@ -1,0 +1,94 @@
+"""`quiver serve`: what is wrong is said in one line before anything is loaded or listened to."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quiver.cli.serve import named_folders
+from quiver.encoder.errors import InputError
+from tests.conftest import Done
+from tests.retrieval.serving.conftest import Indexes
+
+Quiver = Callable[..., Done]
+
+
+def test_names_of_indexes(tmp_path: Path) -> None:
+    assert named_folders(["a/dense", "other=b/dense"]) == {"dense": Path("a/dense"), "other": Path("b/dense")}
+    assert list(named_folders(["a/dense", "b/dense"])) == ["a/dense", "b/dense"]
+    (tmp_path / "x=y").mkdir()
+    assert list(named_folders([str(tmp_path / "x=y")])) == ["x=y"]
+    for wrong in (["=a"], ["a="], ["n=a", "n=b"]):
+        with pytest.raises(InputError):
+            named_folders(wrong)
+
+
+def refused(done: Done) -> str:
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    return done.err
+
+
+def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    assert "16 characters" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "token"))
+    assert "none" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "none"))
+    assert "is not an index" in refused(quiver("serve", tmp_path))
+    assert "pass further indexes" in refused(quiver("serve", indexes.dense, "--fuse", "another"))
+    assert "built without texts" in refused(quiver("serve", indexes.silent, "--fuse", "bm25"))
+    assert "not an address" in refused(quiver("serve", indexes.dense, "--host", "no such host"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "choose another --port" in refused(quiver("serve", indexes.dense, "--port", taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        *[("--max-body", value, "--max-body must be at least 1 byte") for value in ("0", "0MB", "0.4")],
+        *[("--max-body", value, "is not a size") for value in ("-1", "-1MB", "much", "9" * 400 + "GB", "nan")],
+        *[
+            (option, "0", option)
+            for option in ("--max-k", "--max-batch", "--max-hits", "--max-queue", "--timeout", "--client-timeout", "--concurrency")
+        ],
+        *[
+            (option, "-1", option)
+            for option in ("--max-k", "--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain", "--port")
+        ],
+        *[
+            (option, value, option)
+            for option in ("--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain")
+            for value in ("nan", "inf")
+        ],
+    ],
+)
+def test_serve_refuses_a_limit_that_lets_nothing_through(quiver: Quiver, indexes: Indexes, option: str, value: str, message: str) -> None:
+    assert message in refused(quiver("serve", indexes.dense, option, value))
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["foo", "example.com", "https://", "https://example.com/", "https://example.com/page", "https://*.example.com", "http://a b", ""],
+)
+def test_serve_refuses_what_is_no_origin(quiver: Quiver, indexes: Indexes, origin: str) -> None:
+    said = refused(quiver("serve", indexes.dense, "--allow-origin", origin))
+    assert f"--allow-origin {origin!r}: expected scheme://host or scheme://host:port without a path" in said
+
+
+@pytest.mark.parametrize("host", ["http://example.com", "example.com:80", "a/b", "a b", "", "*.", "a.*.b", "*example.com"])
+def test_serve_refuses_what_is_no_host(quiver: Quiver, indexes: Indexes, host: str) -> None:
+    said = refused(quiver("serve", indexes.dense, "--allow-host", host))
+    assert f"--allow-host {host!r}: expected a host without scheme and port" in said
+
+
+def test_without_the_extra(quiver: Quiver, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else find(name, *rest))
+    assert "pip install 'quiver-retrieval[serve]'" in refused(quiver("serve", indexes.dense))
+
+
+def test_help_has_an_example(quiver: Quiver) -> None:
+    assert "quiver serve indexes/scifact --fuse bm25" in quiver("serve", "--help").out
