@@ -146,7 +146,7 @@ def test_no_report_replaces_results(quiver: Callable[..., Any], results: Path, t
         done = quiver(*command, target)
         assert (done.code, len(done.err.splitlines()), "must end in ." in done.err) == (2, 1, True), command
         assert target.read_bytes() == before
-    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.html").code == 2
+    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.pdf").code == 2
     assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison").code == 0
 
 
