@@ -16,9 +16,10 @@ from torch import nn
 from quiver.encoder import InputError
 from quiver.encoder.lora import add_lora
 from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
+from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.loop.optimizers import make_optimizer, weights_for_use
-from quiver.retrieval.training.loop.snapshot import STATE, WEIGHTS, Progress, Trainee, open_snapshot_model, read_snapshot, write_snapshot
+from quiver.retrieval.training.loop.optimization import make_optimizer, weights_for_use
+from quiver.retrieval.training.loop.state import STATE, WEIGHTS, TrainState, open_snapshot_model, read_snapshot, write_snapshot
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
 
@@ -36,7 +37,7 @@ CASES = {
 STEPS = 12
 
 
-def make(recipe: Recipe, model: Any = None) -> Trainee:
+def make(recipe: Recipe, model: Any = None) -> TrainState:
     """As a session makes it, with a plain module in the library's place."""
     training = recipe.training
     if "schedule_free" in training.optimizer:
@@ -46,22 +47,22 @@ def make(recipe: Recipe, model: Any = None) -> Trainee:
         add_lora(model.encoder, rank=training.lora.rank, alpha=training.lora.alpha, dropout=0, seed=1)
     library = nn.ModuleDict({"encoder": model.encoder, "projections": model.projections})
     optimizer, schedule = make_optimizer(training, library.named_parameters(), STEPS)
-    return Trainee(model, library, optimizer, schedule, lora=training.lora is not None)
+    return TrainState(model, library, optimizer, schedule, lora=training.lora is not None)
 
 
-def update(trainee: Trainee, count: int) -> None:
+def update(state: TrainState, count: int) -> None:
     """So many updates with gradients drawn from torch's own generator."""
-    if callable(train := getattr(trainee.optimizer, "train", None)):
+    if callable(train := getattr(state.optimizer, "train", None)):
         train()
     for _ in range(count):
-        for weight in trainee.trained().values():
+        for weight in state.trained().values():
             weight.grad = torch.randn(weight.shape)
-        trainee.optimizer.step()
-        trainee.schedule.step()
+        state.optimizer.step()
+        state.schedule.step()
 
 
-def trained(trainee: Trainee) -> dict[str, torch.Tensor]:
-    return {name: weight.detach().clone() for name, weight in trainee.trained().items()}
+def trained(state: TrainState) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in state.trained().items()}
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -115,13 +116,13 @@ def test_a_run_goes_on_from_it_to_the_bit(case: str, make_recipe: MakeRecipe, tm
 def test_it_opens_as_the_model_that_would_be_used(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     with preserve_rng_state():
         seed_random(11)
-        trainee = make(make_recipe(*CASES[case]))
-        update(trainee, 3)
-    before = trained(trainee)
-    write_snapshot(tmp_path, trainee, Progress(), [])
-    assert equal(trained(trainee), before), "saving changes nothing"
-    with weights_for_use(trainee.optimizer):
-        used = trainee.for_use()
+        state = make(make_recipe(*CASES[case]))
+        update(state, 3)
+    before = trained(state)
+    write_snapshot(tmp_path, state, Progress(), [])
+    assert equal(trained(state), before), "saving changes nothing"
+    with weights_for_use(state.optimizer):
+        used = state.for_use()
         names = {name for name, _ in used.encoder.named_parameters()}
         expected = used.encode(["open every file", "def sort_page(x): return x"], "document").vectors
     found = load_model(tmp_path).encode(["open every file", "def sort_page(x): return x"], "document").vectors
@@ -135,12 +136,12 @@ def test_it_opens_as_the_model_that_would_be_used(case: str, make_recipe: MakeRe
 
 
 def test_the_model_in_use_has_no_stale_fingerprint(make_recipe: MakeRecipe) -> None:
-    trainee = make(make_recipe("dense"))
-    first = trainee.model.card.fingerprint
+    state = make(make_recipe("dense"))
+    first = state.model.card.fingerprint
     with preserve_rng_state():
-        update(trainee, 2)  # the first is done with a learning rate of zero
-    assert trainee.for_use().card.fingerprint != first
-    assert trainee.for_use().encoder is trainee.model.encoder
+        update(state, 2)  # the first is done with a learning rate of zero
+    assert state.for_use().card.fingerprint != first
+    assert state.for_use().encoder is state.model.encoder
 
 
 class Bomb:
@@ -161,10 +162,10 @@ UNREAD = ("tokenizer_config.json",)
 @pytest.mark.parametrize("save", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save], ids=["pickle", "torch.save"])
 def test_no_pickle_is_ever_executed(save: Any, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe, went_off = make_recipe("dense"), tmp_path / "went off"
-    trainee = make(recipe)
+    state = make(recipe)
     folder = tmp_path / "step-000001"
     folder.mkdir()
-    write_snapshot(folder, trainee, Progress(step=1), [random_state()])
+    write_snapshot(folder, state, Progress(step=1), [random_state()])
     for name in PICKLES:  # by the names that libraries look for
         save(Bomb(went_off), folder / name)
     progress, _ = read_snapshot(folder, make(recipe, open_snapshot_model(folder)))
@@ -185,8 +186,8 @@ def test_no_pickle_is_ever_executed(save: Any, make_recipe: MakeRecipe, tmp_path
 
 
 def test_the_weights_of_another_model(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    trainee = make(make_recipe("dense", *LORA))
-    write_snapshot(tmp_path, trainee, Progress(), [])
+    state = make(make_recipe("dense", *LORA))
+    write_snapshot(tmp_path, state, Progress(), [])
     saved = load_file(tmp_path / WEIGHTS)
     for other in ({name: weight[..., :1].contiguous() for name, weight in saved.items()}, dict(list(saved.items())[1:])):
         save_file(other, tmp_path / WEIGHTS)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
 from quiver.encoder.training.state_files import read_state, write_state
+from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import default_device, load_parts
-from quiver.retrieval.training.loop.optimizers import has_two_weights, weights_for_use
+from quiver.retrieval.training.loop.optimization import has_two_weights, weights_for_use
 
 if TYPE_CHECKING:
     from quiver.retrieval.training.loop.fsdp import Shards  # imports torch.distributed, which one process does not need
@@ -39,46 +40,7 @@ STATE = "trainer"
 
 
 @dataclass
-class Progress:
-    """How far a run has come; all counts are over all processes and sessions.
-
-    Attributes:
-        step: Updates done.
-        epoch: Passes over the rows that are done.
-        epoch_batches: Batches that are done of the one that has begun.
-        epoch_ends: Updates in which a pass ended.
-        seconds: Time they took, scoring and saving included.
-        texts: Texts read.
-        truncated: Texts that were cut to the length.
-        tokens: Tokens read.
-        window_updates: Updates since the last line of the log.
-        window_loss: Sum of their losses.
-        window_tokens: Sum of their tokens.
-        window_seconds: Time they took, scoring and saving not included.
-        best_step: Step with the best score so far.
-        best_score: That score.
-        resumed_at: Steps that a session went on from.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    epoch_batches: int = 0
-    epoch_ends: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    texts: int = 0
-    truncated: int = 0
-    tokens: int = 0
-    window_updates: int = 0
-    window_loss: float = 0.0
-    window_tokens: int = 0
-    window_seconds: float = 0.0
-    best_step: int | None = None
-    best_score: float | None = None
-    resumed_at: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Trainee:
+class TrainState:
     """What changes while a run goes on.
 
     Attributes:
@@ -127,28 +89,28 @@ class Trainee:
             self.shards.load_optimizer_state(self.optimizer, state)
 
 
-def write_snapshot(folder: Path | None, trainee: Trainee, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+def write_snapshot(folder: Path | None, trained_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:
     """Put the state of a run into a folder; all processes call it.
 
     Args:
         folder: Exists, and is empty; None in the processes that do not write.
-        trainee: Between two updates.
+        trained_state: Between two updates.
         progress: Of it.
         random_states: `random_state` of every process by rank.
     """
-    if folder is None and trainee.shards is None:
+    if folder is None and trained_state.shards is None:
         return
-    with trainee.together() as model:
+    with trained_state.together() as model:
         if folder is not None and model is not None:
             model.save(folder)
-    optimizer = trainee.optimizer_state()
+    optimizer = trained_state.optimizer_state()
     if folder is None:
         return
-    if trainee.lora or has_two_weights(trainee.optimizer):
-        save_tensors({name: weight.detach().cpu().contiguous() for name, weight in trainee.trained().items()}, folder / WEIGHTS)
+    if trained_state.lora or has_two_weights(trained_state.optimizer):
+        save_tensors({name: weight.detach().cpu().contiguous() for name, weight in trained_state.trained().items()}, folder / WEIGHTS)
     state = {
         "optimizer": optimizer,
-        "schedule": trainee.schedule.state_dict(),
+        "schedule": trained_state.schedule.state_dict(),
         "random": random_states,
         "progress": asdict(progress),
     }
@@ -166,12 +128,12 @@ def open_snapshot_model(folder: Path) -> BiEncoder | ColBERT:
     return kind(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
 
 
-def read_snapshot(folder: Path, trainee: Trainee) -> tuple[Progress, list[dict[str, Any]]]:
+def read_snapshot(folder: Path, trained_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
     """Put optimiser, schedule and, where they are not the model's own, the trained weights back.
 
     Args:
         folder: A sound checkpoint.
-        trainee: Made of its model; changed in place.
+        trained_state: Made of its model; changed in place.
 
     Returns:
         The progress, and the state of the random generators of every process by rank, which the caller puts back when all that
@@ -181,7 +143,7 @@ def read_snapshot(folder: Path, trainee: Trainee) -> tuple[Progress, list[dict[s
         InputError: The checkpoint is of another model, or written by another version.
     """
     if (folder / WEIGHTS).is_file():
-        saved, trained = load_file(folder / WEIGHTS), trainee.trained()
+        saved, trained = load_file(folder / WEIGHTS), trained_state.trained()
         if {name: tensor.shape for name, tensor in saved.items()} != {name: weight.shape for name, weight in trained.items()}:
             raise InputError(f"{folder / WEIGHTS}: the weights of another model")
         with torch.no_grad():
@@ -189,8 +151,8 @@ def read_snapshot(folder: Path, trainee: Trainee) -> tuple[Progress, list[dict[s
                 weight.copy_(saved[name])
     state = read_state(folder / STATE)
     try:
-        trainee.load_optimizer_state(state["optimizer"])
-        trainee.schedule.load_state_dict(state["schedule"])
+        trained_state.load_optimizer_state(state["optimizer"])
+        trained_state.schedule.load_state_dict(state["schedule"])
         if missing := [one.name for one in fields(Progress) if one.name not in state["progress"]]:  # defaults are for a run that begins
             raise KeyError(*missing)
         return Progress(**state["progress"]), state["random"]

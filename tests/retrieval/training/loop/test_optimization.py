@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from quiver.encoder import InputError
-from quiver.retrieval.training.loop.optimizers import (
+from quiver.retrieval.training.loop.optimization import (
     FALLS,
     has_two_weights,
     learning_rate_share,

@@ -1,4 +1,4 @@
-"""Optimisers and schedules of a recipe.
+"""Optimizers, learning rates and the schedule of a recipe.
 
 Matrices and embeddings decay; biases and the scales of norms do not, as in transformers' trainer.
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.training.sections import TrainingSection
+from quiver.retrieval.training.sections import Recipe, TrainingSection
 
 SCHEDULE_FREE = "schedule_free_adamw"
 
@@ -113,3 +114,59 @@ def weights_for_use(optimizer: Optimizer) -> Iterator[None]:
                 parameter.copy_(value)
         for group, mode in zip(groups, modes, strict=True):
             group["train_mode"] = mode
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The length of a run in steps, and after which of them it logs, evaluates and saves.
+
+    The number of steps is fixed in advance. The number of batches in an epoch is not, where no text may occur twice in a batch.
+
+    Attributes:
+        steps: Optimizer steps.
+        batches_per_epoch: Full batches that the rows make; the most that an epoch can have.
+        accumulation: Batches per step.
+    """
+
+    steps: int
+    batches_per_epoch: int
+    accumulation: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, batches_per_epoch: int) -> Schedule:
+        """The schedule of a recipe."""
+        training = recipe.training
+        steps = max(1, math.ceil(batches_per_epoch * training.epochs / training.accumulation))
+        return cls(steps if training.max_steps is None else min(steps, training.max_steps), batches_per_epoch, training.accumulation)
+
+    def epochs(self, epoch: int, batches: int) -> float:
+        """Passes over the rows, as a fraction.
+
+        Args:
+            epoch: Complete passes.
+            batches: Batches done in the current one.
+
+        Example:
+            >>> Schedule(steps=9, batches_per_epoch=4, accumulation=2).epochs(1, 2)
+            1.5
+        """
+        return epoch + batches / self.batches_per_epoch
+
+    def due(self, every: int | None, step: int, ends: Collection[int]) -> bool:
+        """Whether a periodic action is due after a step; after the last step it always is.
+
+        Args:
+            every: Period in steps; None for the end of each epoch.
+            step: The step, from 1.
+            ends: Steps in which an epoch ended.
+
+        Example:
+            >>> schedule = Schedule(steps=9, batches_per_epoch=4, accumulation=1)
+            >>> [[step for step in range(1, 10) if schedule.due(every, step, ends=[4, 7])] for every in (None, 5)]
+            [[4, 7, 9], [5, 9]]
+        """
+        return step == self.steps or (step % every == 0 if every else step in ends)
+
+    def planned(self, steps: Iterable[int], every: int | None, ends: Collection[int]) -> list[int]:
+        """The steps after which a periodic action is due, see `due`."""
+        return [step for step in steps if self.due(every, step, ends)]

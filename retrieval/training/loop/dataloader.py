@@ -1,7 +1,7 @@
-"""Which rows make which batch: decided by the seed alone, so that a run that is resumed, or spread over processes, sees the same.
+"""Batches in a reproducible order: it depends on the seed alone, so a resumed run and a run on several processes read the same batches.
 
-The order of an epoch is torch's random permutation under the seed ``training.seed`` + epoch, from 0: what the samplers of
-accelerate and sentence-transformers draw. Short batches at the end of an epoch are dropped, as they would have fewer negatives.
+The order of an epoch is torch's random permutation with the seed ``training.seed`` + epoch, epochs counted from 0, as in the samplers of
+accelerate and sentence-transformers. An incomplete batch at the end of an epoch is dropped, because it would have fewer negatives.
 
 Shapes: B rows of a batch, over all processes.
 """
@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import count
-from typing import Any, TypeVar
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.trainer import TrainingBatch
 from quiver.retrieval.data.embedding_store import text_keys
 from quiver.retrieval.training.data import TrainingRows
+
+if TYPE_CHECKING:  # it imports the libraries of the extra
+    from quiver.retrieval.training.student.collator import TextCounts
 
 logger = logging.getLogger(__name__)
 
@@ -226,3 +233,69 @@ def read_rows(rows: TrainingRows, numbers: Sequence[int]) -> list[dict[str, Any]
     """Some rows, as the collator takes them."""
     columns = read_columns(rows, numbers)
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+class Collate(Protocol):
+    """Turns rows into the tensors that a loss reads."""
+
+    counts: TextCounts
+    """Totals of all batches so far."""
+
+    def __call__(self, rows: list[dict[str, Any]], /) -> dict[str, Tensor]:
+        """One batch."""
+
+
+class DataLoader:
+    """The remaining batches of a run, this process's rows of each, as one iteration.
+
+    While the model trains on a batch, a thread makes the next one. It draws no random numbers, and only this thread reads rows, so nothing
+    depends on which of the two is faster.
+
+    Args:
+        order: All batches of the run.
+        rows: The data.
+        collate: Makes tensors.
+        processes: Each process gets an equal part of the rows of a batch, by rank.
+        start: Position of the first batch: its epoch, and the number of batches before it in that epoch.
+        count: Number of batches.
+    """
+
+    def __init__(
+        self, order: BatchOrder, rows: TrainingRows, collate: Collate, processes: Processes, *, start: tuple[int, int], count: int
+    ) -> None:
+        self._order = order
+        self._rows = rows
+        self._collate = collate
+        self._processes = processes
+        self._start = start
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        batches = (self._made(batch) for batch in islice(self._order.batches(*self._start), self._count))
+        with ThreadPoolExecutor(1, thread_name_prefix="dataloader") as ahead:
+            coming = ahead.submit(next, batches, None)
+            while (made := coming.result()) is not None:
+                coming = ahead.submit(next, batches, None)
+                yield made
+
+    def _made(self, batch: Batch) -> TrainingBatch:
+        part = len(batch.rows) // self._processes.size
+        first = part * self._processes.rank
+        numbers = batch.rows[first : first + part]
+        rows = read_rows(self._rows, numbers)
+        examples = [{"row": number, "epoch": batch.epoch, **row} for number, row in zip(numbers, rows, strict=True)]
+        before = replace(self._collate.counts)
+        inputs = self._collate(rows)
+        now = self._collate.counts
+        return TrainingBatch(
+            inputs,
+            examples,
+            texts=now.texts - before.texts,
+            truncated=now.truncated - before.truncated,
+            tokens=now.tokens - before.tokens,
+            next_position=batch.then,
+            ends_epoch=batch.last,
+        )

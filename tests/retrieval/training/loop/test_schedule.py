@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quiver.retrieval.training.loop.course import Course
+from quiver.retrieval.training.loop.optimization import Schedule
 from quiver.retrieval.training.sections import Recipe
 
 MakeRecipe = Callable[..., Recipe]
@@ -28,20 +28,20 @@ MakeRecipe = Callable[..., Recipe]
     ],
 )
 def test_updates_of_a_run(make_recipe: MakeRecipe, overrides: tuple[str, ...], batches: int, steps: int) -> None:
-    course = Course.of(make_recipe("dense", *overrides), batches)
-    assert course.steps == steps
-    assert course.batches_per_epoch == batches
+    schedule = Schedule.of(make_recipe("dense", *overrides), batches)
+    assert schedule.steps == steps
+    assert schedule.batches_per_epoch == batches
 
 
 def test_passes_that_are_done() -> None:
-    course = Course(steps=10, batches_per_epoch=16, accumulation=3)
-    assert [course.epochs(*done) for done in ((0, 0), (0, 6), (1, 0), (2, 4))] == [0.0, 0.375, 1.0, 2.25]
+    schedule = Schedule(steps=10, batches_per_epoch=16, accumulation=3)
+    assert [schedule.epochs(*done) for done in ((0, 0), (0, 6), (1, 0), (2, 4))] == [0.0, 0.375, 1.0, 2.25]
 
 
 def test_what_is_due_when() -> None:
-    course = Course(steps=7, batches_per_epoch=4, accumulation=1)
-    assert [step for step in range(1, 8) if course.due(3, step, ends=[2])] == [3, 6, 7]
-    assert [step for step in range(1, 8) if course.due(100, step, ends=[2])] == [7]
-    assert [step for step in range(1, 8) if course.due(None, step, ends=[2, 5])] == [2, 5, 7]
-    assert course.planned([1, 3, 4, 5, 7], 3, ends=[4]) == [3, 7]
-    assert course.planned([1, 3, 4, 5, 7], None, ends=[4]) == [4, 7]
+    schedule = Schedule(steps=7, batches_per_epoch=4, accumulation=1)
+    assert [step for step in range(1, 8) if schedule.due(3, step, ends=[2])] == [3, 6, 7]
+    assert [step for step in range(1, 8) if schedule.due(100, step, ends=[2])] == [7]
+    assert [step for step in range(1, 8) if schedule.due(None, step, ends=[2, 5])] == [2, 5, 7]
+    assert schedule.planned([1, 3, 4, 5, 7], 3, ends=[4]) == [3, 7]
+    assert schedule.planned([1, 3, 4, 5, 7], None, ends=[4]) == [4, 7]

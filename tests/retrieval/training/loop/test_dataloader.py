@@ -18,10 +18,10 @@ import torch
 
 from quiver.encoder import InputError
 from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.trainer import TrainingBatch
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop import batches as module
-from quiver.retrieval.training.loop.batches import Batch, BatchOrder, read_columns, read_rows
-from quiver.retrieval.training.loop.feed import FED, Feed
+from quiver.retrieval.training.loop import dataloader as module
+from quiver.retrieval.training.loop.dataloader import Batch, BatchOrder, DataLoader, read_columns, read_rows
 from quiver.retrieval.training.sections import DataSection
 
 pytest.importorskip("pylate.models")
@@ -216,31 +216,30 @@ def test_a_text_of_half_the_rows_is_not_looked_at_in_every_batch(monkeypatch: py
 @pytest.mark.parametrize("no_duplicates", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_processes_share_the_batches_of_one(drawn: TrainingRows, size: int, no_duplicates: bool) -> None:
-    def feed(rank: int, processes: int, start: tuple[int, int] = (0, 0), count: int = 17) -> list[dict[str, Any]]:
+    def feed(rank: int, processes: int, start: tuple[int, int] = (0, 0), count: int = 17) -> list[TrainingBatch]:
         order = BatchOrder(drawn, size=8, seed=3, no_duplicates=no_duplicates)
 
-        return list(Feed(order, drawn, Collate(), Processes(rank, processes), start=start, count=count))
+        return list(DataLoader(order, drawn, Collate(), Processes(rank, processes), start=start, count=count))
 
     alone = feed(0, 1)
     assert len(alone) == 17
-    assert {batch[FED].examples[0]["epoch"] for batch in alone} >= {0, 1, 2}
+    assert {batch.examples[0]["epoch"] for batch in alone} >= {0, 1, 2}
     if no_duplicates:
         for batch in alone:
-            assert len(set.union(*(texts(row) for row in batch[FED].examples))) == 8 * 4
+            assert len(set.union(*(texts(row) for row in batch.examples))) == 8 * 4
     parts = [feed(rank, size) for rank in range(size)]
     for whole, *shared in zip(alone, *parts, strict=True):
-        assert [row for part in shared for row in part[FED].examples] == whole[FED].examples
-        assert {part[FED].batch.number for part in shared} == {whole[FED].batch.number}
-        assert [row["row"] for row in whole[FED].examples] == whole[FED].batch.rows
-        assert torch.cat([part["lengths"] for part in shared]).equal(whole["lengths"])
-        assert {len(part[FED].examples) for part in shared} == {8 // size}
-        assert set(whole[FED].examples[0]) == {"row", "epoch", "query", "document_1", "document_2", "document_3"}
-        assert whole[FED].texts == sum(part[FED].texts for part in shared) == 8
-        assert whole[FED].tokens == sum(part[FED].tokens for part in shared) == int(whole["lengths"].sum())
-        assert whole[FED].truncated == sum(part[FED].truncated for part in shared)
-    assert sum(batch[FED].truncated for batch in alone) > 5
-    again = feed(0, 1, start=alone[8][FED].batch.then, count=8)
-    assert [batch[FED] for batch in again] == [batch[FED] for batch in alone[9:]]
+        assert [row for part in shared for row in part.examples] == whole.examples
+        assert {part.next_position for part in shared} == {whole.next_position}
+        assert torch.cat([part.inputs["lengths"] for part in shared]).equal(whole.inputs["lengths"])
+        assert {len(part.examples) for part in shared} == {8 // size}
+        assert set(whole.examples[0]) == {"row", "epoch", "query", "document_1", "document_2", "document_3"}
+        assert whole.texts == sum(part.texts for part in shared) == 8
+        assert whole.tokens == sum(part.tokens for part in shared) == int(whole.inputs["lengths"].sum())
+        assert whole.truncated == sum(part.truncated for part in shared)
+    assert sum(batch.truncated for batch in alone) > 5
+    again = feed(0, 1, start=alone[8].next_position, count=8)
+    assert [(batch.examples, batch.next_position) for batch in again] == [(batch.examples, batch.next_position) for batch in alone[9:]]
 
 
 class Collate:
@@ -262,7 +261,7 @@ class Collate:
 def test_a_feed_knows_how_many_are_left(drawn: TrainingRows) -> None:
     order = BatchOrder(drawn, size=8, seed=3, no_duplicates=False)
     collate = Collate()
-    feed = Feed(order, drawn, collate, Processes(), start=(0, 5), count=3)
+    feed = DataLoader(order, drawn, collate, Processes(), start=(0, 5), count=3)
     assert len(feed) == len(list(feed)) == collate.calls == 3
 
 
@@ -279,12 +278,12 @@ def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> 
                 raise InputError("the third")
             return super().__call__(rows)
 
-    batches = iter(Feed(order, drawn, Failing(), Processes(), start=(0, 0), count=4))
-    assert next(batches)[FED].batch.number == 1
+    batches = iter(DataLoader(order, drawn, Failing(), Processes(), start=(0, 0), count=4))
+    assert next(batches).next_position == (0, 1)
     assert made[1].wait(timeout=60)
     time.sleep(0.05)
     assert not made[2].is_set()
-    assert next(batches)[FED].texts == 8
+    assert next(batches).texts == 8
     assert made[2].wait(timeout=60)
     with pytest.raises(InputError, match="the third"):
         next(batches)
@@ -293,7 +292,7 @@ def test_the_next_batch_is_made_while_one_is_trained_on(drawn: TrainingRows) -> 
 
 def test_a_feed_that_is_left_early_leaves_no_thread(drawn: TrainingRows) -> None:
     before = threading.active_count()
-    batches = iter(Feed(BatchOrder(drawn, size=8, seed=3, no_duplicates=True), drawn, Collate(), Processes(), start=(0, 0), count=4))
+    batches = iter(DataLoader(BatchOrder(drawn, size=8, seed=3, no_duplicates=True), drawn, Collate(), Processes(), start=(0, 0), count=4))
     next(batches)
     assert threading.active_count() == before + 1
     del batches
