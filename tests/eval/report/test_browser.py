@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from quiver.eval import evaluate
-from quiver.eval.report.html import render_html
+from quiver.eval.report.render import render_html
+from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import Results
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -29,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, evaluated: Callable[..., list
 
 
 def _write(file: Path, results: list[Results], title: str = "Retrieval results") -> Path:
-    file.write_text(render_html(results, title=title), encoding="utf-8")
+    file.write_text(render_html(results_report(results, title=title)), encoding="utf-8")
     return file
 
 
@@ -116,7 +117,7 @@ CONTRAST = """(() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || element.closest('script, title') || !element.getClientRects().length) continue;
+    if (!walker.currentNode.data.trim() || element.closest('script, style, title') || !element.getClientRects().length) continue;
     const style = getComputedStyle(element);
     const drawn = element instanceof SVGElement;
     const badge = element.classList.contains('letter') && element.parentElement.querySelector('.badge');
@@ -210,7 +211,8 @@ def test_without_a_clipboard_a_command_is_selected(tab: Any, page: Path) -> None
     selected = """(() => {
       Object.defineProperty(navigator, 'clipboard', { value: undefined });
       document.querySelector('.copy').click();
-      return [getSelection().toString() === document.querySelector('.run code').textContent, document.querySelector('.copy').textContent];
+      const code = document.querySelector('.sub .command code');
+      return [getSelection().toString() === code.textContent, document.querySelector('.copy').textContent];
     })()"""
     assert tab.run(selected) == [True, "Selected"]
 
