@@ -4,6 +4,6 @@ It begins with `load_pretraining_recipe` and ends with `pretrain`; what stands b
 """
 
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
-from quiver.encoder.training.run import prepare, pretrain
+from quiver.encoder.pretraining.run import prepare, pretrain
 
 __all__ = ["load_pretraining_recipe", "prepare", "pretrain"]

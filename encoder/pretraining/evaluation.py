@@ -12,9 +12,9 @@ from quiver.encoder.pretraining.corpus import Documents
 from quiver.encoder.pretraining.masking import Masker
 from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
 from quiver.encoder.pretraining.stream import RowMaker, held_out_rows
+from quiver.encoder.pretraining.update import casting
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.update import casting
 
 
 class HeldOut:

@@ -25,11 +25,11 @@ import torch
 
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.flops import peak_flops
+from quiver.encoder.pretraining.loop import HELD_OUT, Session
+from quiver.encoder.pretraining.run_folder import SCHEMA
+from quiver.encoder.pretraining.snapshot import Progress
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.encoder.training.loop import HELD_OUT, Session
 from quiver.encoder.training.machine import peak_memory
-from quiver.encoder.training.run_folder import SCHEMA
-from quiver.encoder.training.snapshot import Progress
 
 PACKAGES = ("quiver-retrieval", "torch", "numpy", "tokenizers", "safetensors", "torch-optimi")
 

@@ -23,10 +23,10 @@ from quiver.encoder.pretraining.corpus import Corpus, Documents
 from quiver.encoder.pretraining.masking import Masker, special_ids
 from quiver.encoder.pretraining.packing import SPECIAL, Piece, SequencePacker
 from quiver.encoder.pretraining.sampler import PieceSampler, Share, cut
+from quiver.encoder.pretraining.schedule import BatchWarmup
 from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.schedule import BatchWarmup
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What any run needs that takes long: recipes read strictly, state kept, checkpoints sealed, signals heard; it knows no model."""
+"""The training runtime: trainer, checkpoints, log, processes, signals, recipe files. Tasks bring their model, batches and loss."""

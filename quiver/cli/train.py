@@ -107,9 +107,9 @@ def train(
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.training import write_training_report
+    from quiver.retrieval.training import run as training_run
     from quiver.retrieval.training.recipe import load_recipe
     from quiver.retrieval.training.run import RunStoppedError
-    from quiver.retrieval.training.run import train as train_recipe
 
     resolved = load_recipe(recipe, overrides or [])
     bars = show_progress(progress)
@@ -117,7 +117,7 @@ def train(
     # Only the process that scores holds the development collection in memory.
     scorer = None if section is None else development_scorer(section, progress=bars) if is_main_process() else _broadcast_score
     try:
-        record = train_recipe(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), scorer=scorer)
+        record = training_run.train(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), scorer=scorer)
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
@@ -223,9 +223,9 @@ def sweep(
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.sweep import write_sweep_report
+    from quiver.retrieval.training import run as training_run
     from quiver.retrieval.training.grid import make_grid
     from quiver.retrieval.training.run import RunStoppedError
-    from quiver.retrieval.training.run import train as train_recipe
     from quiver.retrieval.training.sweep import RECORD, run_sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -238,7 +238,7 @@ def sweep(
     scorer = development_scorer(development, progress=bars)
 
     def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
-        train_recipe(recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder)
+        training_run.train(recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder)
 
     def report(sweep: Sweep) -> None:
         write_sweep_report(sweep, out)

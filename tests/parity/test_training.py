@@ -20,8 +20,8 @@ import torch
 
 from quiver.encoder import Tokenizer
 from quiver.encoder.schema import validate
+from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.rules import DISTILLING, RULES
-from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
 
@@ -544,7 +544,7 @@ def test_a_whole_run_is_that_of_the_plain_library(base: Path, tmp_path: Path, na
     scored = {"score_fields": ["scores"]} if name in DISTILLING else {}
     data = {"train": str(tmp_path / "rows.jsonl"), "document_fields": [f"document_{place}" for place in (1, 2, 3)], **scored}
     recipe = make_recipe(kind, model={"init": str(folder), **model}, loss={"name": name}, training=training, data=data)
-    found = [loss for _, loss in train_recipe(recipe, tmp_path / "out")["result"]["losses"]]
+    found = [loss for _, loss in training_run.train(recipe, tmp_path / "out")["result"]["losses"]]
 
     columns = {key: [row[key] for row in rows] for key in rows[0]}
     if name == "distillation":

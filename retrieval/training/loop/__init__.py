@@ -1,1 +1,1 @@
-"""The training loop: batches in order, updates, checkpoints, the log, signals, several processes."""
+"""Dense and ColBERT recipes as tasks of the trainer: batches, optimizers, sharding, checkpoints."""

@@ -89,28 +89,28 @@ class TrainState:
             self.shards.load_optimizer_state(self.optimizer, state)
 
 
-def write_snapshot(folder: Path | None, trained_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+def write_snapshot(folder: Path | None, train_state: TrainState, progress: Progress, random_states: list[dict[str, Any]]) -> None:
     """Put the state of a run into a folder; all processes call it.
 
     Args:
         folder: Exists, and is empty; None in the processes that do not write.
-        trained_state: Between two updates.
+        train_state: Between two updates.
         progress: Of it.
         random_states: `random_state` of every process by rank.
     """
-    if folder is None and trained_state.shards is None:
+    if folder is None and train_state.shards is None:
         return
-    with trained_state.together() as model:
+    with train_state.together() as model:
         if folder is not None and model is not None:
             model.save(folder)
-    optimizer = trained_state.optimizer_state()
+    optimizer = train_state.optimizer_state()
     if folder is None:
         return
-    if trained_state.lora or has_two_weights(trained_state.optimizer):
-        save_tensors({name: weight.detach().cpu().contiguous() for name, weight in trained_state.trained().items()}, folder / WEIGHTS)
+    if train_state.lora or has_two_weights(train_state.optimizer):
+        save_tensors({name: weight.detach().cpu().contiguous() for name, weight in train_state.trained().items()}, folder / WEIGHTS)
     state = {
         "optimizer": optimizer,
-        "schedule": trained_state.schedule.state_dict(),
+        "schedule": train_state.schedule.state_dict(),
         "random": random_states,
         "progress": asdict(progress),
     }
@@ -128,12 +128,12 @@ def open_snapshot_model(folder: Path) -> BiEncoder | ColBERT:
     return kind(parts.encoder, parts.tokenizer, parts.settings, source=str(folder))
 
 
-def read_snapshot(folder: Path, trained_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
+def read_snapshot(folder: Path, train_state: TrainState) -> tuple[Progress, list[dict[str, Any]]]:
     """Put optimiser, schedule and, where they are not the model's own, the trained weights back.
 
     Args:
         folder: A sound checkpoint.
-        trained_state: Made of its model; changed in place.
+        train_state: Made of its model; changed in place.
 
     Returns:
         The progress, and the state of the random generators of every process by rank, which the caller puts back when all that
@@ -143,7 +143,7 @@ def read_snapshot(folder: Path, trained_state: TrainState) -> tuple[Progress, li
         InputError: The checkpoint is of another model, or written by another version.
     """
     if (folder / WEIGHTS).is_file():
-        saved, trained = load_file(folder / WEIGHTS), trained_state.trained()
+        saved, trained = load_file(folder / WEIGHTS), train_state.trained()
         if {name: tensor.shape for name, tensor in saved.items()} != {name: weight.shape for name, weight in trained.items()}:
             raise InputError(f"{folder / WEIGHTS}: the weights of another model")
         with torch.no_grad():
@@ -151,8 +151,8 @@ def read_snapshot(folder: Path, trained_state: TrainState) -> tuple[Progress, li
                 weight.copy_(saved[name])
     state = read_state(folder / STATE)
     try:
-        trained_state.load_optimizer_state(state["optimizer"])
-        trained_state.schedule.load_state_dict(state["schedule"])
+        train_state.load_optimizer_state(state["optimizer"])
+        train_state.schedule.load_state_dict(state["schedule"])
         return read_progress(state, folder), state["random"]
     except InputError:
         raise

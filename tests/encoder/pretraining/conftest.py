@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.run import pretrain
 from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.training.run import pretrain
 
 WORDS = ("open", "close", "read", "write", "file", "folder", "line", "word", "socket", "thread", "index", "page", "the", "a", "of", "it")
 

@@ -15,8 +15,8 @@ import torch
 from quiver.encoder import InputError
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.files import read_json
+from quiver.encoder.pretraining.run import pretrain
 from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.training.run import pretrain
 
 pytest.importorskip("optimi")
 
@@ -29,8 +29,8 @@ from pathlib import Path
 from torch import distributed
 
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
-from quiver.encoder.training.run import pretrain
-from quiver.encoder.training.update import Updater
+from quiver.encoder.pretraining.run import pretrain
+from quiver.encoder.pretraining.update import Updater
 from quiver.encoder.training.stopping import RunStoppedError
 
 folder = Path(sys.argv[1])

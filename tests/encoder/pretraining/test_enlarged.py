@@ -15,9 +15,9 @@ from quiver.encoder.pretraining.evaluation import HeldOut
 from quiver.encoder.pretraining.phases import first_model
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
 from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.snapshot import save_model
 from quiver.encoder.pretraining.tiling import enlarge_masked_lm
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.snapshot import save_model
 
 LARGER = ("model.layers=3", "model.hidden_size=24", "model.heads=3", "model.intermediate_size=41")
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError
 from quiver.encoder.heads import MaskedLM
+from quiver.encoder.pretraining.optimizer import make_optimizer, require_optimizer, restore_optimizer, set_learning_rate
 from quiver.encoder.pretraining.sections import PhaseSection, TrainingSection
-from quiver.encoder.training.optimizer import make_optimizer, require_optimizer, restore_optimizer, set_learning_rate
 
 pytest.importorskip("optimi")
 

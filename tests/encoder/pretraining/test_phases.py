@@ -15,7 +15,7 @@ from quiver.encoder.files import read_json, write_json
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.pretraining.phases import first_model, in_form, make_tokenizer, phase_config
 from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.training.snapshot import save_model
+from quiver.encoder.pretraining.snapshot import save_model
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 

@@ -18,15 +18,15 @@ import torch
 from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.files import file_sha256, read_json, write_json
+from quiver.encoder.pretraining.averaging import mean_of_checkpoints
 from quiver.encoder.pretraining.corpus import open_corpus
 from quiver.encoder.pretraining.phases import first_model, in_form
+from quiver.encoder.pretraining.run import pretrain
 from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.training.averaging import mean_of_checkpoints
+from quiver.encoder.pretraining.snapshot import read_snapshot
+from quiver.encoder.pretraining.update import Updater
 from quiver.encoder.training.log import LOG, read_log
-from quiver.encoder.training.run import pretrain
-from quiver.encoder.training.snapshot import read_snapshot
 from quiver.encoder.training.stopping import RunStoppedError
-from quiver.encoder.training.update import Updater
 
 pytest.importorskip("optimi")
 
@@ -225,7 +225,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_update(
             model.encoder.embeddings.tokens.weight[40:] = float("nan")
         return model
 
-    monkeypatch.setattr("quiver.encoder.training.loop.in_form", poisoned)  # of the second phase
+    monkeypatch.setattr("quiver.encoder.pretraining.loop.in_form", poisoned)  # of the second phase
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"the loss is nan at step 16; its batch is in .*step-000016: .*lower phases\.1\.learning_rate"):
         pretrain(make_recipe(), out)
@@ -288,7 +288,7 @@ def test_a_start_of_another_shape_is_refused(make_recipe: MakeRecipe, tmp_path: 
 def test_a_start_that_cannot_be_used_is_told_before_the_corpus_is_read(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_run: Path
 ) -> None:
-    monkeypatch.setattr("quiver.encoder.training.run.prepare_corpus", lambda *arguments: pytest.fail("the corpus was read"))
+    monkeypatch.setattr("quiver.encoder.pretraining.run.prepare_corpus", lambda *arguments: pytest.fail("the corpus was read"))
     with pytest.raises(InputError, match="has another shape than the recipe"):
         pretrain(
             make_recipe(f"model.init={whole_run / 'model'}", f"model.tokenizer={whole_run / 'model'}", "model.layers=3"), tmp_path / "out"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+from quiver.encoder.pretraining.run import pretrain
 from quiver.encoder.pretraining.sections import PretrainingRecipe, SourceSection
 from quiver.encoder.pretraining.text_sources import read_documents
-from quiver.encoder.training.run import pretrain
 
 
 def small(folder: Path) -> PretrainingRecipe:

@@ -15,14 +15,14 @@ from quiver.encoder.packing import concatenate
 from quiver.encoder.pretraining.corpus import Corpus, open_corpus, prepare_corpus
 from quiver.encoder.pretraining.evaluation import HeldOut
 from quiver.encoder.pretraining.masking import Masker
+from quiver.encoder.pretraining.optimizer import make_optimizer
 from quiver.encoder.pretraining.phases import first_model, make_tokenizer
 from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.snapshot import TrainState
 from quiver.encoder.pretraining.stream import PhaseStream, RowMaker, UpdateBatch, held_out_rows
+from quiver.encoder.pretraining.update import Updater
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.optimizer import make_optimizer
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.snapshot import Trainee
-from quiver.encoder.training.update import Updater
 
 pytest.importorskip("optimi")
 
@@ -46,8 +46,8 @@ def largest(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus, MaskedLM]) -> 
 def updater(prepared: tuple[PretrainingRecipe, Tokenizer, Corpus, MaskedLM], out: Path) -> Updater:
     recipe, tokenizer, _, model = prepared
     phase = recipe.phases[0]
-    trainee = Trainee(model.train(), make_optimizer(model, recipe.training, phase), None)
-    return Updater(trainee, phase, 0, Processes(), "fp32", out, tokenizer)
+    train_state = TrainState(model.train(), make_optimizer(model, recipe.training, phase), None)
+    return Updater(train_state, phase, 0, Processes(), "fp32", out, tokenizer)
 
 
 def test_loss_and_gradient_are_those_of_all_rows_at_once(
@@ -63,7 +63,7 @@ def test_loss_and_gradient_are_those_of_all_rows_at_once(
     def step(*arguments: object) -> None:
         taken.update({name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None})
 
-    monkeypatch.setattr(one.trainee.optimizer, "step", step)
+    monkeypatch.setattr(one.train_state.optimizer, "step", step)
     update = one.do(batch, step=1, tokens=300, stop=False)
     assert update.loss == pytest.approx(whole.loss.item(), rel=1e-6)
     assert update.learning_rate == pytest.approx(5e-3 * 300 / 600)
@@ -71,7 +71,7 @@ def test_loss_and_gradient_are_those_of_all_rows_at_once(
     assert taken.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(taken[name], gradient, rtol=1e-4, atol=1e-7)
-    assert one.trainee.stream is batch.state
+    assert one.train_state.stream is batch.state
     assert all(weight.grad is None for weight in model.parameters())
 
 

@@ -27,8 +27,8 @@ from quiver.eval.development import development_scorer
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.recipe import KINDS, load_recipe
-from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.start import build_model
 
 COUNT = 30
@@ -334,7 +334,7 @@ def test_its_first_updates_run(name: str, world: Path) -> None:
         pytest.skip("schedulefree is not installed")
     out = world / "runs" / name
     scorer = None if recipe.development is None else development_scorer(recipe.development)
-    record = train_recipe(recipe, out, scorer=scorer)
+    record = training_run.train(recipe, out, scorer=scorer)
     result = record["result"]
     assert [step for step, _ in result["losses"]] == [1, 2, 3]
     assert all(math.isfinite(loss) and loss > 0 for _, loss in result["losses"])

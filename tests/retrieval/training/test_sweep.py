@@ -16,11 +16,11 @@ from filelock import FileLock
 
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
+from quiver.retrieval.training import run as training_run
 from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.prepare import Built
 from quiver.retrieval.training.grid import Grid, make_grid
 from quiver.retrieval.training.loop.task import SCORE
-from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.sections import DataSection, Recipe
 from quiver.retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep
 
@@ -29,7 +29,7 @@ RATES = "training.learning_rate=1e-5,3e-5,8e-5"
 
 
 class Trainer:
-    """Stands in for ``train_recipe``: leaves the files of a run whose score is a function of its recipe."""
+    """Stands in for ``train``: leaves the files of a run whose score is a function of its recipe."""
 
     def __init__(self, score: Callable[[Recipe], float]) -> None:
         self.score = score
@@ -314,7 +314,7 @@ def test_runs_share_the_rows_that_they_train_on(
     monkeypatch.setattr(prepare, "build_table", counted)
 
     def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
-        train_recipe(recipe, out, resume=resume, scorer=lambda model: 0.5, data_folder=data_folder)
+        training_run.train(recipe, out, resume=resume, scorer=lambda model: 0.5, data_folder=data_folder)
         if out.name in fails:
             (out / "run.json").unlink()
             raise InputError("no luck")

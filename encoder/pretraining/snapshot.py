@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm, save_masked_lm
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
+from quiver.encoder.pretraining.averaging import MovingAverage
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.averaging import MovingAverage
 from quiver.encoder.training.state_files import read_state, write_state
 
 STATE = "trainer"
@@ -64,7 +64,7 @@ class Progress:
 
 
 @dataclass
-class Trainee:
+class TrainState:
     """What changes while a phase goes on.
 
     Attributes:
@@ -109,21 +109,21 @@ def save_model(model: MaskedLM, tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(folder)
 
 
-def write_snapshot(folder: Path, trainee: Trainee, tokenizer: Tokenizer, progress: Progress, random: list[dict[str, Any]]) -> None:
+def write_snapshot(folder: Path, train_state: TrainState, tokenizer: Tokenizer, progress: Progress, random: list[dict[str, Any]]) -> None:
     """Put the state of a run into an empty folder.
 
     Args:
         folder: Exists.
-        trainee: Between two updates.
+        train_state: Between two updates.
         tokenizer: Of the model.
         progress: Of the run.
         random: `quiver.encoder.training.random_state.random_state` of every process by rank.
     """
-    save_model(trainee.model, tokenizer, folder)
+    save_model(train_state.model, tokenizer, folder)
     state = {
-        "optimizer": trainee.optimizer.state_dict(),
-        "average": None if trainee.average is None else trainee.average.state(),
-        "stream": trainee.stream,
+        "optimizer": train_state.optimizer.state_dict(),
+        "average": None if train_state.average is None else train_state.average.state(),
+        "stream": train_state.stream,
         "random": random,
         "progress": asdict(progress),
     }

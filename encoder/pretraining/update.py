@@ -21,14 +21,14 @@ from torch.nn.utils import get_total_norm
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.flops import training_flops
+from quiver.encoder.pretraining.optimizer import set_learning_rate
+from quiver.encoder.pretraining.schedule import learning_rate_share
 from quiver.encoder.pretraining.sections import PhaseSection
+from quiver.encoder.pretraining.snapshot import TrainState
 from quiver.encoder.pretraining.stream import MaskedRow, UpdateBatch
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
-from quiver.encoder.training.optimizer import set_learning_rate
 from quiver.encoder.training.processes import Processes
-from quiver.encoder.training.schedule import learning_rate_share
-from quiver.encoder.training.snapshot import Trainee
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Updater:
     """Does the updates of a phase.
 
     Attributes:
-        trainee: Changed in place.
+        train_state: Changed in place.
         phase: Its schedule.
         number: Of the phase.
         processes: Of the run.
@@ -70,7 +70,7 @@ class Updater:
         tokenizer: Says what its text was.
     """
 
-    trainee: Trainee
+    train_state: TrainState
     phase: PhaseSection
     number: int
     processes: Processes
@@ -90,8 +90,8 @@ class Updater:
         Raises:
             InputError: The loss or the gradient is no number; nothing has been updated.
         """
-        trainee = self.trainee
-        model, optimizer = trainee.model, trainee.optimizer
+        train_state = self.train_state
+        model, optimizer = train_state.model, train_state.optimizer
         own_flops = sum(training_flops(model.encoder.config, row.batch.lengths, asked=row.asked) for row in batch.rows)
         [asked, flops, stops] = self.processes.sum([sum(row.asked for row in batch.rows), own_flops, stop])
         losses = [self._backward(model, row, row.asked / max(1.0, asked)) for row in batch.rows]
@@ -105,9 +105,9 @@ class Updater:
         set_learning_rate(optimizer, self.phase, share)
         optimizer.step()
         optimizer.zero_grad()
-        if trainee.average is not None:
-            trainee.average.update(model)
-        trainee.stream = batch.state
+        if train_state.average is not None:
+            train_state.average.update(model)
+        train_state.stream = batch.state
         return Update(loss, norm, self.phase.learning_rate * share, flops, stops > 0)
 
     def _backward(self, model: MaskedLM, row: MaskedRow, share: float) -> Tensor:

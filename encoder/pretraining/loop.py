@@ -11,22 +11,22 @@ from typing import Any
 
 from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.heads import MaskedLM
+from quiver.encoder.pretraining.averaging import MovingAverage
 from quiver.encoder.pretraining.corpus import Corpus
 from quiver.encoder.pretraining.evaluation import HeldOut
+from quiver.encoder.pretraining.optimizer import make_optimizer, restore_optimizer
 from quiver.encoder.pretraining.phases import first_model, in_form, phase_config, start_from_frequencies
 from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.snapshot import Progress, Snapshot, TrainState, read_snapshot, write_snapshot
 from quiver.encoder.pretraining.stream import PhaseStream, UpdateBatch
+from quiver.encoder.pretraining.update import Update, Updater
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.averaging import MovingAverage
 from quiver.encoder.training.bar import FORMS, Show, training_bar
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import LOG, RunLog
-from quiver.encoder.training.optimizer import make_optimizer, restore_optimizer
 from quiver.encoder.training.processes import Processes
 from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
-from quiver.encoder.training.snapshot import Progress, Snapshot, Trainee, read_snapshot, write_snapshot
 from quiver.encoder.training.stopping import RunStoppedError, StopRequest, stop_requests
-from quiver.encoder.training.update import Update, Updater
 
 logger = logging.getLogger(__name__)
 
@@ -101,36 +101,36 @@ class _Loop:
         """All phases that are left."""
         session, progress, recipe = self._session, self.progress, self._session.recipe
         rank = session.processes.rank
-        trainee = self._first_trainee()
+        train_state = self._first_train_state()
         if self._snapshot is None:
             seed_random(recipe.training.seed + rank)  # ranks with equal generators would drop out the same units
         else:
             set_random_state(self._snapshot.random[rank])
         while True:
-            self._phase(trainee, stop, show)
+            self._phase(train_state, stop, show)
             if progress.phase + 1 == len(recipe.phases):
                 break
             progress.phase += 1
             progress.phase_tokens = 0
-            trainee = self._next_trainee(trainee)
-        if trainee.average is not None:
-            trainee.average.copy_to(trainee.model)
-        return trainee.model.eval()
+            train_state = self._next_train_state(train_state)
+        if train_state.average is not None:
+            train_state.average.copy_to(train_state.model)
+        return train_state.model.eval()
 
-    def _phase(self, trainee: Trainee, stop: StopRequest, show: Show) -> None:
+    def _phase(self, train_state: TrainState, stop: StopRequest, show: Show) -> None:
         """The updates of a phase that are left; none if a session was killed behind the last."""
         session, progress = self._session, self.progress
         number, phase = progress.phase, session.recipe.phases[progress.phase]
         stream = PhaseStream(session.recipe, number, session.corpus, session.tokenizer, session.processes)
-        if trainee.stream is not None and progress.phase_tokens:
-            stream.restore(trainee.stream)
-        elif trainee.stream is not None:
-            stream.follow(trainee.stream)
+        if train_state.stream is not None and progress.phase_tokens:
+            stream.restore(train_state.stream)
+        elif train_state.stream is not None:
+            stream.follow(train_state.stream)
         held_out = None
         if len(session.corpus.held_out):
             held_out = HeldOut(session.recipe, phase, session.corpus.held_out, session.tokenizer, session.processes)
-        updater = Updater(trainee, phase, number, session.processes, session.recipe.training.precision, session.out, session.tokenizer)
-        trainee.model.train()
+        updater = Updater(train_state, phase, number, session.processes, session.recipe.training.precision, session.out, session.tokenizer)
+        train_state.model.train()
         self._mark = time.perf_counter()
         for batch in stream.updates():
             asked = stop.name is not None
@@ -140,12 +140,12 @@ class _Loop:
             ended = progress.phase_tokens >= phase.tokens
             if ended:
                 progress.phase_ends.append(progress.step)
-            self._after(trainee, update, held_out, show, ended=ended)
+            self._after(train_state, update, held_out, show, ended=ended)
             if update.stop and not (ended and number + 1 == len(session.recipe.phases)):
                 raise RunStoppedError(progress.step)
             self._mark = time.perf_counter()  # what was done here is no part of the next update's time
 
-    def _after(self, trainee: Trainee, update: Update, held_out: HeldOut | None, show: Show, *, ended: bool) -> None:
+    def _after(self, train_state: TrainState, update: Update, held_out: HeldOut | None, show: Show, *, ended: bool) -> None:
         """Log, evaluate, save, in this order, so that a checkpoint knows all that was logged."""
         training, progress = self._session.recipe.training, self.progress
         if ended or progress.step % training.log_every == 0:
@@ -153,9 +153,9 @@ class _Loop:
         best = False
         if held_out is not None and (ended or _due(training.evaluate_every, progress.step)):
             with preserve_rng_state():
-                best = self._evaluated(held_out.loss(trainee.model), show)
+                best = self._evaluated(held_out.loss(train_state.model), show)
         if ended or best or update.stop or _due(training.save_every, progress.step):
-            self._save(trainee)
+            self._save(train_state)
 
     def _count(self, batch: UpdateBatch, update: Update) -> None:
         progress, now = self.progress, time.perf_counter()
@@ -204,7 +204,7 @@ class _Loop:
         progress.best = sorted([*progress.best, [loss, progress.step]])[: recipe.training.averaging.best]
         return [loss, progress.step] in progress.best
 
-    def _save(self, trainee: Trainee) -> None:
+    def _save(self, train_state: TrainState) -> None:
         session, progress = self._session, self.progress
         states = session.processes.gather(random_state())
         progress.seconds = self._earlier + time.perf_counter() - self._start
@@ -212,51 +212,51 @@ class _Loop:
             return
         self._log.sync()
         with session.checkpoints.writing(progress.step) as folder:
-            write_snapshot(folder, trainee, session.tokenizer, progress, states)
+            write_snapshot(folder, train_state, session.tokenizer, progress, states)
         newest = session.checkpoints.steps()[-session.recipe.training.keep_checkpoints :]
         session.checkpoints.keep({progress.step, *newest, *progress.phase_ends, *(int(step) for _, step in progress.best)})
         logger.info("checkpoint of step %d saved", progress.step)
 
-    def _first_trainee(self) -> Trainee:
+    def _first_train_state(self) -> TrainState:
         session, snapshot = self._session, self._snapshot
         if snapshot is None:
             model = first_model(session.recipe, session.tokenizer)
             if session.recipe.model.decoder_bias == "frequencies":
                 start_from_frequencies(model, session.corpus.train.shares(model.encoder.config.vocab_size))
-            return self._trainee(model, None, None)
+            return self._train_state(model, None, None)
         config = phase_config(session.recipe.model, session.recipe.phases[self.progress.phase], session.tokenizer)
         model = in_form(snapshot.model, config, where=str(session.checkpoints.path(self.progress.step)))
-        trainee = self._trainee(model, snapshot.optimizer, snapshot.average)
-        trainee.stream = snapshot.stream
-        return trainee
+        train_state = self._train_state(model, snapshot.optimizer, snapshot.average)
+        train_state.stream = snapshot.stream
+        return train_state
 
-    def _next_trainee(self, done: Trainee) -> Trainee:
+    def _next_train_state(self, done: TrainState) -> TrainState:
         """What a phase hands to the next."""
         recipe = self._session.recipe
         config = phase_config(recipe.model, recipe.phases[self.progress.phase], self._session.tokenizer)
         model = in_form(done.model.cpu(), config, where="the phase before")
         average = None if done.average is None else done.average.state()
-        trainee = self._trainee(model, done.optimizer.state_dict(), average)
-        trainee.stream = done.stream
-        return trainee
+        train_state = self._train_state(model, done.optimizer.state_dict(), average)
+        train_state.stream = done.stream
+        return train_state
 
-    def _trainee(self, model: MaskedLM, optimizer: dict[str, Any] | None, average: dict[str, Any] | None) -> Trainee:
+    def _train_state(self, model: MaskedLM, optimizer: dict[str, Any] | None, average: dict[str, Any] | None) -> TrainState:
         recipe, session = self._session.recipe, self._session
         model = model.to(session.device)
         model.encoder.gradient_checkpointing = recipe.training.gradient_checkpointing
         if recipe.training.compiled:
             compile_encoder(model.encoder)
         phase, half_life = recipe.phases[self.progress.phase], recipe.training.averaging.ema_half_life
-        trainee = Trainee(
+        train_state = TrainState(
             model,
             make_optimizer(model, recipe.training, phase),
             None if half_life is None else MovingAverage(model, half_life=half_life),
         )
         if optimizer is not None:
-            restore_optimizer(trainee.optimizer, optimizer)
-        if trainee.average is not None and average is not None:
-            trainee.average.restore(average)
-        return trainee
+            restore_optimizer(train_state.optimizer, optimizer)
+        if train_state.average is not None and average is not None:
+            train_state.average.restore(average)
+        return train_state
 
 
 def _due(every: int | None, step: int) -> bool:

@@ -17,21 +17,13 @@ import torch
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import MaskedLM
+from quiver.encoder.pretraining.averaging import mean_of_checkpoints
 from quiver.encoder.pretraining.corpus import open_corpus, prepare_corpus
+from quiver.encoder.pretraining.loop import Session, pretrain_session
+from quiver.encoder.pretraining.optimizer import require_optimizer
 from quiver.encoder.pretraining.phases import first_model, make_tokenizer
 from quiver.encoder.pretraining.record import describe_run, versions
-from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.tokenizer import Tokenizer
-from quiver.encoder.training.averaging import mean_of_checkpoints
-from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import exclusive_lock
-from quiver.encoder.training.log import LOG, RunLog
-from quiver.encoder.training.loop import Session, pretrain_session
-from quiver.encoder.training.machine import keep_freed_memory
-from quiver.encoder.training.optimizer import require_optimizer
-from quiver.encoder.training.processes import Processes, init_distributed
-from quiver.encoder.training.random_state import preserve_rng_state
-from quiver.encoder.training.run_folder import (
+from quiver.encoder.pretraining.run_folder import (
     BEGUN,
     CHECKPOINTS,
     CORPUS,
@@ -48,7 +40,15 @@ from quiver.encoder.training.run_folder import (
     unfinished,
     warn_of_changes,
 )
-from quiver.encoder.training.snapshot import Progress, save_model
+from quiver.encoder.pretraining.sections import PretrainingRecipe
+from quiver.encoder.pretraining.snapshot import Progress, save_model
+from quiver.encoder.tokenizer import Tokenizer
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.lock import exclusive_lock
+from quiver.encoder.training.log import LOG, RunLog
+from quiver.encoder.training.machine import keep_freed_memory
+from quiver.encoder.training.processes import Processes, init_distributed
+from quiver.encoder.training.random_state import preserve_rng_state
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def pretrain(
 
     Args:
         recipe: What is pretrained, on what, and how.
-        out: Folder of the run, see `quiver.encoder.training.run_folder`.
+        out: Folder of the run, see `quiver.encoder.pretraining.run_folder`.
         resume: Go on with the unfinished run there, from its last checkpoint; from the beginning if it has none.
         progress: Show a bar.
         command: The command line to record.
