@@ -22,7 +22,7 @@ from quiver.encoder.files import check_target
 from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.data.run import ranked, write_run
 from quiver.retrieval.index import DamagedIndexError, Filter, Index
-from quiver.retrieval.index.documents.filters import GRAMMAR
+from quiver.retrieval.index.documents.metadata import GRAMMAR
 from quiver.retrieval.index.errors import LostTextError
 from quiver.retrieval.records import Query, Run
 from quiver.retrieval.search import bm25

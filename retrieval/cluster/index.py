@@ -18,7 +18,7 @@ from quiver.retrieval.cluster.fleet import Fleet, Gathered
 from quiver.retrieval.cluster.handles import ShardLauncher
 from quiver.retrieval.cluster.plan import Sharding, ShardPlan, plan_shards
 from quiver.retrieval.cluster.replicas import Timeouts
-from quiver.retrieval.index.documents.filters import Filter, FilterLike
+from quiver.retrieval.index.documents.metadata import Filter, FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.index import Index, open_manifest
 from quiver.retrieval.index.store.layout import Layout

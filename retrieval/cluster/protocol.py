@@ -2,7 +2,7 @@
 
 An executor runs a task on items in any order, on one worker or on many, and gives each item's result once. An item may be *done* more
 than once: a worker that dies is replaced and its item handed out again, and where a worker only seemed dead both may finish it. What an
-item writes must therefore be harmless to write twice; `quiver.retrieval.index.work` shows how.
+item writes must therefore be harmless to write twice; `quiver.retrieval.index.pieces` shows how.
 
 The module knows nothing of what the work is.
 """

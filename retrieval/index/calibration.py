@@ -1,16 +1,16 @@
-"""Measuring an index: how much of what exact search finds, and how fast, at efforts from cheap to thorough.
+"""Calibration: measured recall and latency of an index at each point of its engine's parameter grid.
 
-The first ten queries are searched at every effort of the engine's ladder, from the cheapest up to the first that finds about everything;
-the others are searched at these efforts only. What most indexes need is measured in any case, up to two steps beyond the ``balanced`` of
-an index that was not measured; only an index whose documents lie almost anywhere is measured at more.
+The first ten queries run at every point, from the cheapest to the first that finds nearly everything; the other queries run only up to
+that point. At least two points beyond the uncalibrated ``balanced`` are measured.
 
-Exact search is that of the index at its effort ``exact``: scores by the best vectors that it keeps. What it cost to compress them is not
-seen here. A search is timed as a user makes it, one query at a time, FAISS on one thread; the efforts take turns, so that whatever
-else the machine does slows all of them alike.
+Recall is relative to the index's own ``exact`` search, which scores by the best vectors that the index keeps; the loss of compression is
+not included. Queries are timed one at a time with FAISS on one thread; the points alternate, so that other load on the machine slows all of
+them alike.
 
-Where there are no real queries they are made of the index's own vectors, see `quiver.retrieval.index.pseudo_queries`.
+Without given queries, pseudo queries are mixed from vectors of the index (`pseudo_queries`); the documents that a pseudo query is made of
+do not count as hits.
 
-Shapes: n queries, k hits a query.
+Shapes: n queries, k hits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,67 @@ from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import AnyCodec, Setting
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.pseudo_queries import MIXED, MeasuredQuery, pseudo_queries
 from quiver.retrieval.index.recall_table import Calibration, RecallTable, Rung, interval
+from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.index.threads import one_thread
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.versions import installed_version
+
+MIXED = {"dense": 3, "colbert": 4}
+"""Documents that a query is made of, for each kind of model."""
+
+# Tokens of a query: what short questions have.
+_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class MeasuredQuery:
+    """A query, and what it was made of.
+
+    Attributes:
+        vectors: (1, d) for one vector a document; a list with one array (n, d) for one a token: what ``Index.search`` takes.
+        sources: Ids of the documents that it was made of, which any search finds: they do not count. None of a real query.
+    """
+
+    vectors: Any
+    sources: frozenset[str]
+
+
+def pseudo_queries(segments: Sequence[OpenSegment], kind: str, *, count: int, seed: int) -> list[MeasuredQuery]:
+    """Queries made of documents chosen at random.
+
+    Args:
+        segments: Of an index; deleted documents and those without a vector are left out.
+        kind: ``dense`` for one vector a document, ``colbert`` for one a token.
+        count: Queries, at most: no more than there are documents.
+        seed: Equal segments and seed give equal queries.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [np.flatnonzero(segment.kept & (segment.vectors.lengths > 0)) for segment in segments]
+    begins = np.append(0, np.cumsum([len(each) for each in rows], dtype=np.int64))
+    total, made = int(begins[-1]), []
+    for _ in range(min(count, total)):
+        parts, ids = [], []
+        for number in rng.choice(total, min(MIXED[kind], total), replace=False).tolist():
+            place = int(np.searchsorted(begins, number, side="right")) - 1
+            row = int(rows[place][number - begins[place]])
+            parts.append(segments[place].vectors.vectors(np.array([row]))[0])
+            ids.append(segments[place].documents.ids.strings[row])
+        vectors = np.mean(parts, axis=0) if kind == "dense" else [np.concatenate([_some(part, rng) for part in parts])]
+        made.append(MeasuredQuery(vectors, frozenset(ids)))
+    return made
+
+
+def _some(tokens: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
+    """Some tokens of one document, in their order."""
+    size = min(_TOKENS // MIXED["colbert"], len(tokens))
+    return tokens[np.sort(rng.choice(len(tokens), size, replace=False))]
+
 
 logger = logging.getLogger(__name__)
 

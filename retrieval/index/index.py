@@ -1,39 +1,193 @@
-"""An index, opened: the segments of one committed state, searched as one.
+"""An opened index: the segments of one committed generation, searched as one.
 
-What was opened does not change, whatever is added, deleted or compacted meanwhile: open it again to see that.
+An opened index never changes, whatever is added, deleted or compacted in its folder; open it again to see changes.
 
-Shapes: Q queries, k hits a query, n_i token vectors of text i, d vector width.
+Shapes: Q queries, k hits, n_i token vectors of text i, d vector width.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.filters import Filter, FilterLike, as_filter
-from quiver.retrieval.index.documents.metadata import describe
+from quiver.retrieval.index.documents.metadata import Filter, FilterLike, as_filter, describe
 from quiver.retrieval.index.documents.strings import LOOK
 from quiver.retrieval.index.engine_table import ENGINES, open_codec
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting, check_preset
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file
-from quiver.retrieval.index.live import LiveDocuments, LiveIds, Place
-from quiver.retrieval.index.merging import SegmentHits, merged
-from quiver.retrieval.index.queries import SearchRequest, dense_queries, token_queries
 from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.index.recall_table import Calibration, Rung, check_target
-from quiver.retrieval.index.segments import OpenSegment, open_segment, shared_documents
+from quiver.retrieval.index.segments import OpenSegment, SegmentHits, merged, open_segment, shared_documents
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import Manifest, SegmentEntry
 from quiver.retrieval.index.store.reading import open_files, open_newest, read_alive, read_generation, verify_files
-from quiver.retrieval.records import Document, Hits, ModelCard
+from quiver.retrieval.records import DenseVectors, Document, Hits, ModelCard, TokenVectors
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a search asks, once it has been checked; any segments of the index can answer it.
+
+    Attributes:
+        queries: As `dense_queries` or `token_queries` gives them.
+        k: Hits a query, at least 1.
+        effort: The knobs, as the codec has them.
+        filter: Which documents may be found; None for all.
+    """
+
+    queries: Any
+    k: int
+    effort: Any
+    filter: Filter | None
+
+
+def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
+    """Queries of one vector each as a matrix, (Q, d).
+
+    Args:
+        queries: (Q, d).
+        dim: Width d of the index.
+
+    Raises:
+        ValueError: They have another shape, or one is not finite, or not so in float32.
+    """
+    given: NDArray[Any] = np.asarray(queries)
+    if given.ndim != 2 or given.shape[1] != dim:
+        raise ValueError(f"queries must have the shape (Q, {dim}), got {given.shape}")
+    matrix = _single(given)
+    finite = np.isfinite(matrix)
+    if not finite.all():
+        raise ValueError(f"the vector of query {int(finite.all(axis=1).argmin())} is not finite")
+    return matrix
+
+
+def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
+    """Queries of one vector a token as matrices, Q arrays of (n_i, d).
+
+    Args:
+        queries: Q arrays of (n_i, d), n_i >= 1.
+        dim: Width d of the index.
+
+    Raises:
+        ValueError: One is empty, of another shape, or not finite, or not so in float32.
+    """
+    checked = []
+    for row, query in enumerate(queries):
+        given: NDArray[Any] = np.asarray(query)
+        if given.ndim != 2 or not len(given) or given.shape[1] != dim:
+            raise ValueError(f"query {row} must have the shape (>= 1, {dim}), got {given.shape}")
+        matrix = _single(given)
+        if not np.isfinite(matrix).all():
+            raise ValueError(f"a vector of query {row} is not finite")
+        checked.append(matrix)
+    return checked
+
+
+def _single(matrix: NDArray[Any]) -> NDArray[np.float32]:
+    """The matrix itself where it is contiguous float32 already."""
+    if matrix.dtype == np.float32:
+        return np.ascontiguousarray(matrix)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
+        return np.ascontiguousarray(matrix, np.float32)
+
+
+class Place(NamedTuple):
+    """Where a document is: the number of its segment, and its row there."""
+
+    segment: int
+    row: int
+
+
+class _Places:
+    """The places of all documents."""
+
+    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+        self._rows = [None if segment.alive is None else np.flatnonzero(segment.alive) for segment in segments]
+        counts = [len(segment.documents) if rows is None else len(rows) for segment, rows in zip(segments, self._rows, strict=True)]
+        self._ends = np.cumsum(counts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __iter__(self) -> Iterator[Place]:
+        begin = 0
+        for segment, (rows, end) in enumerate(zip(self._rows, self._ends.tolist(), strict=True)):
+            for row in range(end - begin) if rows is None else rows.tolist():
+                yield Place(segment, row)
+            begin = end
+
+    def __getitem__(self, number: int) -> Place:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"document {number} of {len(self)}")
+        number %= len(self)
+        segment = int(np.searchsorted(self._ends, number, side="right"))
+        row, rows = number - (int(self._ends[segment - 1]) if segment else 0), self._rows[segment]
+        return Place(segment, row if rows is None else int(rows[row]))
+
+
+class LiveIds(Sequence[str]):
+    """The ids of the documents.
+
+    Args:
+        segments: The segments of an index.
+    """
+
+    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+        self._strings = [segment.documents.ids.strings for segment in segments]
+        self._places = _Places(segments)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._strings[place.segment][place.row] for place in self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        place = self._places[index]
+        return self._strings[place.segment][place.row]
+
+
+class LiveDocuments:
+    """The documents of an index that was built with texts.
+
+    Args:
+        segments: The segments of an index.
+    """
+
+    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+        self._segments = segments
+        self._places = _Places(segments)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Document]:
+        return map(self.at, self._places)
+
+    def __getitem__(self, number: int) -> Document:
+        return self.at(self._places[number])
+
+    def at(self, place: Place) -> Document:
+        """The document at a place."""
+        texts = self._segments[place.segment].documents.texts
+        if texts is None:
+            raise ValueError("this segment was opened without its texts")
+        return texts[place.row]
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex
-from quiver.retrieval.index.documents.filters import FilterLike
+from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import check_k

@@ -17,10 +17,10 @@ from quiver.eval.bench.index.adapters import Built, Clock, Knobs
 from quiver.eval.bench.index.systems import Point, System
 from quiver.eval.bench.index.vectors import VectorFolder, drawn, text_sha256
 from quiver.retrieval.index.build import build_index
-from quiver.retrieval.index.documents.filters import Condition, Filter
+from quiver.retrieval.index.documents.metadata import Condition, Filter
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
-from quiver.retrieval.index.options import BuildOptions
+from quiver.retrieval.index.pieces import BuildOptions
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 # FAISS's type stubs know nothing of what its Python layer adds.

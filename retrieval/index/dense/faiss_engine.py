@@ -37,9 +37,17 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.data.rows import MatrixRows
-from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
-from quiver.retrieval.index.dense.scalar import ScalarCoding, open_scalar, save_scalar
-from quiver.retrieval.index.dense.segment import DenseSegment, widened
+from quiver.retrieval.index.dense.refine import (
+    BLOCK,
+    DenseSegment,
+    RefineStore,
+    ScalarCoding,
+    holds,
+    open_scalar,
+    save_scalar,
+    widened,
+    write_codes,
+)
 from quiver.retrieval.index.dense.settings import (
     FACTORY,
     FactoryEffort,
@@ -53,10 +61,8 @@ from quiver.retrieval.index.dense.settings import (
 from quiver.retrieval.index.disk import Disk, write_file
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.lazy import Lazy
-from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.record_files import RecordFiles
-from quiver.retrieval.index.threads import one_thread
+from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
+from quiver.retrieval.index.threads import Lazy, one_thread
 from quiver.retrieval.protocols import Rows
 from quiver.retrieval.records import ModelCard
 
@@ -273,7 +279,7 @@ FaissSegment: TypeAlias = DenseSegment[FactoryEffort]
 
 
 class FaissFinder:
-    """Candidates from the index of one segment; see `quiver.retrieval.index.dense.segment.Finder`.
+    """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
 
     Args:
         files: The segment's.
@@ -292,11 +298,11 @@ class FaissFinder:
 
     @property
     def size(self) -> Size:
-        """See `quiver.retrieval.index.dense.segment.Finder`; in memory an index takes about what its file does."""
+        """See `quiver.retrieval.index.dense.refine.Finder`; in memory an index takes about what its file does."""
         return Size(len(self._content), len(self._content))
 
     def find(self, queries: NDArray[np.float32], count: int, *, effort: FactoryEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        """See `quiver.retrieval.index.dense.refine.Finder`."""
         total, fetched = len(self), count
         read = self._read.get(self._read_index)
         told = allowed if read.takes_selectors else None

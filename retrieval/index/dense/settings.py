@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.scalar import Bits
+from quiver.retrieval.index.dense.refine import Bits
 from quiver.retrieval.index.engines import Preset, Setting, check_names
 
 EXACT, SCAN, LISTS, FACTORY = "exact-dense", "pq-dense", "ivf-dense", "faiss-dense"

@@ -1,20 +1,25 @@
-"""Many strings without a Python object each: their UTF-8 bytes one after the other, and the place where each ends.
+"""Strings, ids and texts of a segment, for millions of documents without a Python object each.
 
-The order of UTF-8 bytes is that of code points, and thus Python's own and ``strcmp``'s, which trec_eval sorts ids by.
+Strings are stored as in Arrow's large string layout, in two raw files: all UTF-8 bytes, and the offset where each string ends. The order
+of UTF-8 bytes is that of code points, which is Python's order and that of ``strcmp``, by which trec_eval sorts ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.retrieval.data.entries import as_id
 from quiver.retrieval.index.disk import Disk, write_array
-from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
 from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked, strings_lost
+from quiver.retrieval.records import Document
 
 LOOK = "the index is damaged: quiver index check names the file"
 """What to do where a file that is mapped turns out not to be what was written."""
@@ -226,3 +231,238 @@ def _refined(group: NDArray[np.int64], places: NDArray[np.intp], words: NDArray[
     refined: NDArray[np.int64] = group.copy()
     refined[places] = places[np.maximum.accumulate(np.where(new, np.arange(len(places)), 0))]
     return refined
+
+
+STEM = "ids"
+"""What the names of the files begin with."""
+
+_HASHES = "ids.hashes"
+_ROWS = "ids.rows"
+_RANKS = "ids.ranks"
+
+# Ids that are objects at a time.
+_TOGETHER = 65_536
+
+
+class IdTable:
+    """The ids of a segment's P documents.
+
+    Attributes:
+        strings: The ids by row.
+    """
+
+    def __init__(self, strings: PackedStrings, hashes: CheckedArray, rows: CheckedArray, ranks: CheckedArray) -> None:
+        self.strings = strings
+        self._hashes = hashes
+        self._rows = rows
+        self._ranks = ranks
+
+    @classmethod
+    def open(cls, files: Files, count: int) -> IdTable:
+        """Map what `write_ids` wrote.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file does not fit the number of documents.
+        """
+        return cls(
+            PackedStrings.open(files, STEM, count),
+            files.map(_HASHES, np.uint64, (count,)),
+            files.map(_ROWS, np.uint32, (count,)),
+            files.map(_RANKS, np.uint32, (count,)),
+        )
+
+    @classmethod
+    def of(cls, ids: Sequence[str]) -> IdTable:
+        """A table in memory of ids that differ from each other."""
+        strings = PackedStrings.pack(ids)
+        return cls(strings, *(CheckedArray(table) for table in _tables(strings)))
+
+    @property
+    def ranks(self) -> NDArray[np.uint32]:
+        """The rank of each id in ascending order, (P,)."""
+        return self._ranks.whole()
+
+    def __len__(self) -> int:
+        return len(self.strings)
+
+    def hashes_of(self, rows: NDArray[np.bool_] | None) -> NDArray[np.uint64]:
+        """The hashes of the ids in some rows, ascending; equal hashes of 64 bits are equal ids but for one chance in many millions.
+
+        Args:
+            rows: Which rows, (P,); None for all.
+
+        Raises:
+            DamagedIndexError: The table is not what was written.
+        """
+        if rows is None:
+            return self._hashes.whole()
+        numbers = self._rows.whole()
+        if len(self) and int(numbers.max()) >= len(self):
+            raise DamagedIndexError(f"the table of ids names a row that there is not; {LOOK}")
+        hashes: NDArray[np.uint64] = self._hashes.whole()[rows[numbers]]
+        return hashes
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """The row of each id, (len(ids),); -1 where the segment has no such document. An integer stands for its digits, as in files.
+
+        Raises:
+            InputError: An id is neither a string nor an integer.
+            DamagedIndexError: The table is not what was written, which nobody has asked for before.
+        """
+        found = np.full(len(ids), -1, np.int64)
+        if not len(self) or not len(ids):
+            return found
+        keys = [as_id(key) for key in ids]
+        hashes, asked = id_hashes(keys), PackedStrings.pack(keys)
+        stored = self._hashes.whole()
+        places = np.searchsorted(stored, hashes)
+        open_questions = np.arange(len(ids))
+        # Nearly always one round: another one is for ids of equal hash, which stand side by side.
+        while len(open_questions):
+            open_questions = open_questions[places[open_questions] < len(self)]
+            open_questions = open_questions[stored[places[open_questions]] == hashes[open_questions]]
+            rows = self._rows[places[open_questions]].astype(np.int64)
+            if (rows >= len(self)).any():
+                raise DamagedIndexError(f"the table of ids names a row that there is not; {LOOK}")
+            same = self.strings.equal(rows, asked, open_questions)
+            found[open_questions[same]] = rows[same]
+            open_questions = open_questions[~same]
+            places[open_questions] += 1
+        return found
+
+
+def write_ids(folder: Path, strings: PackedStrings, disk: Disk) -> dict[str, str]:
+    """Write the ids of a segment, which differ from each other; file name -> what it holds."""
+    hashes, rows, ranks = _tables(strings)
+    holds = strings.save(folder / STEM, disk, "document ids in the order of the rows")
+    write_array(folder / _HASHES, hashes, disk)
+    write_array(folder / _ROWS, rows, disk)
+    write_array(folder / _RANKS, ranks, disk)
+    return holds | {
+        _HASHES: "64-bit hashes of the ids, ascending, (P,) uint64",
+        _ROWS: "the row of each hash, (P,) uint32",
+        _RANKS: "the rank of each row's id in ascending order, (P,) uint32",
+    }
+
+
+def _tables(strings: PackedStrings) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Hashes in ascending order, the row of each hash, and the rank of each row's id."""
+    chunks = range(0, len(strings), _TOGETHER)
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(id_hashes(strings[start : start + _TOGETHER]) for start in chunks)])
+    by_hash = np.argsort(hashes, kind="stable")
+    ranks = np.empty(len(strings), np.uint32)
+    ranks[strings.order()] = np.arange(len(strings), dtype=np.uint32)
+    return hashes[by_hash], by_hash.astype(np.uint32), ranks
+
+
+def is_ids(name: str) -> bool:
+    """Whether a file of a segment holds the ids themselves."""
+    return name == f"{STEM}.utf8"
+
+
+def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:
+    """A 64-bit hash of each id, the same on every machine."""
+    digests = [hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in ids]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64, copy=False)
+
+
+_LINES = "documents.jsonl"
+_ENDS = "documents.ends"
+_LOST = "lost"
+
+
+class TextWriter:
+    """Writes documents one after the other.
+
+    Args:
+        folder: Takes the files.
+        disk: Writes them.
+    """
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._ends: list[int] = []
+        self._end = 0
+        self._file = disk.create(folder / _LINES)
+
+    def add(self, document: Document) -> None:
+        """Append one document."""
+        fields: dict[str, object] = {"_id": document.id, "title": document.title, "text": document.text}
+        if document.metadata:
+            fields["metadata"] = dict(document.metadata)
+        self.add_line(json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n")
+
+    def add_line(self, line: bytes) -> None:
+        """Append a document as another segment has it."""
+        self._file.write(line)
+        self._end += len(line)
+        self._ends.append(self._end)
+
+    def close(self) -> dict[str, str]:
+        """Finish the files; file name -> what it holds."""
+        self._file.close()
+        write_array(self._folder / _ENDS, np.array(self._ends, np.int64), self._disk)
+        return {
+            _LINES: "the documents as JSON lines, in the order of the rows",
+            _ENDS: "the byte at which each line ends, (P,) int64",
+        }
+
+
+class Texts:
+    """The stored documents by row; both files stay on the disk."""
+
+    def __init__(self, files: Files, count: int, *, instead: Mapping[int, bytes] | None = None) -> None:
+        """Map what `TextWriter` wrote.
+
+        Args:
+            files: The segment's.
+            count: Number of documents P.
+            instead: Row -> the line that takes the place of one that cannot be read.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file does not fit the number of documents.
+        """
+        self._path = files.folder / _LINES
+        self._instead = instead or {}
+        self._ends = files.map(_ENDS, np.int64, (count,))
+        self._bytes = files.map(_LINES, np.uint8, (-1,))
+        if files.is_lost(_ENDS) and not files.is_lost(_LINES):  # JSON has no line ends within a line
+            ends = 1 + np.flatnonzero(self._bytes.whole() == ord("\n"))
+            self._ends = CheckedArray(ends) if len(ends) == count else self._ends
+        if not files.is_lost(_ENDS) and len(self._bytes) != (int(self._ends.item(count - 1)) if count else 0):
+            raise DamagedIndexError(f"{files.folder / _ENDS}: does not fit {len(self._bytes)} bytes of texts; quiver index repair")
+
+    def line(self, row: int) -> bytes:
+        """The line of a document, with its end."""
+        if row in self._instead:
+            return self._instead[row]
+        content: bytes = self._bytes[(self._ends.item(row - 1) if row else 0) : self._ends.item(row)].tobytes()
+        return content
+
+    def __getitem__(self, row: int) -> Document:
+        try:
+            fields = json.loads(self.line(row))
+            if not fields.get(_LOST):
+                return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
+        except DamagedIndexError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); quiver index repair") from error
+        raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
+
+    def lost(self) -> NDArray[np.bool_]:
+        """The rows whose line a salvaged file has lost, (P,)."""
+        return strings_lost(self._ends, self._bytes)
+
+
+def lost_line(key: str) -> bytes:
+    """The line of a document whose text is lost."""
+    return json.dumps({"_id": key, _LOST: True}, ensure_ascii=False).encode("utf-8") + b"\n"
+
+
+def is_texts(name: str) -> bool:
+    """Whether a file of a segment holds texts, which no search reads."""
+    return name in (_LINES, _ENDS)

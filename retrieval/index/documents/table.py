@@ -13,11 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.index.disk import Disk, write_array
-from quiver.retrieval.index.documents.filters import Condition, matching_rows
-from quiver.retrieval.index.documents.ids import IdTable, is_ids, write_ids
-from quiver.retrieval.index.documents.metadata import MetadataTable, MetadataWriter, is_metadata, merge_columns, write_columns
-from quiver.retrieval.index.documents.strings import PackedStrings
-from quiver.retrieval.index.documents.texts import Texts, TextWriter
+from quiver.retrieval.index.documents.metadata import (
+    Condition,
+    MetadataTable,
+    MetadataWriter,
+    is_metadata,
+    matching_rows,
+    merge_columns,
+    write_columns,
+)
+from quiver.retrieval.index.documents.strings import IdTable, PackedStrings, Texts, TextWriter, is_ids, write_ids
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file
 from quiver.retrieval.index.mapped import CheckedArray, Files
 from quiver.retrieval.records import Document, TextTokens, TokenCounts

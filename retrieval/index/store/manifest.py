@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.errors import DamagedIndexError, unreadable
-from quiver.retrieval.index.store.blocks import DIGEST, count_blocks
+from quiver.retrieval.index.mapped import DIGEST, count_blocks
 from quiver.retrieval.index.store.layout import FORMAT, VERSION, Layout, is_codec, is_file, is_segment, is_tombstones
 from quiver.retrieval.records import ModelCard, TokenCounts
 
@@ -31,7 +31,7 @@ class FileEntry:
     Attributes:
         holds: What it holds.
         bytes: Its size.
-        sha256: Of the digests of its blocks (`quiver.retrieval.index.store.blocks`).
+        sha256: Of the digests of its blocks (`quiver.retrieval.index.mapped`).
     """
 
     holds: str

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file, unreadable
-from quiver.retrieval.index.mapped import Files
-from quiver.retrieval.index.store.blocks import digests_sha256, file_digests, read_around, read_digests
+from quiver.retrieval.index.mapped import Files, digests_sha256, file_digests, read_around, read_digests
 from quiver.retrieval.index.store.layout import FORMAT, VERSION, Layout, entries
 from quiver.retrieval.index.store.manifest import FileEntry, Manifest, SegmentEntry, TombstonesEntry, read_manifest, version_problem
 

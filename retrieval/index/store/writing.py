@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL, Disk, link_if_absent, make_folders, put_file, remove, remove_tree, write_file
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.store.blocks import CHECKSUMS, digests_sha256, file_digests
+from quiver.retrieval.index.mapped import CHECKSUMS, digests_sha256, file_digests
 from quiver.retrieval.index.store.layout import VERSION, Layout, entries, is_resumable, segment_name, tombstones_name
 from quiver.retrieval.index.store.manifest import (
     CodecEntry,

@@ -23,18 +23,14 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.clustering import Clustering, cluster
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.fast_scan import CODEWORDS, product_quantizer, train_codebooks
 from quiver.retrieval.index.kernels import reference
 from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.tokens.candidates import CODED_DIMENSIONS
-from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding
-from quiver.retrieval.index.tokens.pair_codes import check_bits, learn_pairs, multiple
-from quiver.retrieval.index.tokens.pooling import pool
-from quiver.retrieval.index.tokens.segment import TokenSegment
+from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
+from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
+from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
 from quiver.retrieval.index.tokens.settings import (
     NAME,
     TokenEffort,
@@ -44,7 +40,6 @@ from quiver.retrieval.index.tokens.settings import (
     effort_grid,
     preset_effort,
 )
-from quiver.retrieval.index.tokens.writer import TokenWriter, copy, memory
 from quiver.retrieval.records import ModelCard
 
 MULTIPLE = 8

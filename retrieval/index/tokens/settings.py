@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from typing import cast, get_args
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.clustering import Grouping
 from quiver.retrieval.index.engines import Preset, Setting, check_names
-from quiver.retrieval.index.tokens.pair_codes import Bits, check_bits
+from quiver.retrieval.index.quantization import Grouping
+from quiver.retrieval.index.tokens.coding import Bits, check_bits
 
 NAME = "ivf-tokens"
 """Name of the engine."""

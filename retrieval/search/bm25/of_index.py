@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Index
-from quiver.retrieval.index.documents.filters import FilterLike
+from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.errors import LostTextError
 from quiver.retrieval.index.ranking import check_k

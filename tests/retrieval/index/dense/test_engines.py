@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.scalar import ScalarCoding
+from quiver.retrieval.index.dense.refine import ScalarCoding
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.engine_table import ENGINES, open_codec
 from quiver.retrieval.index.engines import Sample

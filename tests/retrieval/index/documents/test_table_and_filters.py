@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents.filters import Condition, Filter
+from quiver.retrieval.index.documents.metadata import Condition, Filter
 from quiver.retrieval.index.documents.metadata import describe
 from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
 from quiver.retrieval.index.errors import DamagedIndexError
@@ -193,7 +193,7 @@ def test_conditions_are_read(text: str, condition: Condition) -> None:
 LONG = """
 import sys
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.filters import Condition
+from quiver.retrieval.index.documents.metadata import Condition
 blanks = " " * 10**5
 for text in (blanks + "!", "a" + blanks + "in", "a in " + blanks + '"', "a in x" + blanks + 'y"', 'a in "' + '\\\\"' * 10**5):
     try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quiver.retrieval.index.kernels import choice, compiled, reference
 from quiver.retrieval.index.kernels.packing import cells, lanes
-from quiver.retrieval.index.tokens.pair_codes import SIZES, Bits, learn_pairs
+from quiver.retrieval.index.tokens.coding import SIZES, Bits, learn_pairs
 
 
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:

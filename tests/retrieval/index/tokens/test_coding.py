@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.retrieval.index.clustering import Clustering, cluster
-from quiver.retrieval.index.fast_scan import product_quantizer, train_codebooks
+from quiver.retrieval.index.quantization import Clustering, cluster
+from quiver.retrieval.index.quantization import product_quantizer, train_codebooks
 from quiver.retrieval.index.kernels import reference
 from quiver.retrieval.index.tokens.coding import Coding
-from quiver.retrieval.index.tokens.pair_codes import Bits, learn_pairs
+from quiver.retrieval.index.tokens.coding import Bits, learn_pairs
 
 
 @pytest.fixture(scope="module")
