@@ -140,7 +140,7 @@ def test_what_is_damaged_is_counted_again(
             file.write_bytes(bytes(len(file.read_bytes())))
         else:
             (folder / "words.json").write_text('{"blocks": 1}')
-    with caplog.at_level(logging.WARNING, logger="retrieval"):
+    with caplog.at_level(logging.WARNING, logger="quiver.retrieval"):
         same(WordIndex(index, cache=cache).search(QUERIES, 10), over(alive, 10))
     assert sum("the words are counted again" in record.message for record in caplog.records) == 3
     caplog.clear()

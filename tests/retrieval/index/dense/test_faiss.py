@@ -101,7 +101,7 @@ def test_what_cannot_be_trained_or_added_to_says_so(documents: Any, factory: str
 
 
 def test_a_codec_is_trained_on_what_the_index_will_hold(documents: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="retrieval"):
+    with caplog.at_level(logging.INFO, logger="quiver.retrieval"):
         train(documents, "IVF8,Flat", 800)
     assert "index 'IVF8,Flat': training on 800 of 800 vectors" in caplog.text
 

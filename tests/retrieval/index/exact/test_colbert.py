@@ -105,7 +105,7 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
 
 def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
-        exact_index([], [np.zeros((0, 16), np.float32)])
+        index_vectors([], np.zeros((0, 16), np.float32), ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0), lengths=[])
     with pytest.raises(InputError, match="none of the documents has a vector"):
         exact_index(["a", "b"], texts(0, [0, 0]))
     with pytest.raises(InputError, match="'a' is there twice"):
