@@ -70,6 +70,8 @@ from quiver.retrieval.records import ModelCard
 _faiss: Any = faiss
 
 _BUFFER = 1 << 20
+# FAISS applies the limit also to tables that it computes while it reads, which may be larger than the file.
+_TABLES = 256 << 20
 # The limits are FAISS's, for the whole process.
 _READING = threading.Lock()
 
@@ -121,7 +123,7 @@ def read_index(content: NDArray[np.uint8], path: Path) -> Any:
     """
     stream = _Stream(content)
     try:
-        with _limits(len(content)):
+        with _limits(max(len(content), _TABLES)):
             return faiss.read_index(_faiss.PyCallbackIOReader(stream.read, _BUFFER))
     except RuntimeError as error:
         raise DamagedIndexError(f"{path}: FAISS cannot read it; quiver index repair") from error
