@@ -14,9 +14,8 @@ from quiver.retrieval.cluster.plan import ShardPlan
 from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts
 from quiver.retrieval.cluster.scatter import scatter
 from quiver.retrieval.cluster.shard import ShardSpec
-from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.index import Index, SearchRequest
 from quiver.retrieval.index.segments import PartHits, merged
-from quiver.retrieval.index.index import SearchRequest
 from quiver.retrieval.records import Hits, Missing
 
 

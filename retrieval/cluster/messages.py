@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.index.documents.metadata import Filter
-from quiver.retrieval.index.segments import NamedHits
 from quiver.retrieval.index.index import SearchRequest
+from quiver.retrieval.index.segments import NamedHits
 from quiver.retrieval.records import Hits
 
 # An id, as a filter holds it, takes about so many bytes on the way.

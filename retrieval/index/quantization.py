@@ -220,9 +220,6 @@ def _nearest(
     return found
 
 
-# FAISS's type stubs know nothing of what its Python layer adds.
-_faiss: Any = faiss
-
 CODEWORDS = 16
 """Codewords of a codebook: what four bits can name."""
 

@@ -26,8 +26,8 @@ from quiver.retrieval.index.engine_table import engine, engine_name
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.quantization import CODEWORDS, FastScanLists
 from quiver.retrieval.index.tokens import settings as tokens
-from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS
 from quiver.retrieval.index.tokens.coding import WINDOW
+from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS
 from quiver.retrieval.planning.corpora import Corpus
 from quiver.retrieval.records import ModelCard
 

@@ -4,10 +4,10 @@ For every field a segment stores the distinct values in ascending order and the 
 whose rows are adjacent in the file: a filter reads only what it finds. A field with values of several types has one column per type; a
 list has one entry per element. The bytes do not depend on how the documents came together.
 
-A condition is ``FIELD OPERATOR VALUE`` with one of the operators ``=`` (or ``==``), ``!=``, ``<``, ``<=``, ``>``, ``>=``; or
-``FIELD in VALUE, VALUE, ...``. Spaces between the parts are ignored. A field or value that contains spaces or one of ``" = ! < > , ( ) & |``,
-or begins with ``'``, is written in double quotes with the escapes of JSON. ``and`` and ``or`` do not exist: conditions are separate
-strings, and all of them must hold.
+A condition is ``FIELD OPERATOR VALUE`` with one of the operators ``=`` (or ``==``), ``!=``, ``<``, ``<=``, ``>``, ``>=``; or ``FIELD in
+VALUE, VALUE, ...``. Spaces between the parts are ignored. A field or value that contains spaces or one of ``" = ! < > , ( ) & |``, or
+begins with ``'``, is written in double quotes with the escapes of JSON. ``and`` and ``or`` do not exist: conditions are separate strings,
+and all of them must hold.
 
 An unquoted value that reads as a number or as ``true`` or ``false`` is compared with numbers and booleans as such, and with strings
 as written; a quoted value is only a string. A document has the value of a field if it is one of its values, where the field is a list.

@@ -3,8 +3,8 @@
 Sums go over the same terms in the same order whatever is beside a vector: codes, assignments and scores of a document do not depend on the
 documents that are processed with it. The tests compare every function with a NumPy reference.
 
-``_products`` and ``_roofs`` use LLVM's vector types because the compiler does not keep an array of sums in registers. Twelve vectors of eight
-sums are what a processor with AVX2 holds beside its operands; such products run twice as fast as OpenBLAS's on these narrow shapes.
+``_products`` and ``_roofs`` use LLVM's vector types because the compiler does not keep an array of sums in registers. Twelve vectors of
+eight sums are what a processor with AVX2 holds beside its operands; such products run twice as fast as OpenBLAS's on these narrow shapes.
 
 Shapes: n vectors, T tokens, K centroids, d width, L lanes of 16 query tokens or centroids, k tokens met.
 """
@@ -32,7 +32,7 @@ _CACHE_LINE = 64
 def quantise(
     residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Codes and scales of residuals; see ``reference``."""
+    """Codes and scales of residuals; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n, d = residuals.shape
     codes = np.empty((n, d // 2), np.uint8)
     scales = np.empty(n, np.float32)
@@ -68,7 +68,7 @@ def _cell(value: float, scale: float) -> int:
 def inner_products(
     codes: NDArray[np.signedinteger[Any]], scales: NDArray[np.float32], rows: NDArray[np.int64], weights: NDArray[np.float64], offset: float
 ) -> NDArray[np.float64]:
-    """Inner products of one query with coded vectors; see ``reference``."""
+    """Inner products of one query with coded vectors; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     width, line = codes.shape[1], max(1, _CACHE_LINE // codes.itemsize)
     found = np.empty(len(rows), np.float64)
     # Read before they are needed, all rows come from memory side by side; one after the other they take twice the time.
@@ -89,7 +89,7 @@ def inner_products(
 
 @compiled
 def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
-    """Places of the greatest scores, best first; see ``reference``."""
+    """Places of the greatest scores, best first; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     size = min(k, len(scores))
     # The worst of the best is on top. Their scores lie beside them: looked up in one function and passed to no other, a comparison is
     # some instructions; a function of three arrays for it makes this six times slower.
@@ -124,7 +124,7 @@ def nearest_of(
     ranks: NDArray[np.uint32],
     k: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], float]:
-    """The best of some vectors; see ``reference``."""
+    """The best of some vectors; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     scores = inner_products(codes, scales, rows, weights, offset).astype(np.float32)
     order, least = best(scores, rows, ranks, k), np.inf
     for score in scores:
@@ -160,7 +160,7 @@ def _sink(
 
 @compiled
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Documents met by the tokens of a query, with estimates of their scores; see ``reference``."""
+    """Documents met by the tokens of a query, with estimates of their scores; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n, k = rows.shape
     capacity = 64
     while capacity < 2 * n * k:
@@ -195,7 +195,7 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
 
 @compiled
 def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """Merge points until so many clusters are left; see ``reference``."""
+    """Merge points until so many clusters are left; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n = len(distances)
     sizes, labels, alive = np.ones(n), np.arange(n), np.ones(n, np.bool_)
     nearest_to = np.zeros(n, np.int64)
@@ -234,7 +234,7 @@ _cgutils: Any = cgutils
 LANES = 16
 # Vectors that are multiplied with 16 lanes at a time.
 _ROWS = 6
-# Lanes of 16 bits that are looked up at a time, and what they count; see ``reference``.
+# Lanes of 16 bits that are looked up at a time, and what they count; see `quiver.retrieval.index.kernels.choice.Kernels`.
 _WIDE = 2 * LANES
 _STEPS = 32_000
 _LEAST = 1e-30
@@ -323,7 +323,7 @@ def nearest(
     lanes: NDArray[np.float32],
     half_squares: NDArray[np.float32],
 ) -> NDArray[np.int64]:
-    """The nearest centroid of each vector; see ``reference``."""
+    """The nearest centroid of each vector; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n, d = vectors.shape
     found: NDArray[np.int64] = first.copy()  # where no product is a number
     block, sums = np.zeros((_ROWS, d), np.float32), np.empty((_ROWS, LANES), np.float32)
@@ -352,7 +352,7 @@ def nearest(
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Inner products with all centroids, and the centroids with the greatest; see ``reference``."""
+    """Inner products with all centroids, and the centroids with the greatest; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n, d = query.shape
     similarities = np.zeros(((n + LANES - 1) // LANES, centroids, LANES), np.float32)
     found = np.zeros((n, count), np.int64)
@@ -410,7 +410,7 @@ def estimate(
     similarities: NDArray[np.float32],
     table: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with the coarse parts of documents; see ``reference``."""
+    """MaxSim of a query with the coarse parts of documents; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     groups, books, _, _ = table.shape
     bound = np.float64(_highest(similarities.ravel()))
     for book in range(books):
@@ -528,7 +528,7 @@ def score(
     pairs: NDArray[np.float32],
     query: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """MaxSim of a query with documents; see ``reference``."""
+    """MaxSim of a query with documents; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     groups, d, _ = query.shape
     width = 4 if len(pairs) == 16 else 6 if len(pairs) == 64 else 7 if len(pairs) == 128 else 8
     fine_codes, codes, centroids = d * width // 16, d // 8, similarities.shape[1]

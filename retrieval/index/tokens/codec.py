@@ -26,7 +26,7 @@ from quiver.encoder.files import read_json
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.kernels import reference
+from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
 from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
@@ -46,7 +46,7 @@ MULTIPLE = 8
 """The width of the vectors must be a multiple of it."""
 
 WIDEST = 4096
-"""And at most this: sums of estimates of wider vectors may not fit into 16 bits (`quiver.retrieval.index.kernels.reference.estimate`)."""
+"""And at most this: sums of estimates of wider vectors may not fit into 16 bits (`quiver.retrieval.index.kernels.choice.Kernels.estimate`)."""
 
 _JSON = "codec.json"
 _CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (
@@ -211,7 +211,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     part = np.ascontiguousarray(matrix[rows])
     residuals = part - clustering.centroids[clustering.assign(part, None if token_ids is None else token_ids[rows])]
     products = train_codebooks(residuals, CODED_DIMENSIONS)
-    residuals -= reference.product(product_quantizer(products).compute_codes(residuals), products)
+    residuals -= packing.product(product_quantizer(products).compute_codes(residuals), products)
     coding = Coding(clustering, products, learn_pairs(residuals, chosen.bits, seed=seed))
     return TokenCodec(coding, pool_factor=chosen.pool_factor, vectors=vectors)
 

@@ -8,11 +8,11 @@
 The coarse part is also what the inverted lists hold. Coding what it leaves, instead of the residual of the centroid, makes the error 2.7
 times smaller at the same number of bytes (measured on the tokens of all-MiniLM-L6-v2).
 
-The fine part codes two neighbouring coordinates together: 4, 6, 7 or 8 bits per pair, which is 2, 3, 3.5 or 4 bits per coordinate, times
-a scale per vector: the one of least squared error for its codes. A pair of a residual divided by its root mean square is close to a point of
-the two-dimensional normal distribution, so that one codebook serves all pairs. Compared with the scalar quantizer of Lloyd and Max the squared
-error is 15 % smaller at 3 bits (0.0316 of the squared residual instead of 0.0370) and 18 % at 4 bits (0.0085 instead of 0.0103; measured on the
-tokens of a ColBERT made of all-MiniLM-L6-v2), at the same cost of decoding.
+The fine part codes two neighbouring coordinates together: 4, 6, 7 or 8 bits per pair, which is 2, 3, 3.5 or 4 bits per coordinate, times a
+scale per vector: the one of least squared error for its codes. A pair of a residual divided by its root mean square is close to a point of
+the two-dimensional normal distribution, so that one codebook serves all pairs. Compared with the scalar quantizer of Lloyd and Max the
+squared error is 15 % smaller at 3 bits (0.0316 of the squared residual instead of 0.0370) and 18 % at 4 bits (0.0085 instead of 0.0103;
+measured on the tokens of a ColBERT made of all-MiniLM-L6-v2), at the same cost of decoding.
 
 Token pooling replaces similar vectors of a document by their mean. A pool factor of 2 halves an index at next to no cost in quality; 3 and
 4 cost a few percent. The first vector of a document, that of its classification token, is kept as it is, as in PyLate.
@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.kernels import reference
+from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.kernels.choice import kernels
 from quiver.retrieval.index.kernels.packing import LANES, cells, lanes, pack, width_of
 from quiver.retrieval.index.quantization import Clustering, product_quantizer, train_codebook
@@ -202,7 +202,7 @@ class Coding:
         numbers = self.clustering.assign(vectors, token_ids)
         residuals = vectors - self.clustering.centroids[numbers]
         product = self._quantizer.compute_codes(residuals)
-        residuals -= reference.product(product, self.products)
+        residuals -= packing.product(product, self.products)
         codes, scales = kernels().quantise(residuals, self.pairs, self._cells, _ROUNDS)
         with np.errstate(over="ignore"):  # what does not fit is infinite, and refused
             halves = scales.astype("<f2")
@@ -215,7 +215,7 @@ class Coding:
 
     def decode(self, coarse: NDArray[np.uint8], fine: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Bytes to vectors, (n, d)."""
-        return reference.decode(coarse, fine, self.clustering.centroids, self.products, self.pairs)
+        return packing.decode(coarse, fine, self.clustering.centroids, self.products, self.pairs)
 
     def table(self, query: NDArray[np.float32]) -> NDArray[np.float32]:
         """Inner products of a query's vectors, (n, d), with all codewords, 16 vectors side by side, (n / 16, d / 4, 16, 16)."""

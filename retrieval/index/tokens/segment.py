@@ -35,6 +35,10 @@ from quiver.retrieval.index.tokens.coding import WINDOW, Coding, pool
 from quiver.retrieval.index.tokens.settings import TokenEffort
 from quiver.retrieval.records import TokenVectors
 
+LENGTHS = "lengths.u32"
+COARSE = "coarse.u8"
+FINE = "fine.u8"
+
 CODED_DIMENSIONS = 4
 """Coordinates that one 4-bit code of a product quantizer stands for."""
 
@@ -198,10 +202,6 @@ def _pieces(ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         yield first, last
         first = last
 
-
-LENGTHS = "lengths.u32"
-COARSE = "coarse.u8"
-FINE = "fine.u8"
 
 # Where a filter leaves so few documents, as a multiple of the candidates, all of them are candidates.
 _FEW = 2

@@ -33,10 +33,9 @@ from quiver.retrieval.index import (
     delete_documents,
     open_index,
 )
-from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds
+from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds, pseudo_queries
 from quiver.retrieval.index.engine_table import train_codec
 from quiver.retrieval.index.engines import Sample
-from quiver.retrieval.index.calibration import pseudo_queries
 from quiver.retrieval.index.recall_table import RecallTable, Rung, interval
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import read_manifest

@@ -21,9 +21,8 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.retrieval.cluster import Executor, LocalProcesses, open_executor
 from quiver.retrieval.index import BuildOptions, Index, build_index, open_index, pieces
 from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.pieces import chunk_ends
+from quiver.retrieval.index.pieces import PieceFolders, WorkFolder, chunk_ends
 from quiver.retrieval.index.source import Reading, survey
-from quiver.retrieval.index.pieces import PieceFolders, WorkFolder
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model

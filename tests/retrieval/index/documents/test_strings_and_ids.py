@@ -12,8 +12,7 @@ import pytest
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.documents import ids as ids_module
 from quiver.retrieval.index.documents import strings
-from quiver.retrieval.index.documents.strings import IdTable, id_hashes, write_ids
-from quiver.retrieval.index.documents.strings import PackedStrings
+from quiver.retrieval.index.documents.strings import IdTable, PackedStrings, id_hashes, write_ids
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents.metadata import Condition, Filter
-from quiver.retrieval.index.documents.metadata import describe
+from quiver.retrieval.index.documents.metadata import Condition, Filter, describe
 from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.retrieval.index.quantization import Clustering, cluster
-from quiver.retrieval.index.quantization import product_quantizer, train_codebooks
 from quiver.retrieval.index.kernels import reference
-from quiver.retrieval.index.tokens.coding import Coding
-from quiver.retrieval.index.tokens.coding import Bits, learn_pairs
+from quiver.retrieval.index.quantization import Clustering, cluster, product_quantizer, train_codebooks
+from quiver.retrieval.index.tokens.coding import Bits, Coding, learn_pairs
 
 
 @pytest.fixture(scope="module")
