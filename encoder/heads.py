@@ -1,38 +1,92 @@
-"""What stands on an encoder for a task: masked language modelling, classification of sequences, answers as spans.
+"""The layer between an encoder and a head's last matrix, and what each family's is.
 
-A head differs between families by values, not by class: the layer before its last matrix is one `TransformConfig`.
-
-Shapes: B sequences, N packed tokens, D model width, V vocabulary, C labels, M tokens whose word is asked for.
-Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 3; BERT, arXiv:1810.04805, sections 3.1 and 4; RoBERTa, arXiv:1907.11692;
-the modules of the same tasks in transformers 5.3.
+Shapes: D model width.
+Source: BERT, arXiv:1810.04805, section 3.1; RoBERTa, arXiv:1907.11692; ModernBERT's prediction head in transformers 5.3.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quiver.encoder.checkpoints.head_transform import (
-    SHARED_TRANSFORM,
-    Transform,
-    TransformConfig,
-    classifier_transform,
-    decoder_has_bias,
-    head_dropout,
-    masked_lm_transform,
-)
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cross_entropy import linear_cross_entropy
-from quiver.encoder.init import CUTOFF
-from quiver.encoder.model import Encoder
-from quiver.encoder.ops.dropout import Dropout
+from quiver.encoder.layers import make_norm
+from quiver.encoder.model import INIT_CUTOFF, Encoder
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout
 from quiver.encoder.packing import PackedBatch
-from quiver.encoder.spans import position_loss
+
+HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
+# Families whose tasks all put their last matrix on the masked language model's transform.
+SHARED_TRANSFORM = ("modernbert", "quiver")
+
+
+@dataclass(frozen=True)
+class TransformConfig:
+    """The layer between an encoder and a head's last matrix: dense matrix, activation, perhaps a norm."""
+
+    bias: bool
+    """The dense matrix has a bias."""
+    activation: str
+    """A key of `HEAD_ACTIVATIONS`."""
+    norm: bool
+    """The encoder's kind of norm follows."""
+    input_dropout: bool = False
+    """The classifier's dropout stands before this layer too (RoBERTa)."""
+
+    def __post_init__(self) -> None:
+        if self.activation not in HEAD_ACTIVATIONS:
+            raise ValueError(f"a head's activation must be one of {', '.join(HEAD_ACTIVATIONS)}, got {self.activation!r}")
+
+
+def masked_lm_transform(config: EncoderConfig) -> TransformConfig:
+    """The family's transform before the decoder."""
+    if config.family in SHARED_TRANSFORM:
+        return TransformConfig(bias=False, activation="gelu", norm=True)
+    # RoBERTa's is gelu whatever the layers have.
+    activation = "gelu" if config.family == "roberta" else config.activation
+    return TransformConfig(bias=decoder_has_bias(config), activation=activation, norm=True)
+
+
+def decoder_has_bias(config: EncoderConfig) -> bool:
+    """Whether the family's decoder has a bias; NomicBERT's follows the first matrix of its MLP."""
+    return config.family != "nomicbert" or config.mlp_input_bias
+
+
+def classifier_transform(config: EncoderConfig) -> TransformConfig:
+    """The family's transform before the matrix of labels: BERT's pooler, where the family has no other."""
+    if config.family in SHARED_TRANSFORM:
+        return masked_lm_transform(config)
+    return TransformConfig(bias=True, activation="tanh", norm=False, input_dropout=config.family == "roberta")
+
+
+def head_dropout(config: EncoderConfig) -> float:
+    """The family's dropout before the matrix of labels where config.json says nothing."""
+    return 0.0 if config.family in SHARED_TRANSFORM else config.embedding_dropout
+
+
+class Transform(nn.Module):
+    """Dense matrix, activation and perhaps a norm over D."""
+
+    def __init__(self, config: EncoderConfig, transform: TransformConfig) -> None:
+        super().__init__()
+        self.config = transform
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=transform.bias)
+        self.norm = make_norm(config) if transform.norm else nn.Identity()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(n, D) to (n, D)."""
+        output: Tensor = self.norm(HEAD_ACTIVATIONS[self.config.activation](self.dense(hidden)))
+        return output
+
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ClassifierPooling = Literal["cls", "mean"]
@@ -255,7 +309,7 @@ class SpanLogits(NamedTuple):
 class SpanQA(nn.Module):
     """An encoder that finds the span of a text that answers a question; question and text are one sequence.
 
-    `quiver.encoder.spans.best_spans` makes spans of its logits.
+    `quiver.encoder.heads.best_spans` makes spans of its logits.
 
     Args:
         encoder: Gives the hidden states.
@@ -331,8 +385,128 @@ def init_head(head: Head, *, seed: int) -> None:
             continue
         if weight.ndim == 2:
             std = inner if name.startswith("transform.") else last
-            nn.init.trunc_normal_(weight, std=std, a=-CUTOFF * std, b=CUTOFF * std, generator=generator)
+            nn.init.trunc_normal_(weight, std=std, a=-INIT_CUTOFF * std, b=INIT_CUTOFF * std, generator=generator)
         elif name.endswith("norm.weight"):
             nn.init.ones_(weight)
         else:
             nn.init.zeros_(weight)
+
+
+# Scores looked at in one step of the search: 8 MiB of float64.
+MAX_SCORES_AT_ONCE = 1 << 20
+
+
+class Span(NamedTuple):
+    """A span of one sequence."""
+
+    start: int
+    """First token."""
+    end: int
+    """Last token, inside the span."""
+    score: float
+    """Start logit plus end logit."""
+
+
+def position_loss(logits: Tensor, batch: PackedBatch, places: Tensor) -> Tensor:
+    """Cross entropy of one token a sequence under a softmax over the sequence's tokens.
+
+    Args:
+        logits: (N,).
+        batch: Where the sequences begin and end.
+        places: The token asked for in each sequence, (B,) int64; one outside its sequence (negative, or behind its end)
+            is left out.
+
+    Returns:
+        The mean over the sequences that count, a scalar in float32 or better; zero, with a gradient, if none does.
+    """
+    device = logits.device
+    starts, lengths = batch.cu_seqlens[:-1].to(device).long(), batch.cu_seqlens.to(device).diff().long()
+    places = places.to(device)
+    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    sequence = torch.repeat_interleave(torch.arange(len(batch), device=device), lengths, output_size=batch.num_tokens)
+    peaks = values.new_full((len(batch),), -torch.inf).scatter_reduce(0, sequence, values.detach(), "amax")
+    sums = values.new_zeros(len(batch)).index_add(0, sequence, (values - peaks[sequence]).exp())
+    counts = (places >= 0) & (places < lengths)
+    chosen = values[starts + places.where(counts, 0)]
+    losses = (sums.log() + peaks - chosen).where(counts, 0)
+    return losses.sum() / counts.sum().clamp(min=1)
+
+
+def best_spans(
+    start: Tensor,
+    end: Tensor,
+    batch: PackedBatch,
+    *,
+    max_answer_length: int,
+    n_best: int = 1,
+    allowed: Sequence[tuple[int, int]] | None = None,
+    max_scores: int = MAX_SCORES_AT_ONCE,
+) -> list[list[Span]]:
+    """The spans of each sequence with the highest sum of start and end logit; exact.
+
+    Args:
+        start: Start logits, (N,).
+        end: End logits, (N,).
+        batch: Where the sequences begin and end.
+        max_answer_length: Tokens a span may have.
+        n_best: Spans wanted of each sequence.
+        allowed: For each sequence the first token a span may have and the first behind its last one, (first, stop) with
+            0 <= first <= stop <= n; the whole sequence by default.
+        max_scores: Number of span scores held in memory at a time.
+
+    Returns:
+        For each sequence at most ``n_best`` spans, best first, of equals the one with the earlier start, then the earlier
+        end. Where ``allowed`` is empty there is none.
+
+    Raises:
+        ValueError: A length or number is below 1, a range lies outside its sequence, or there is not one range a sequence,
+            or a logit is NaN.
+
+    Example:
+        >>> from quiver.encoder.packing import pack_ids
+        >>> start, end = torch.tensor([0.0, 3.0, 1.0, 5.0]), torch.tensor([9.0, 1.0, 2.0, 0.0])
+        >>> best_spans(start, end, pack_ids([[7, 7, 7], [7]]), max_answer_length=2)
+        [[Span(start=0, end=0, score=9.0)], [Span(start=0, end=0, score=5.0)]]
+        >>> best_spans(start, end, pack_ids([[7, 7, 7], [7]]), max_answer_length=2, allowed=[(1, 3), (0, 0)])
+        [[Span(start=1, end=2, score=5.0)], []]
+    """
+    if max_answer_length < 1 or n_best < 1:
+        raise ValueError(f"max_answer_length and n_best must be >= 1, got {max_answer_length} and {n_best}")
+    ranges = [(0, length) for length in batch.lengths] if allowed is None else allowed
+    if len(ranges) != len(batch):
+        raise ValueError(f"allowed must hold one range a sequence, {len(batch)}, got {len(ranges)}")
+    starts, ends = (logits.detach().to("cpu", torch.float64).numpy() for logits in (start, end))
+    if np.isnan(starts).any() or np.isnan(ends).any():
+        raise ValueError("start and end must not hold NaN: it has no place in a ranking")
+    found = []
+    for row, ((first, stop), offset, length) in enumerate(zip(ranges, batch.offsets, batch.lengths, strict=False)):
+        if not 0 <= first <= stop <= length:
+            raise ValueError(f"sequence {row}: allowed must lie in 0..{length}, got ({first}, {stop})")
+        window = slice(offset + first, offset + stop)
+        found.append(_best_of_one(starts[window], ends[window], first, min(max_answer_length, stop - first), n_best, max_scores))
+    return found
+
+
+def _best_of_one(
+    start: NDArray[np.float64], end: NDArray[np.float64], first: int, longest: int, n_best: int, max_scores: int
+) -> list[Span]:
+    """Return the best spans of one stretch of tokens; ``first`` is added to every position."""
+    if not longest:
+        return []
+    # Beyond the stretch no span ends: -inf there, and such pairs are dropped.
+    behind = np.concatenate([end, np.full(longest - 1, -np.inf)])
+    ends = np.lib.stride_tricks.sliding_window_view(behind, longest)  # (n, longest): row i holds end[i], end[i + 1], ...
+    rows = max(max_scores // longest, 1)
+    best: list[Span] = []
+    for low in range(0, len(start), rows):
+        scores = (start[low : low + rows, None] + ends[low : low + rows]).ravel()
+        kept = min(n_best, len(scores))
+        # All that tie with the last one wanted are looked at, so that ties are broken by place and not by chance.
+        threshold = np.partition(scores, len(scores) - kept)[len(scores) - kept]
+        places = np.flatnonzero((scores >= threshold) & (scores > -np.inf))
+        places = places[np.argsort(-scores[places], kind="stable")][:n_best]
+        best += [
+            Span(first + low + int(place) // longest, first + low + int(place) // longest + int(place) % longest, float(scores[place]))
+            for place in places
+        ]
+    return sorted(best, key=lambda span: (-span.score, span.start, span.end))[:n_best]

@@ -14,11 +14,8 @@ from quiver.encoder.attention import attend
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.cpu.chunked_mlp import mlp_in_chunks, runs_in_chunks
 from quiver.encoder.cpu.linear import Linear
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, add_norm, gated, normalize, rotate, thirds
-from quiver.encoder.ops.dropout import Dropout
-from quiver.encoder.ops.norms import Norm
-from quiver.encoder.packing import PackedBatch
-from quiver.encoder.padding import PaddedBatch
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, Norm, add_norm, gated, normalize, rotate, split_qkv
+from quiver.encoder.packing import PackedBatch, PaddedBatch
 from quiver.encoder.positions import alibi_slopes
 
 RotaryRows = tuple[Tensor, Tensor]
@@ -86,7 +83,7 @@ class SelfAttention(nn.Module):
     def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (N, H, K) each, from one product."""
         qkv = self.qkv(hidden).view(hidden.shape[0], 3, self.heads, -1)  # (N, 3, H, K)
-        return thirds(qkv) if rope is None else rotate(qkv, *rope)
+        return split_qkv(qkv) if rope is None else rotate(qkv, *rope)
 
 
 class MLP(nn.Module):

@@ -26,7 +26,7 @@ from quiver.encoder.cpu.linear import Linear, Product, Rows, in_parts, multiply,
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
-from quiver.encoder.ops.dropout import drop
+from quiver.encoder.ops import drop
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The files of `save_adapter`, named as PEFT names them."""

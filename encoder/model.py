@@ -6,6 +6,7 @@ Source: ModernBERT, arXiv:2412.13663, section 2.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,10 +22,8 @@ from quiver.encoder.cpu.lean import advance_, heads_buffer
 from quiver.encoder.cpu.linear import compute_dtype, lean
 from quiver.encoder.errors import InputError
 from quiver.encoder.layers import Block, Embeddings, RotaryRows, has_hooks, make_norm
-from quiver.encoder.ops import add_norm
-from quiver.encoder.ops.norms import Norm
-from quiver.encoder.packing import PackedBatch, neighbours_of_equal_length
-from quiver.encoder.padding import PaddedBatch
+from quiver.encoder.ops import Norm, add_norm
+from quiver.encoder.packing import PackedBatch, PaddedBatch, neighbours_of_equal_length
 from quiver.encoder.positions import RotaryTable
 
 if TYPE_CHECKING:
@@ -211,3 +210,32 @@ def _fused_step(
     block: Block, hidden: Tensor, update: Tensor | None, batch: PackedBatch, rope: RotaryRows | None
 ) -> tuple[Tensor, Tensor | None]:
     return fused_training.advance(block, hidden, batch, rope), update  # there never is one: this block adds its own
+
+
+# In standard deviations; ModernBERT's init_cutoff_factor.
+INIT_CUTOFF = 2.0
+
+
+def init_weights(encoder: Encoder, *, seed: int) -> Encoder:
+    """Draw all weights anew, in place.
+
+    Args:
+        encoder: Its configuration gives the standard deviation and the number of layers L.
+        seed: Of torch's generator on the CPU; equal seeds give equal weights.
+
+    Returns:
+        The same encoder.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    std = encoder.config.initializer_range
+    residual_std = std / math.sqrt(2 * encoder.config.num_layers)
+    for name, module in encoder.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            scale = residual_std if name.endswith(("attention.out", "mlp.down")) else std
+            nn.init.trunc_normal_(module.weight, std=scale, a=-INIT_CUTOFF * scale, b=INIT_CUTOFF * scale, generator=generator)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, nn.Parameter):
+            nn.init.zeros_(bias)
+    return encoder

@@ -19,9 +19,8 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from quiver.encoder.config import Precision
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_json
+from quiver.encoder.files import file_sha256, write_json
 from quiver.eval.baselines import load_baseline
 from quiver.eval.benchmark import Benchmark, resolve
 from quiver.eval.metrics import MEASURES, Scores, judged_at, score

@@ -20,9 +20,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import sync_folder, write_json, write_text
+from quiver.encoder.files import file_sha256, sync_folder, write_json, write_text
 from quiver.eval.decoding import decode
 from quiver.eval.results import HEADLINE, CollectionResult, FileReference, Results, check_collection, check_results
 

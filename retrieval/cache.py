@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from quiver.encoder.data_files import cache_folder
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import cache_folder
 from quiver.retrieval.units import parse_size
 
 logger = logging.getLogger(__name__)

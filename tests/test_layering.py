@@ -38,7 +38,6 @@ EXTRAS = {
     "starlette",
     "uvicorn",
     "prometheus_client",
-    "pydantic",
 }
 TRAINING_MODULES = ("loop/trainer", "loop/watch", "student/build", "student/columns", "student/heads", "student/losses", "student/native")
 SERVING_MODULES = ("application", "contract", "metrics", "problems", "schemas", "server")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from quiver.encoder.cpu.availability import has_numbers, loops_run, worthwhile
-from quiver.encoder.ops.heads import room_for_thirds
+from quiver.encoder.ops import empty_qkv
 from quiver.encoder.packing import PackedBatch
 
 UNIT = 4
@@ -67,7 +67,7 @@ class _CompiledAttention(torch.autograd.Function):
 
         q, k, v, output, tops = ctx.saved_tensors
         batch, window = ctx.batch, ctx.window
-        room = found = room_for_thirds(q)
+        room = found = empty_qkv(q)
         if q.dtype != torch.float32:
             found = q.new_empty((3, *q.shape), dtype=torch.float32).unbind(0)
         if batch.key_lengths is not None:  # nothing is written for keys that nobody may attend to

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from quiver.encoder.attention import compiled, flash
 from quiver.encoder.attention.packed import attend_packed
-from quiver.encoder.attention.padded import attend_padded
-from quiver.encoder.attention.reference import attend_reference
+from quiver.encoder.attention.reference import attend_padded, attend_reference
 from quiver.encoder.cpu.availability import MULTIPLE, pairs_run
 from quiver.encoder.errors import InputError
-from quiver.encoder.packing import PackedBatch
-from quiver.encoder.padding import PaddedBatch
+from quiver.encoder.packing import PackedBatch, PaddedBatch
 
 logger = logging.getLogger(__name__)
 

@@ -1,16 +1,13 @@
-"""Attention over packed batches on any device, without an n x n tensor in local layers and without masks in global ones.
+"""The sequences of a packed batch by length: those of one length are views of the packed tensors, without a gap.
 
-Global layers are in `quiver.encoder.attention.grouped`, and so are local ones over texts that are hardly longer than the window. Other
-local layers: the packed tokens are cut into blocks of queries; each block meets its own keys and a halo of window // 2 on either
-side, so the cost is N x window. Document borders and the window are one additive mask, made once a batch for all local layers.
-
-Shapes: N packed tokens, H heads, K head width, W query blocks.
-Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention, unpadding); the blocking is ours.
+Shapes: N packed tokens, H heads, K head width, G sequences of one length, n their length.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,10 +15,303 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.attention.grouped import attend_grouped, differentiated_on_cpu
-from quiver.encoder.attention.groups import LengthGroups, banded, length_groups
-from quiver.encoder.ops.heads import room_for_thirds
-from quiver.encoder.packing import PackedBatch
+from quiver.encoder.ops import DROPOUT_CHUNK, DropoutMask, empty_qkv, new_seed
+from quiver.encoder.packing import PackedBatch, places_by_length, token_order
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """Neighbouring sequences of one length.
+
+    Attributes:
+        start: Its first token, in group order.
+        sequences: G.
+        length: n.
+        keys: Leading tokens of each sequence that may be attended to.
+        rows: Leading tokens of each sequence that see any key; the others get zeros.
+        mask: What is added to the scores, (rows, keys), or None.
+    """
+
+    start: int
+    sequences: int
+    length: int
+    keys: int
+    rows: int
+    mask: Tensor | None = None
+
+    def heads(self, x: Tensor, tokens: int) -> Tensor:
+        """The first so many tokens of each sequence, of (N, H, K), as (G, H, tokens, K): a view, without gradients."""
+        token, head, width = x.stride()
+        size = (self.sequences, x.shape[1], tokens, x.shape[2])
+        return x.as_strided(size, (self.length * token, head, token, width), x.storage_offset() + self.start * token)
+
+
+@dataclass(frozen=True)
+class LengthGroups:
+    """Sequences of a batch by length.
+
+    Attributes:
+        groups: One a length.
+        order: Permutation that brings the tokens into group order, (N,); None when they lie so already.
+        inverse: The way back, (N,).
+    """
+
+    groups: tuple[LengthGroup, ...]
+    order: Tensor | None
+    inverse: Tensor | None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each group."""
+        return [group.sequences * group.length for group in self.groups]
+
+
+@torch.inference_mode(False)  # what inference makes and keeps, training could not use
+def length_groups(batch: PackedBatch) -> LengthGroups:
+    """Group a batch's sequences by (length, key length), in order of first appearance."""
+    members = places_by_length(batch)
+    groups, start = [], 0
+    for (length, keys), places in members.items():
+        groups.append(LengthGroup(start, len(places), length, keys, rows=length))
+        start += len(places) * length
+    flat = [place for places in members.values() for place in places]
+    if flat == sorted(flat):
+        return LengthGroups(tuple(groups), None, None)
+    order, inverse = token_order(batch, flat)
+    return LengthGroups(tuple(groups), order, inverse)
+
+
+@torch.inference_mode(False)  # likewise
+def banded(groups: LengthGroups, window: int, dtype: torch.dtype) -> LengthGroups:
+    """The groups of a local layer on a CPU: a token sees its neighbours up to window // 2 away."""
+    half = window // 2
+
+    def band(group: LengthGroup) -> LengthGroup:
+        rows = min(group.length, group.keys + half)
+        if rows - 1 <= half:
+            return replace(group, rows=rows)
+        place = torch.arange(rows)
+        far = (place[:, None] - place[: group.keys]).abs() > half  # (rows, keys)
+        mask = torch.zeros(far.shape, dtype=dtype).masked_fill_(far, torch.finfo(dtype).min)
+        return replace(group, rows=rows, mask=mask)
+
+    return replace(groups, groups=tuple(map(band, groups.groups)))
+
+
+def fill_heads(group: LengthGroup, place: Tensor, heads: Tensor) -> None:
+    """Write the leading tokens of a group's sequences, (G, H, tokens, K), into (N, H, K); the others, which nobody saw, are zeros."""
+    tokens = heads.shape[2]
+    if tokens < group.length:
+        whole = group.heads(place, group.length)
+        whole[:, :, tokens:] = 0
+    group.heads(place, tokens).copy_(heads)
+
+
+# Random bits a weight, as many as flash attention draws: a probability is taken to the nearest multiple of 1/256.
+BITS = torch.int8
+
+
+def attend_dropping(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, probability: float, *, chunk: int = DROPOUT_CHUNK) -> Tensor:
+    """Each sequence with itself, as `quiver.encoder.attention.attend` has it; the groups have no masks.
+
+    Args:
+        q: Queries in group order, (N, H, K), on a CPU.
+        k: Keys, likewise.
+        v: Values, likewise.
+        groups: Where the sequences lie.
+        probability: Of dropping a weight, above 0 and below 1, taken to the nearest multiple of 1/256 that is so too.
+        chunk: Largest number of weights in memory at a time, or those of one query.
+    """
+    output: Tensor = _DroppingAttention.apply(q, k, v, groups, probability, new_seed(), chunk)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return output
+
+
+class _DroppingAttention(torch.autograd.Function):
+    """All groups without masks as one step of autograd: q, k, v (N, H, K), groups, probability, seed to (N, H, K)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, probability: float, seed: int, chunk: int) -> Tensor:
+        output = q.new_empty(q.shape)
+        kept, sums = DropoutMask(probability, seed, bits=BITS), []
+        for group in groups.groups:
+            query, key, value = _pairs(group, q, k, v)
+            query *= q.shape[-1] ** -0.5
+            mixed, logsumexp = torch.empty_like(query), query.new_empty((*query.shape[:2], 1))
+            scratch = query.new_empty(2, _largest(query, key, chunk))
+            for pairs, rows in _dropout_chunks(query, key, chunk):
+                size = (*query[pairs, rows].shape[:2], key.shape[1])
+                scores, keep = (_of_size(part, size) for part in scratch)
+                torch.bmm(query[pairs, rows], key[pairs].transpose(1, 2), out=scores)
+                highest = scores.amax(-1, keepdim=True)
+                total = scores.sub_(highest).exp_().sum(-1, keepdim=True)
+                logsumexp[pairs, rows] = highest + total.log()
+                scores.mul_(kept.fill(keep))
+                mixed[pairs, rows] = _product(scores, value[pairs]).mul_(kept.scale / total)
+            fill_heads(group, output, mixed.view(group.sequences, -1, *mixed.shape[1:]))
+            sums.append(logsumexp)
+        ctx.groups, ctx.drawn, ctx.chunk = groups, (probability, seed), chunk
+        ctx.save_for_backward(q, k, v, output, *sums)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
+        q, k, v, output, *sums = ctx.saved_tensors
+        kept, scale = DropoutMask(*ctx.drawn, bits=BITS), q.shape[-1] ** -0.5
+        of_q, of_k, of_v = empty_qkv(q)
+        gradient = gradient.contiguous()
+        for group, logsumexp in zip(ctx.groups.groups, sums, strict=True):
+            query, key, value = _pairs(group, q, k, v)
+            query *= scale
+            mixed, upstream = (_flat(group, x, group.rows) for x in (output, gradient))
+            inner = (mixed * upstream).sum(-1, keepdim=True)  # (P, n, 1): what softmax takes off each gradient
+            upstream *= kept.scale
+            of_query, of_key, of_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+            scratch = query.new_empty(3, _largest(query, key, ctx.chunk))
+            for pairs, rows in _dropout_chunks(query, key, ctx.chunk):
+                size = (*query[pairs, rows].shape[:2], key.shape[1])
+                weights, keep, of_weights = (_of_size(part, size) for part in scratch)
+                torch.bmm(query[pairs, rows], key[pairs].transpose(1, 2), out=weights)
+                weights.sub_(logsumexp[pairs, rows]).exp_()
+                kept.fill(keep)
+                torch.bmm(upstream[pairs, rows], value[pairs].transpose(1, 2), out=of_weights)
+                of_weights.mul_(keep).sub_(inner[pairs, rows]).mul_(weights)  # now of the scores
+                of_value[pairs].baddbmm_(weights.mul_(keep).transpose(1, 2), upstream[pairs, rows])
+                of_key[pairs].baddbmm_(of_weights.transpose(1, 2), query[pairs, rows])
+                of_query[pairs, rows] = _product(of_weights, key[pairs])
+            of_query *= scale
+            for place, each in ((of_q, of_query), (of_k, of_key), (of_v, of_value)):
+                fill_heads(group, place, each.view(group.sequences, -1, *each.shape[1:]))
+        return of_q, of_k, of_v, None, None, None, None
+
+
+def _pairs(group: LengthGroup, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies of a group's queries, (P, rows, K), keys and values, (P, keys, K), in float32 or wider."""
+    return _flat(group, q, group.rows), _flat(group, k, group.keys), _flat(group, v, group.keys)
+
+
+def _flat(group: LengthGroup, x: Tensor, tokens: int) -> Tensor:
+    heads = group.heads(x, tokens)
+    return torch.empty(heads.shape, dtype=torch.promote_types(x.dtype, torch.float32), device="cpu").copy_(heads).flatten(0, 1)
+
+
+def _dropout_chunks(query: Tensor, key: Tensor, chunk: int) -> Iterator[tuple[slice, slice]]:
+    """Pairs and queries to be in work together: their weights are no more than CHUNK, or those of one query."""
+    rows = min(query.shape[1], max(1, chunk // key.shape[1]))
+    pairs = max(1, chunk // (rows * key.shape[1])) if rows == query.shape[1] else 1
+    for pair in range(0, len(query), pairs):
+        for row in range(0, query.shape[1], rows):
+            yield slice(pair, pair + pairs), slice(row, row + rows)
+
+
+def _largest(query: Tensor, key: Tensor, chunk: int) -> int:
+    pairs, rows = next(_dropout_chunks(query, key, chunk))
+    return query[pairs, rows].shape[:2].numel() * key.shape[1]
+
+
+def _of_size(scratch: Tensor, size: tuple[int, ...]) -> Tensor:
+    return scratch[: size[0] * size[1] * size[2]].view(size)
+
+
+def _product(weights: Tensor, values: Tensor) -> Tensor:
+    """A product in its own type whatever autocast says, which leaves alone what is given its place."""
+    return torch.bmm(weights, values, out=weights.new_empty(*weights.shape[:2], values.shape[2]))
+
+
+# Queries of one call with ALiBi, whose penalty is as wide as the sequence and differs from head to head.
+SLOPING_BLOCK = 128
+# Tokens from which dropping a few weights at a time is faster than torch's way: shorter sequences have fewer weights than values.
+DROPPING_LENGTH = 64
+
+
+def attend_grouped(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
+    """Each sequence with itself; see `quiver.encoder.attention.attend` for the contract. ALiBi and dropout are for groups without masks."""
+    if groups.order is not None:
+        q, k, v = q[groups.order], k[groups.order], v[groups.order]
+    output: Tensor
+    if slopes is None and 0 < dropout < 1 and q.device.type == "cpu" and any(group.length >= DROPPING_LENGTH for group in groups.groups):
+        output = attend_dropping(q, k, v, groups, dropout)
+    elif slopes is None and not dropout and differentiated_on_cpu(q, k, v):
+        output = _GroupedAttention.apply(q, k, v, groups)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    else:
+        output = _attend_groups(q, k, v, groups, slopes, dropout)
+    return output if groups.inverse is None else output[groups.inverse]
+
+
+def differentiated_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether gradients are wanted where torch's kernel for CPUs gives them."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)) and q.device.type == "cpu" and _has_cpu_kernel()
+
+
+@cache
+def _has_cpu_kernel() -> bool:
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    return hasattr(torch.ops.aten, name) and hasattr(torch.ops.aten, f"{name}_backward")
+
+
+def _attend_groups(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
+    outputs = []
+    # One split, not a slice a group: the backward of a slice is a whole tensor of zeros, that of the split one concatenation.
+    parts = (torch.split(x, groups.sizes) for x in (q, k, v))
+    for group, *pieces in zip(groups.groups, *parts, strict=True):
+        query, key, value = (piece.view(group.sequences, group.length, *piece.shape[1:]).transpose(1, 2) for piece in pieces)
+        query, key, value = query[:, :, : group.rows], key[:, :, : group.keys], value[:, :, : group.keys]
+        if slopes is None:
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=group.mask, dropout_p=dropout)
+        else:
+            mixed = _attend_sloping(query, key, value, slopes, dropout)
+        if group.rows < group.length:
+            mixed = F.pad(mixed, (0, 0, 0, group.length - group.rows))
+        outputs.append(mixed.transpose(1, 2).flatten(0, 1))  # (G * n, H, K)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class _GroupedAttention(torch.autograd.Function):
+    """All groups as one step of autograd, whose gradients are written where the product behind queries, keys and values wants them.
+
+    Autograd's own way keeps a dozen views a group and puts the gradients together twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups) -> Tensor:
+        attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        output = q.new_empty(q.shape)
+        sums = []
+        for group in groups.groups:
+            read = group.heads(q, group.rows), group.heads(k, group.keys), group.heads(v, group.keys)
+            mixed, logsumexp = attention(*read, attn_mask=group.mask)
+            fill_heads(group, output, mixed)
+            sums.append(logsumexp)
+        ctx.groups = groups
+        ctx.save_for_backward(q, k, v, output, *sums)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, output, *sums = ctx.saved_tensors
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        of_q, of_k, of_v = empty_qkv(q)
+        gradient = gradient.contiguous()
+        for group, logsumexp in zip(ctx.groups.groups, sums, strict=True):
+            query, mixed, upstream = (group.heads(x, group.rows) for x in (q, output, gradient))
+            key, value = group.heads(k, group.keys), group.heads(v, group.keys)
+            found = backward(upstream, query, key, value, mixed, logsumexp, 0.0, False, attn_mask=group.mask)
+            for place, each in zip((of_q, of_k, of_v), found, strict=True):
+                fill_heads(group, place, each)
+        return of_q, of_k, of_v, None
+
+
+def _attend_sloping(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, dropout: float) -> Tensor:
+    """ALiBi over whole sequences, a few queries at a time: the penalty is (H, SLOPING_BLOCK, n), never n x n."""
+    outputs = []
+    place = torch.arange(key.shape[2], device=key.device)
+    for start, rows in zip(range(0, query.shape[2], SLOPING_BLOCK), torch.split(query, SLOPING_BLOCK, dim=2), strict=True):
+        distance = (torch.arange(start, start + rows.shape[2], device=key.device)[:, None] - place).abs()
+        penalty = (-slopes.view(-1, 1, 1) * distance).to(query.dtype)
+        outputs.append(F.scaled_dot_product_attention(rows, key, value, attn_mask=penalty[None], dropout_p=dropout))
+    return torch.cat(outputs, dim=2)
+
 
 # Queries in a block of a local layer: of 32, 64 and 128 the fastest on CPU (reference measurements: 19.5, 21.6 and
 # 27.2 ms for 2,048 tokens of 12 heads of 64).
@@ -163,7 +453,7 @@ class _LocalAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, bias, output, *sums = ctx.saved_tensors
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        of_q, of_k, of_v = room_for_thirds(q)
+        of_q, of_k, of_v = empty_qkv(q)
         of_k.zero_()
         of_v.zero_()
         for some, logsumexp in zip(_steps(len(bias), ctx.half, LOCAL_BLOCKS), sums, strict=True):

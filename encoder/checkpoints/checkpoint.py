@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder, read_weights
 from quiver.encoder.checkpoints.key_maps import KEY_MAPS
-from quiver.encoder.checkpoints.weight_files import read_weights
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
@@ -66,7 +65,7 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
     """Load an encoder from a folder or a hub id, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.

@@ -1,9 +1,7 @@
-"""Checkpoints with a head on the encoder, both ways, as transformers and the families' own code lay them out.
+"""What config.json says of a head, and how it is written there.
 
-Reading is strict: what a head needs must be in the file, unless the caller gives a seed for weights that are not there.
-A quiver config.json keeps the head's settings under one key, ``head``, by the names that ModernBERT's has.
+ModernBERT has keys for it; the other families' heads follow from their layers, and a setting they have no key for is refused.
 
-Shapes: C labels.
 Source: the configurations of ModernBERT, BERT and RoBERTa in transformers 5.3.
 """
 
@@ -12,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -21,29 +19,94 @@ from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
+from quiver.encoder.checkpoints.folder import local_folder, read_weights
 from quiver.encoder.checkpoints.head_layouts import AUTO_CLASSES, LAYOUTS, HeadLayout, Task
-from quiver.encoder.checkpoints.head_settings import one_of, read_dropout, read_labels, read_transform, transform_settings
-from quiver.encoder.checkpoints.head_transform import SHARED_TRANSFORM, classifier_transform, decoder_has_bias, masked_lm_transform
-from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.checkpoints.key_maps import KEY_MAPS, KeyMap
-from quiver.encoder.checkpoints.keys import Keys
-from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.checkpoints.keys import TO_HF_ACTIVATION, Keys
+from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.heads import (
     CLASSIFIER_POOLINGS,
     IGNORE_INDEX,
+    SHARED_TRANSFORM,
     ClassifierPooling,
     Head,
     MaskedLM,
     ProblemType,
     SequenceClassifier,
     SpanQA,
+    TransformConfig,
+    classifier_transform,
+    decoder_has_bias,
+    head_dropout,
     init_head,
+    masked_lm_transform,
 )
 from quiver.encoder.model import Encoder
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value", bound=str)
+
+
+def read_transform(keys: Keys, default: TransformConfig, config: EncoderConfig) -> TransformConfig:
+    """The layer before the last matrix; only ModernBERT's keys can say another than the family's."""
+    if config.family not in SHARED_TRANSFORM:
+        return default
+    return replace(default, bias=keys.flag("classifier_bias"), activation=keys.activation("classifier_activation"))
+
+
+def read_dropout(keys: Keys, config: EncoderConfig) -> float:
+    """The dropout before the matrix of labels."""
+    dropout = keys.number("classifier_dropout", head_dropout(config))
+    if not 0 <= dropout < 1:
+        raise keys.error("classifier_dropout", "must be >= 0 and < 1")
+    return dropout
+
+
+def read_labels(keys: Keys) -> tuple[int, tuple[str, ...] | None]:
+    """Number of labels, and their names where config.json has them."""
+    names = keys.inner("id2label")
+    if names is None:
+        count = keys.integer("num_labels", 2)
+        if count < 1:
+            raise keys.error("num_labels", "must be >= 1")
+        return count, None
+    ordered = [names.hf.get(str(number)) for number in range(len(names.hf))]
+    if not ordered or not all(isinstance(name, str) for name in ordered):
+        raise keys.error("id2label", 'must name the labels "0", "1", ...')
+    if keys.integer("num_labels", len(ordered)) != len(ordered):
+        raise keys.error("num_labels", f"must be {len(ordered)}, the number of labels in id2label")
+    return len(ordered), tuple(str(name) for name in ordered)
+
+
+def one_of(keys: Keys, key: str, known: dict[Value, Any]) -> Value | None:
+    """A value that is one of these, None where config.json says nothing."""
+    value = keys.hf.get(key)
+    if value is None:
+        return None
+    for one in known:
+        if value == one:
+            return one
+    raise keys.error(key, f"must be one of {', '.join(known)}")
+
+
+def transform_settings(transform: TransformConfig, default: TransformConfig, config: EncoderConfig) -> dict[str, Any]:
+    """What `read_transform` reads.
+
+    Raises:
+        InputError: The family's config.json has no words for it.
+    """
+    if config.family not in SHARED_TRANSFORM:
+        if transform != default:
+            raise InputError(f"transform: a {config.family} config.json cannot say {transform}")
+        return {}
+    activation = TO_HF_ACTIVATION.get(transform.activation)
+    if activation is None or replace(transform, bias=default.bias, activation=default.activation) != default:
+        raise InputError(f"transform: a {config.family} config.json cannot say {transform}")
+    return {"classifier_bias": transform.bias, "classifier_activation": activation}
+
 
 AnyHead = TypeVar("AnyHead", MaskedLM, SequenceClassifier, SpanQA)
 
@@ -80,7 +143,7 @@ def load_masked_lm(
     The decoder is the token embedding, unless config.json unties it or the file has another matrix.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -120,7 +183,7 @@ def load_classifier(
     """Load a classifier of sequences, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.
@@ -166,7 +229,7 @@ def load_span_qa(
     """Load a model that answers with spans, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`), or a hub id.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights in memory.
         device: Where the weights go.

@@ -18,9 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from quiver.encoder.cpu.availability import serves_rows
 from quiver.encoder.cpu.linear import Linear, multiplies_packed, pack_weight, packed_product
-from quiver.encoder.ops import ACTIVATION_FUNCTIONS, gated
-from quiver.encoder.ops.activations import ACTIVATION_GRADIENTS
-from quiver.encoder.ops.gated import gated_backward
+from quiver.encoder.ops import ACTIVATION_FUNCTIONS, ACTIVATION_GRADIENTS, gated, gated_backward
 
 # Tokens of a chunk. Fewer make the products that add up the weights' gradients slower, more no longer fit the cache: an MLP of 384 and
 # 1,536 takes, forward and backward over 7,000 tokens, 924 ms in chunks of 256, 864 of 512, 855 of 1,024, 886 of 2,048, 912 in one piece.
@@ -43,7 +41,7 @@ def mlp_in_chunks(x: Tensor, up: Linear, down: Linear, activation: str, *, gate:
         x: (N, D).
         up: To (N, I), or (N, 2 I) where there is a gate.
         down: To (N, D).
-        activation: A key of `quiver.encoder.ops.activations.ACTIVATION_FUNCTIONS`.
+        activation: A key of `quiver.encoder.ops.ACTIVATION_FUNCTIONS`.
         gate: The second half of what ``up`` gives is multiplied with the activated first.
 
     Returns:
@@ -95,7 +93,7 @@ def mlp_gradients(
         inner: What the first matrix gave, in chunks of CHUNK tokens, (C, I) or (C, 2 I).
         up: The first matrix, (I, D) or (2 I, D).
         down: The second, (D, I).
-        activation: A key of `quiver.encoder.ops.activations.ACTIVATION_FUNCTIONS`.
+        activation: A key of `quiver.encoder.ops.ACTIVATION_FUNCTIONS`.
         gate: There is a gate.
         wanted: Which of the gradients are.
 

@@ -27,7 +27,7 @@ from quiver.encoder.layers import Block, RotaryRows
 from quiver.encoder.packing import PackedBatch
 
 if TYPE_CHECKING:
-    from quiver.encoder.ops.norms import Norm
+    from quiver.encoder.ops import Norm
 
 logger = logging.getLogger(__name__)
 

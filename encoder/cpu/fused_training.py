@@ -22,8 +22,7 @@ from quiver.encoder.cpu.chunked_mlp import CHUNK, mlp_gradients
 from quiver.encoder.cpu.fused import Passes, unsupported_reason
 from quiver.encoder.cpu.linear import Linear, product_gradients
 from quiver.encoder.layers import MLP, Block, RotaryRows, SelfAttention
-from quiver.encoder.ops import rotate_
-from quiver.encoder.ops.heads import joined
+from quiver.encoder.ops import join_qkv, rotate_
 from quiver.encoder.packing import PackedBatch
 
 logger = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ class _Heads(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, norm_weight, norm_bias, qkv, _ = ctx.saved_tensors
-        of_product = joined(*gradients)
+        of_product = join_qkv(*gradients)
         if ctx.rope is not None:
             cos, sin = ctx.rope
             for turned in of_product.unbind(1)[:2]:

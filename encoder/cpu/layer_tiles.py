@@ -321,7 +321,7 @@ def _relu(code: Code, x: Any) -> Activated:
 
 _FUNCTIONS: dict[str, Callable[[Code, Any], Activated]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
 ACTIVATIONS = {name: number for number, name in enumerate(_FUNCTIONS)}
-"""What the functions of `quiver.encoder.ops.activations` are called here."""
+"""What the functions of `quiver.encoder.ops` are called here."""
 
 
 def _activate(code: Code, kind: Any, tile: Any, count: Any, out: Any) -> None:

@@ -16,16 +16,15 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, sync_folder, write_json
+from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
 from quiver.encoder.pretraining.sections import DataSection, SourceSection
 from quiver.encoder.pretraining.text_sources import read_documents
 from quiver.encoder.tokenizer import Tokenizer
@@ -165,7 +164,7 @@ def _made_of(data: DataSection, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokenizer": hashlib.sha256(tokenizer.to_json().encode("utf-8")).hexdigest(),
         "held_out": data.held_out,
-        "sources": [asdict(source) | {"fields": list(source.fields)} for source in data.sources],
+        "sources": [source.model_dump() | {"fields": list(source.fields)} for source in data.sources],
     }
 
 

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
-from quiver.encoder.checkpoints.hub import local_folder
 from quiver.encoder.config import DROPOUTS, EncoderConfig, global_every
 from quiver.encoder.errors import InputError
 from quiver.encoder.heads import MaskedLM, init_head
-from quiver.encoder.init import init_weights
-from quiver.encoder.model import Encoder
+from quiver.encoder.model import Encoder, init_weights
 from quiver.encoder.pretraining.corpus import train_texts
 from quiver.encoder.pretraining.masking import special_ids
 from quiver.encoder.pretraining.sections import ModelSection, PhaseSection, PretrainingRecipe

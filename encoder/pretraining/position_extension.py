@@ -26,8 +26,8 @@ from torch import Tensor
 
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import write_checkpoint
+from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.checkpoints.key_maps import KEY_MAPS
-from quiver.encoder.checkpoints.weight_files import read_weights
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
@@ -116,7 +116,7 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
     tokenizer_config.json, where ``out`` has one, is told the new limit.
 
     Args:
-        source: Folder with config.json and weights (`quiver.encoder.checkpoints.weight_files`).
+        source: Folder with config.json and weights (`quiver.encoder.checkpoints.folder`).
         out: Folder to write, not ``source``.
         factor: k.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from quiver.encoder.pretraining.sections import PhaseSection, PretrainingRecipe
-from quiver.encoder.training.recipe_file import RecipeError, load_sections
-from quiver.encoder.training.schema import Rule
+from quiver.encoder.schema import Rule, SchemaError
+from quiver.encoder.training.recipe_file import load_sections
 
 KINDS = ("pretraining",)
 """Values of ``kind`` that make a recipe one of these."""
@@ -64,18 +62,13 @@ def load_pretraining_recipe(path: str | Path, overrides: Sequence[str] = ()) -> 
         overrides: ``training.seed=2``, ``phases.0.tokens=1e6`` and the like, see `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
-        RecipeError: The recipe cannot be used; names everything that is wrong with it.
+        SchemaError: The recipe cannot be used; names everything that is wrong with it.
         InputError: There is no such recipe, or it cannot be read.
     """
     recipe = load_sections(path, PretrainingRecipe, RULES, kinds=KINDS, overrides=overrides)
     if problems := list(_problems(recipe)):
-        raise RecipeError(str(path), problems)
+        raise SchemaError(str(path), problems)
     return recipe
-
-
-def to_dict(recipe: PretrainingRecipe) -> dict[str, Any]:
-    """The recipe with every default spelt out, as JSON has it."""
-    return dataclasses.asdict(recipe)
 
 
 def _problems(recipe: PretrainingRecipe) -> Iterator[str]:

@@ -25,7 +25,6 @@ import torch
 
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.flops import peak_flops
-from quiver.encoder.pretraining.recipe import to_dict
 from quiver.encoder.training.log import LOG, curve, read_log
 from quiver.encoder.training.loop import HELD_OUT, Session
 from quiver.encoder.training.machine import peak_memory
@@ -57,7 +56,7 @@ def describe_run(
     recipe, quantities = session.recipe, curves(session.out)
     return {
         "schema": SCHEMA,
-        "recipe": to_dict(recipe),
+        "recipe": recipe.model_dump(),
         "command": command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),

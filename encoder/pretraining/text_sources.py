@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from quiver.encoder.data_files import read_json_lines, read_lines, read_whole
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home
+from quiver.encoder.files import expand_home, read_json_lines, read_lines, read_whole
 from quiver.encoder.pretraining.sections import SourceSection
 
 JSON_LINES = (".jsonl", ".jsonl.gz")

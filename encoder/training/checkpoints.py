@@ -17,9 +17,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, sync_folder, write_json
+from quiver.encoder.files import file_sha256, read_json, sync_folder, write_json
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quiver.encoder.gpu.compiling import compile_encoder
+from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.corpus import Corpus
 from quiver.encoder.pretraining.evaluation import HeldOut

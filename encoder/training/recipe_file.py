@@ -1,6 +1,9 @@
-"""Recipes as files: found by path or name, read strictly, changed by overrides, every problem at once.
+"""Recipe files: found by path or name, read as strict YAML, changed by overrides, validated with all problems at once.
 
-What a recipe holds is a frozen dataclass of whoever reads it, see `quiver.encoder.training.schema`; its ``kind`` says whose it is.
+The content of a recipe is a schema (`quiver.encoder.schema`); the key ``kind`` tells which one.
+
+Scalars in YAML stay text. YAML 1.1 reads ``8e-5`` as text but ``064`` as 52, ``1:30`` as 90, ``no`` as false and ``2024-01-01`` as a
+date. The schema knows the type of each setting and converts the text; only null is recognised here. A key that appears twice is an error.
 """
 
 from __future__ import annotations
@@ -9,30 +12,67 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import yaml
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.training.schema import Rule, build
-from quiver.encoder.training.strict_yaml import parse_yaml
+from quiver.encoder.schema import Rule, SchemaError, TextSchema, validate
 
-Section = TypeVar("Section")
+Section = TypeVar("Section", bound=TextSchema)
 
 _SHIPPED_KIND = re.compile(r"^kind: *([\w-]+)", re.MULTILINE)
 
+_TAG = "tag:yaml.org,2002:"
 
-class RecipeError(InputError):
-    """A recipe cannot be used.
 
-    Attributes:
-        problems: All of them, each ``dotted.path: what is wrong`` or ``line N: what is wrong``.
+class _Loader(yaml.SafeLoader):
+    """Text, null, lists and mappings; notes keys that are given twice instead of letting the last one win."""
+
+    # Tags such as !!int or !!timestamp would bring the guessing back; None holds what refuses an unknown tag.
+    yaml_constructors: ClassVar = {
+        tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}null", f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        # First character of a plain scalar -> tags it may have; what matches none is text.
+        null = (f"{_TAG}null", re.compile(r"(?:~|null|Null|NULL|)\Z"))
+        self.yaml_implicit_resolvers = {"~": [null], "n": [null], "N": [null], "": [null], "<": [(f"{_TAG}merge", re.compile(r"<<\Z"))]}
+        self.repeated: list[str] = []
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # typeshed has a wrong type for the anchor
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                self.repeated.append(f"line {line}: the key {key.value!r} stands in line {lines[key.value]} already")
+            elif isinstance(key, yaml.ScalarNode):
+                lines[key.value] = line
+        return node
+
+
+def parse_yaml(text: str) -> tuple[object, list[str]]:
+    r"""One YAML document as text, None, lists and mappings, and a problem for each repeated key.
+
+    Raises:
+        InputError: The syntax is broken; the message begins with the line.
+
+    Example:
+        >>> parse_yaml("rate: 8e-5\nlimit: null")
+        ({'rate': '8e-5', 'limit': None}, [])
     """
-
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
-        self.problems = list(problems)
-        if len(self.problems) == 1:
-            super().__init__(f"{source}: {self.problems[0]}")
-        else:
-            super().__init__("\n  ".join([f"{source}: {len(self.problems)} problems", *self.problems]))
+    try:
+        loader = _Loader(text)
+        document = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise InputError(f"{where}not YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"not YAML: {str(error).splitlines()[0]}") from error
+    return document, loader.repeated
 
 
 def load_sections(
@@ -49,7 +89,7 @@ def load_sections(
             quotes is text, quotes taken off; ``[1, 2]`` is a list; a list's item is named by its number, from 0.
 
     Raises:
-        RecipeError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
+        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
             or at odds with another; names all of them.
         InputError: There is no such recipe, or it cannot be read.
     """
@@ -63,12 +103,12 @@ def load_sections(
     try:
         document, problems = parse_yaml(text)
     except InputError as error:
-        raise RecipeError(str(file), [str(error)]) from error
+        raise SchemaError(str(file), [str(error)]) from error
     for override in overrides:
         problems.extend(_override(document, override))
-    recipe, found = build(kind, document, rules)
+    recipe, found = validate(kind, document, rules)
     if recipe is None or problems:
-        raise RecipeError(str(file), problems + found)
+        raise SchemaError(str(file), problems + found)
     return recipe
 
 

@@ -19,7 +19,6 @@ from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import MaskedLM
 from quiver.encoder.pretraining.corpus import open_corpus, prepare_corpus
 from quiver.encoder.pretraining.phases import first_model, make_tokenizer
-from quiver.encoder.pretraining.recipe import to_dict
 from quiver.encoder.pretraining.record import describe_run, versions
 from quiver.encoder.pretraining.sections import PretrainingRecipe
 from quiver.encoder.tokenizer import Tokenizer
@@ -79,7 +78,7 @@ def pretrain(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with joined(device) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         if resume:
-            refuse_nothing_to_resume(out, to_dict(recipe))
+            refuse_nothing_to_resume(out, recipe.model_dump())
         elif processes.leads:
             refuse_existing(out)
         processes.wait()  # all have read what is written now
@@ -117,7 +116,7 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> No
     """
     with alone(out):
         if resume:
-            refuse_nothing_to_resume(out, to_dict(recipe))
+            refuse_nothing_to_resume(out, recipe.model_dump())
         else:
             refuse_existing(out)
         _prepare(recipe, out, begins=not resume)
@@ -133,7 +132,7 @@ def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool) -> None:
 
     A run that cannot begin leaves nothing in its folder.
     """
-    write_json(out / RECIPE, to_dict(recipe))
+    write_json(out / RECIPE, recipe.model_dump())
     try:
         if recipe.model.tokenizer == "train" and not (out / TOKENIZER).is_dir():
             tokenizer = make_tokenizer(recipe)

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from quiver.encoder.data_files import cache_folder, file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json, sync_folder
+from quiver.encoder.files import cache_folder, file_sha256, read_json, sync_folder
 from quiver.eval.datasets.download import reason
 from quiver.eval.datasets.origins import Origin
 from quiver.retrieval.data.corpus import Collection

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file
 from quiver.eval.datasets.squad_json import RawParagraph, is_impossible, read_paragraphs, text_under
 from quiver.retrieval.data.corpus import read_judgements
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from quiver.encoder.data_files import read_json_lines
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json_lines
 from quiver.retrieval.data.corpus import read_judgements
 from quiver.retrieval.data.entries import Columns, Judgement, Place, key_of, to_document, to_judgement, to_query
 from quiver.retrieval.records import Document, Query

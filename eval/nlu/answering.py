@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from quiver.encoder.heads import SpanQA
+from quiver.encoder.heads import Span, SpanQA, best_spans
 from quiver.encoder.packing import PackedBatch, pack
-from quiver.encoder.spans import Span, best_spans
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.eval.nlu.answer_scores import NO_ANSWER
 from quiver.eval.nlu.questions import Question

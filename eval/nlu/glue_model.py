@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints.head_checkpoint import load_classifier
-from quiver.encoder.checkpoints.head_transform import SHARED_TRANSFORM
 from quiver.encoder.errors import InputError
-from quiver.encoder.heads import ClassifierPooling, SequenceClassifier, init_head
+from quiver.encoder.heads import SHARED_TRANSFORM, ClassifierPooling, SequenceClassifier, init_head
 from quiver.encoder.packing import pack
 from quiver.encoder.tokenizer import TokenizedTexts, Tokenizer
 from quiver.eval.nlu.fine_tuning.start import encoder_folder

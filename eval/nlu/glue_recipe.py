@@ -6,11 +6,11 @@ Source: ModernBERT, arXiv:2412.13663, appendix E.1 and Table 6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from quiver.encoder.training.recipe_file import RecipeError, load_sections
+from quiver.encoder.schema import Field, NonBlank, SchemaError, TextSchema
+from quiver.encoder.training.recipe_file import load_sections
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 
@@ -21,11 +21,10 @@ MNLI: TaskName = "mnli"
 """The task that others start from."""
 
 
-@dataclass(frozen=True)
-class GlueModelSection:
+class GlueModelSection(TextSchema):
     """The encoder."""
 
-    init: str = field(metadata={"not_blank": True})
+    init: NonBlank
     """Folder or hub id of an encoder with its tokenizer; of a model of sentence-transformers the encoder is taken."""
     pooling: Literal["mean", "cls"] | None = None
     """What stands for a sequence: its first token or the mean of its tokens; null for what config.json says."""
@@ -33,20 +32,18 @@ class GlueModelSection:
     """Tasks that start from the model that was trained on MNLI, with a new matrix of labels. The paper: RTE, MRPC, STS-B."""
 
 
-@dataclass(frozen=True)
-class GlueDataSection:
+class GlueDataSection(TextSchema):
     """The examples. Paths are relative to the working directory."""
 
-    source: str = field(metadata={"not_blank": True})
+    source: NonBlank
     """``hub://OWNER/NAME[@REVISION]``, or a folder of the same layout, see `quiver.eval.nlu.glue_data`."""
-    max_length: int = field(default=256, metadata={"at_least": 16})
+    max_length: int = Field(default=256, ge=16)
     """Tokens of a text or a pair, special ones included; what is behind is cut. The release: 256."""
-    limit: int | None = field(default=None, metadata={"at_least": 1})
+    limit: int | None = Field(default=None, ge=1)
     """Examples of a task that are trained on, the first of them; null for all."""
 
 
-@dataclass(frozen=True)
-class GlueTasksSection:
+class GlueTasksSection(TextSchema):
     """What is chosen for each task; one that is left out is not trained."""
 
     cola: UpdatesSection | None = None
@@ -67,21 +64,20 @@ class GlueTasksSection:
     """Whether a sentence follows from another."""
 
 
-@dataclass(frozen=True)
-class GlueRecipe:
+class GlueRecipe(TextSchema):
     """Fine-tunings of one model, fully determined but for the machine."""
 
-    name: str = field(metadata={"not_blank": True})
+    name: NonBlank
     """Short name of the runs."""
-    description: str = field(metadata={"not_blank": True})
+    description: NonBlank
     """What they train and what for."""
     kind: Literal["glue"]
     """Whose recipe this is."""
-    source: str = field(metadata={"not_blank": True})
+    source: NonBlank
     """Paper or script that the settings come from."""
-    cost: str = field(metadata={"not_blank": True})
+    cost: NonBlank
     """Time and machine of all runs."""
-    expected: str = field(metadata={"not_blank": True})
+    expected: NonBlank
     """Scores that they reach."""
     model: GlueModelSection
     """The encoder."""
@@ -113,7 +109,7 @@ def load_glue_recipe(path: str | Path, overrides: Sequence[str] = ()) -> GlueRec
             `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
-        RecipeError: The recipe cannot be used; names everything that is wrong with it.
+        SchemaError: The recipe cannot be used; names everything that is wrong with it.
         InputError: There is no such recipe, or it cannot be read.
     """
     recipe = load_sections(path, GlueRecipe, (), kinds=KINDS, overrides=overrides)
@@ -121,5 +117,5 @@ def load_glue_recipe(path: str | Path, overrides: Sequence[str] = ()) -> GlueRec
     if MNLI in recipe.model.from_mnli:
         problems.append("model.from_mnli: MNLI cannot start from itself")
     if problems:
-        raise RecipeError(str(path), problems)
+        raise SchemaError(str(path), problems)
     return recipe

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints.head_checkpoint import load_classifier, save_classifier
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_json
+from quiver.encoder.files import file_sha256, write_json
 from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.tokenizer import Tokenizer
@@ -151,7 +150,7 @@ class Start:
 
 def run_recipe(recipe: GlueRecipe, task: TaskName) -> dict[str, Any]:
     """The recipe of one task's run, as JSON: the others' settings are not in it."""
-    whole = asdict(recipe)
+    whole = recipe.model_dump()
     return whole | {"tasks": {task: whole["tasks"][task]}}
 
 

@@ -6,12 +6,11 @@ Source: BERT, arXiv:1810.04805, section 4.2; Jeong et al., HCLT 2023, for longer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from quiver.encoder.schema import Field, NonBlank, Rule, TextSchema
 from quiver.encoder.training.recipe_file import load_sections
-from quiver.encoder.training.schema import Rule
 from quiver.eval.nlu.answer_scores import Official
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 from quiver.eval.nlu.windows import WindowSettings
@@ -20,56 +19,53 @@ KINDS = ("span_qa",)
 """Values of ``kind`` that make a recipe one of these."""
 
 
-@dataclass(frozen=True)
-class QaModelSection:
+class QaModelSection(TextSchema):
     """The encoder."""
 
-    init: str = field(metadata={"not_blank": True})
+    init: NonBlank
     """Folder or hub id of an encoder with its tokenizer, or of a model that answers with spans already; of a model of
     sentence-transformers the encoder is taken."""
-    extend_positions: int = field(default=1, metadata={"at_least": 1})
+    extend_positions: int = Field(default=1, ge=1)
     """How many times as many absolute positions it gets before it is trained; 1 for those it has."""
-    attention_dropout: float | None = field(default=None, metadata={"at_least": 0, "below": 1})
+    attention_dropout: float | None = Field(default=None, ge=0, lt=1)
     """Share of the attention weights that training drops; null for the model's own."""
 
 
-@dataclass(frozen=True)
-class QaDataSection:
+class QaDataSection(TextSchema):
     """Questions, in SQuAD's JSON. Paths are relative to the working directory."""
 
-    train: str = field(metadata={"not_blank": True})
+    train: NonBlank
     """File of the questions to train on."""
-    test: str = field(metadata={"not_blank": True})
+    test: NonBlank
     """File of the questions that are answered in the end; may be the same."""
     official: Official
     """Whose script defines the scores."""
-    train_split: str | None = field(default=None, metadata={"not_blank": True})
+    train_split: NonBlank | None = None
     """A ``.tsv`` of judgements whose questions are trained on; null for all of the file."""
-    test_split: str | None = field(default=None, metadata={"not_blank": True})
+    test_split: NonBlank | None = None
     """The same for the test."""
-    development: str | None = field(default=None, metadata={"not_blank": True})
+    development: NonBlank | None = None
     """File of the questions whose F1 says which checkpoint is best, and when to stop; null to take the last one."""
-    development_split: str | None = field(default=None, metadata={"not_blank": True})
+    development_split: NonBlank | None = None
     """As ``train_split``."""
-    limit: int | None = field(default=None, metadata={"at_least": 1})
+    limit: int | None = Field(default=None, ge=1)
     """Questions that are trained on, the first of them; null for all."""
 
 
-@dataclass(frozen=True)
-class QaRecipe:
+class QaRecipe(TextSchema):
     """One fine-tuning, fully determined but for the machine."""
 
-    name: str = field(metadata={"not_blank": True})
+    name: NonBlank
     """Short name of the run."""
-    description: str = field(metadata={"not_blank": True})
+    description: NonBlank
     """What it trains and what for."""
     kind: Literal["span_qa"]
     """Whose recipe this is."""
-    source: str = field(metadata={"not_blank": True})
+    source: NonBlank
     """Paper or script that the settings come from."""
-    cost: str = field(metadata={"not_blank": True})
+    cost: NonBlank
     """Time and machine of a whole run."""
-    expected: str = field(metadata={"not_blank": True})
+    expected: NonBlank
     """Score that a whole run reaches, with its tolerance."""
     model: QaModelSection
     """The encoder."""
@@ -110,7 +106,7 @@ def load_qa_recipe(path: str | Path, overrides: Sequence[str] = ()) -> QaRecipe:
         overrides: ``updates.epochs=1`` and the like, see `quiver.encoder.training.recipe_file.load_sections`.
 
     Raises:
-        RecipeError: The recipe cannot be used; names everything that is wrong with it.
+        SchemaError: The recipe cannot be used; names everything that is wrong with it.
         InputError: There is no such recipe, or it cannot be read.
     """
     return load_sections(path, QaRecipe, RULES, kinds=KINDS, overrides=overrides)

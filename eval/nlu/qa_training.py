@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints.head_checkpoint import load_span_qa
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import file_sha256
 from quiver.encoder.heads import SpanQA
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.tokenizer import Tokenizer
@@ -132,7 +132,7 @@ def train_qa(
         InputError: Data or model cannot be read, or do not fit the recipe or each other; or as `run_fine_tuning`.
         RunStoppedError: As `run_fine_tuning`.
     """
-    request = Request(asdict(recipe), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command)
+    request = Request(recipe.model_dump(), out, (RESULTS, PREDICTIONS), resume, overwrite, progress, command)
     return run_fine_tuning(request, lambda: _prepared(recipe, request))
 
 
@@ -149,7 +149,7 @@ def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWi
 
     def finish(model: SpanQA) -> QaResults:
         results, answers = task.answered(model, sets.test, progress=request.progress)
-        made_with = {"model": str(request.out / MODEL), "data": asdict(recipe.data), "settings": asdict(recipe.windows)}
+        made_with = {"model": str(request.out / MODEL), "data": recipe.data.model_dump(), "settings": recipe.windows.model_dump()}
         write_qa_results(request.out, results, answers, made_with=made_with)
         return results
 

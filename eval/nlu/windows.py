@@ -11,10 +11,11 @@ Source: BERT, arXiv:1810.04805, section 4.2, and its run_squad.py (``doc_stride`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.schema import Field, TextSchema
 from quiver.encoder.tokenizer import Pieces, Tokenizer
 from quiver.eval.nlu.questions import Question, stands
 
@@ -22,17 +23,16 @@ NOWHERE = 0
 """The place that a window without the answer answers with: its first token."""
 
 
-@dataclass(frozen=True)
-class WindowSettings:
+class WindowSettings(TextSchema):
     """How long sequences are, in tokens."""
 
-    max_length: int = field(metadata={"at_least": 16})
+    max_length: int = Field(ge=16)
     """Of a whole sequence, special tokens included."""
-    overlap: int = field(metadata={"at_least": 1})
+    overlap: int = Field(ge=1)
     """What two neighbouring windows share of a paragraph; BERT's doc_stride is what they do not share."""
-    max_question_length: int = field(default=64, metadata={"at_least": 1})
+    max_question_length: int = Field(default=64, ge=1)
     """Questions are cut to this."""
-    max_answer_length: int = field(default=30, metadata={"at_least": 1})
+    max_answer_length: int = Field(default=30, ge=1)
     """Longest answer that is given; no longer than the overlap."""
 
 

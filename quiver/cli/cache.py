@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quiver.cli.output import JsonOption, help_alone, print_json, print_table, say
-from quiver.encoder.data_files import cache_folder
+from quiver.encoder.files import cache_folder
 from quiver.retrieval.cache import COLLECTIONS, LIMIT, VECTORS, WORDS, cache_entries, cache_limit, prune_cache
 from quiver.retrieval.units import parse_size
 

@@ -18,9 +18,8 @@ from quiver.encoder.attention.flash import installed
 from quiver.encoder.cpu import fused
 from quiver.encoder.cpu.availability import available
 from quiver.encoder.cpu.processor import has_amx
-from quiver.encoder.init import init_weights
 from quiver.encoder.layers import Block
-from quiver.encoder.model import Encoder
+from quiver.encoder.model import Encoder, init_weights
 from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, default_device
 from quiver.retrieval.versions import installed_version
 

@@ -23,7 +23,7 @@ from quiver.encoder import (
     save_masked_lm,
 )
 from quiver.encoder.checkpoints import config_from_hf
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.files import read_json
 from quiver.encoder.pretraining.tiling import enlarge as enlarge_encoder
 from quiver.encoder.pretraining.tiling import enlarge_masked_lm

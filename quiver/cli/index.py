@@ -26,7 +26,7 @@ from quiver.cli.output import (
 from quiver.cli.settings import EngineOption, parse_memory
 from quiver.cli.workers import AddressOption, ExecutorOption, ThreadsOption, WorkersOption
 from quiver.encoder import InputError
-from quiver.encoder.data_files import read_lines
+from quiver.encoder.files import read_lines
 from quiver.retrieval.cluster import open_executor
 from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.index import (

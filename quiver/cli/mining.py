@@ -27,6 +27,7 @@ from quiver.cli.workers import AddressOption, ExecutorOption, WorkersOption
 from quiver.encoder import InputError
 from quiver.encoder.config import Precision
 from quiver.encoder.files import expand_home
+from quiver.encoder.schema import parse
 from quiver.retrieval.cluster import Executor, open_executor
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.models.loading import load_model
@@ -175,17 +176,18 @@ def score(
     quiver score mined/train.jsonl.gz --teacher runs/colbert/model --teacher runs/dense/model --weight 0.5 --weight 10 --out scored;
     quiver score kd.parquet --format ids --queries queries.parquet --documents docs.parquet --teacher BAAI/bge-m3 --out scored
     """
-    section = DataSection(
-        train=tuple(data),
-        format=form.value,
-        query_field=query_field or ("query" if form is Format.TEXTS else "query_id"),
-        document_fields=tuple(document_fields or DOCUMENT_FIELDS[form.value]),
-        queries=queries,
-        documents=documents,
-        query_id_field=query_id_field,
-        document_id_field=document_id_field,
-        text_field=text_field,
-    )
+    fields = {
+        "train": tuple(data),
+        "format": form.value,
+        "query_field": query_field or ("query" if form is Format.TEXTS else "query_id"),
+        "document_fields": tuple(document_fields or DOCUMENT_FIELDS[form.value]),
+        "queries": queries,
+        "documents": documents,
+        "query_id_field": query_id_field,
+        "document_id_field": document_id_field,
+        "text_field": text_field,
+    }
+    section = parse(DataSection, fields, source="options")
     record = score_rows(
         section,
         _teacher(

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quiver.encoder.data_files import cache_folder
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import cache_folder
 from quiver.retrieval.versions import installed_version
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from quiver.cli.output import JsonOption, OverwriteOption, print_json, say
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.files import check_target
 from quiver.eval.report.positions import check_format, write_position_plot
 from quiver.retrieval.models.export.longer import lengthen_model

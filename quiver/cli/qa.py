@@ -22,6 +22,7 @@ from quiver.cli.output import (
     show_progress,
 )
 from quiver.encoder import InputError
+from quiver.encoder.schema import parse
 from quiver.encoder.training.stopping import RunStoppedError
 from quiver.eval.nlu.answer_scores import Scores
 from quiver.eval.nlu.answering import answer_questions
@@ -102,14 +103,23 @@ def evaluate(
     opened, tokenizer = open_span_qa(model, seed=None)
     warn_of_token_types(opened, tokenizer, model)
     positions = opened.encoder.config.max_positions
-    settings = WindowSettings(positions if max_length is None else max_length, overlap, max_question_length, max_answer_length)
+    settings = parse(
+        WindowSettings,
+        {
+            "max_length": positions if max_length is None else max_length,
+            "overlap": overlap,
+            "max_question_length": max_question_length,
+            "max_answer_length": max_answer_length,
+        },
+        source="options",
+    )
     check_settings(settings, tokenizer, positions=positions)
     watched = show_progress(progress)
     predictions = answer_questions(
         opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=watched
     )
     results = score_predictions(questions, predictions, tokenizer, official.value)
-    made_with = {"model": model, "data": str(data), "split": None if split is None else str(split), "settings": asdict(settings)}
+    made_with = {"model": model, "data": str(data), "split": None if split is None else str(split), "settings": settings.model_dump()}
     write_qa_results(out, results, answer_texts(questions, predictions), made_with=made_with)
     if as_json:
         print_json(asdict(results))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from quiver.cli.index import model_of
 from quiver.encoder import InputError
-from quiver.encoder.data_files import cache_folder
+from quiver.encoder.files import cache_folder
 from quiver.retrieval.cluster.index import ShardedIndex
 from quiver.retrieval.index import Filter, Index, open_index
 from quiver.retrieval.index.engines import Preset, Setting

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Protocol
 
-from quiver.encoder.data_files import read_json_lines, read_lines
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json_lines, read_lines
 from quiver.retrieval.data.entries import Judgement, Place, check_id, to_document, to_judgement, to_metadata, to_query, unique
 from quiver.retrieval.records import Document, Query
 

@@ -31,8 +31,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file
 from quiver.retrieval.data.near_duplicates import first_of_each
 from quiver.retrieval.data.python_sources import package_files, stdlib_files
 from quiver.retrieval.progress import progress_bar

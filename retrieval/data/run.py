@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file, read_lines
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file, read_lines
 from quiver.retrieval.records import Run
 
 

@@ -23,9 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_json
+from quiver.encoder.files import atomic_file, write_json
 from quiver.retrieval.index.disk import little_endian
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.segments import OpenSegment

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from quiver.encoder import Encoder, InputError, Tokenizer, load_encoder, optimize_for_inference
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import Precision
 from quiver.encoder.files import read_json
 from quiver.retrieval.models.export.dense import read_dense

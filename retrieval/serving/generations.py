@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quiver.encoder.data_files import cache_folder
+from quiver.encoder.files import cache_folder
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT

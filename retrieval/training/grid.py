@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.training.recipe_file import RecipeError
-from quiver.retrieval.training.recipe import load_recipe, to_dict
+from quiver.encoder.schema import SchemaError
+from quiver.retrieval.training.recipe import load_recipe
 from quiver.retrieval.training.sections import Recipe
 
 LEARNING_RATE, SEED = "training.learning_rate", "training.seed"
@@ -79,7 +79,7 @@ def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
         The grid; seeds vary fastest, so that one candidate is complete before the next begins.
 
     Raises:
-        RecipeError: A combination is no valid recipe; names the problems of all of them.
+        SchemaError: A combination is no valid recipe; names the problems of all of them.
         InputError: There is nothing to vary, a value repeats, or the runs could not be told apart by a development score.
     """
     fixed, axes = _parse(settings)
@@ -186,10 +186,10 @@ def _load(source: str | Path, combinations: Sequence[tuple[str, ...]]) -> list[t
     for overrides in combinations:
         try:
             recipes.append((overrides, load_recipe(source, overrides)))
-        except RecipeError as error:
+        except SchemaError as error:
             problems.update(dict.fromkeys(error.problems))
     if problems:
-        raise RecipeError(str(source), list(problems))
+        raise SchemaError(str(source), list(problems))
     return recipes
 
 
@@ -206,7 +206,7 @@ def _check_development(source: str | Path, recipes: Sequence[Recipe]) -> None:
 
 
 def _value_of(recipe: Recipe, path: str) -> Any:
-    value: Any = to_dict(recipe)
+    value: Any = recipe.model_dump()
     for part in path.split("."):
         value = value[part]
     return list(value) if isinstance(value, tuple) else value

@@ -6,10 +6,8 @@ data and no model: what a hub or a folder holds is found out by whoever loads it
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from quiver.encoder.training.recipe_file import load_sections
 from quiver.retrieval.training.rules import LOSSES, RULES
@@ -27,13 +25,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         overrides: ``training.batch_size=64`` and the like, see `load_sections`.
 
     Raises:
-        RecipeError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
+        SchemaError: The file is not YAML, or a setting is unknown, missing, of the wrong type, out of its range, repeated,
             or at odds with another; names all of them.
         InputError: There is no such recipe, or it cannot be read.
     """
     return load_sections(path, Recipe, RULES, kinds=KINDS, overrides=overrides)
-
-
-def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The recipe with every default spelt out, as JSON has it; written as YAML or JSON it loads as the same recipe."""
-    return dataclasses.asdict(recipe)

@@ -5,9 +5,7 @@ Each rule blames one field and says the remedy; a rule is asked only where all i
 
 from __future__ import annotations
 
-import dataclasses
-
-from quiver.encoder.training.schema import Rule
+from quiver.encoder.schema import Rule
 from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, LossSection
 
 LOSSES = {
@@ -32,7 +30,7 @@ READ_BY = {
 }
 """Setting of ``loss`` -> the losses that read it; under any other it must keep its default, for it would change nothing."""
 
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(LossSection)}
+_DEFAULTS = {name: field.default for name, field in LossSection.model_fields.items()}
 
 _SHAPE = "model.architecture"
 

@@ -32,7 +32,6 @@ from quiver.retrieval.training.loop.course import Course
 from quiver.retrieval.training.loop.optimizers import require_optimizer
 from quiver.retrieval.training.loop.session import Model, Scorer, Session, batch_order, fit
 from quiver.retrieval.training.loop.snapshot import Progress
-from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.run_folder import (
     DATA,
     RECORD,
@@ -201,7 +200,7 @@ class _Run:
         if rows is not None:
             facts["data"] = describe_data(session.recipe, rows)
         about = {"command": self.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
-        return Beginning(to_dict(session.recipe), facts, about)
+        return Beginning(session.recipe.model_dump(), facts, about)
 
     def _go_on(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
         session = self.session
@@ -223,7 +222,7 @@ class _Run:
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         record = {
             "schema": SCHEMA,
-            "recipe": to_dict(recipe),
+            "recipe": recipe.model_dump(),
             "command": self.command,
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "versions": versions(),

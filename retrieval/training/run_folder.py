@@ -26,12 +26,11 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
+from quiver.encoder.schema import validate
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.lock import alone, remove_empty
 from quiver.encoder.training.log import LOG
 from quiver.encoder.training.nonfinite import NONFINITE
-from quiver.encoder.training.schema import build
-from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
@@ -194,8 +193,8 @@ def recipe_changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple
     Returns:
         Of each setting that differs its dotted path, its value then, its value now.
     """
-    known, _ = build(Recipe, was)
-    then, since = json.loads(json.dumps([was if known is None else to_dict(known), now]))
+    known, _ = validate(Recipe, was)
+    then, since = json.loads(json.dumps([was if known is None else known.model_dump(), now]))
     return list(_differences(then, since))
 
 

@@ -8,46 +8,45 @@ Source of the default habits: the ModernBERT release's examples/train_st.py and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from quiver.encoder.schema import Field, NonBlank, TextSchema
 
 STDLIB_DOCSTRINGS = "docstrings:stdlib"
 """Value of ``data.train`` for pairs mined from the running interpreter's standard library."""
 
 
-@dataclass(frozen=True)
-class ArchitectureSection:
+class ArchitectureSection(TextSchema):
     """The shape of an encoder that starts from random weights."""
 
     family: Literal["modernbert"]
     """Which switches of the encoder are set (arXiv:2412.13663, section 2.1)."""
-    hidden_size: int = field(metadata={"at_least": 2})
+    hidden_size: int = Field(ge=2)
     """Width D of the hidden states; a multiple of twice ``heads``."""
-    layers: int = field(metadata={"at_least": 1})
+    layers: int = Field(ge=1)
     """Number of blocks."""
-    heads: int = field(metadata={"at_least": 1})
+    heads: int = Field(ge=1)
     """Attention heads H."""
-    intermediate_size: int = field(metadata={"at_least": 1})
+    intermediate_size: int = Field(ge=1)
     """Width of the gated MLP between its two projections."""
-    vocab_size: int = field(metadata={"at_least": 261})
+    vocab_size: int = Field(ge=261)
     """Token ids V: 256 bytes, five special tokens, and merges; a multiple of 64 keeps the embedding aligned."""
-    max_positions: int = field(metadata={"at_least": 3})
+    max_positions: int = Field(ge=3)
     """Longest sequence in tokens, special tokens included; ModernBERT: 8,192."""
-    global_every: int = field(metadata={"at_least": 1})
+    global_every: int = Field(ge=1)
     """Every how many layers one is global, from the first on; ModernBERT: 3. The last is too if it divides layers - 1."""
-    window: int = field(metadata={"at_least": 2, "multiple_of": 2})
+    window: int = Field(ge=2, multiple_of=2)
     """Tokens that a local layer sees, half of them on either side; ModernBERT: 128."""
-    global_theta: float = field(metadata={"above": 0})
+    global_theta: float = Field(gt=0)
     """RoPE base of global layers; ModernBERT: 160,000 at 8,192 tokens, 10,000 before its context extension."""
-    local_theta: float = field(metadata={"above": 0})
+    local_theta: float = Field(gt=0)
     """RoPE base of local layers; ModernBERT: 10,000."""
 
 
-@dataclass(frozen=True)
-class ColBERTSection:
+class ColBERTSection(TextSchema):
     """How a ColBERT model reads texts. PyLate's defaults; a setting that the starting checkpoint has too is replaced."""
 
-    dim: int = field(default=128, metadata={"at_least": 1})
+    dim: int = Field(default=128, ge=1)
     """Width d of a token's vector; must be the checkpoint's own if it has a projection already."""
     projection: Literal["random", "orthogonal"] = "random"
     """How a new projection starts: drawn entry by entry, as PyLate's does; or orthogonal: the identity where ``dim`` is the
@@ -56,9 +55,9 @@ class ColBERTSection:
     """Token put behind [CLS] of a query, added to the vocabulary if it is new; empty for none."""
     document_prefix: str = "[D] "
     """The same for documents."""
-    query_length: int = field(default=32, metadata={"at_least": 4})
+    query_length: int = Field(default=32, ge=4)
     """Tokens of a query, prefix and special tokens included; with expansion every query has that many."""
-    document_length: int = field(default=180, metadata={"at_least": 4})
+    document_length: int = Field(default=180, ge=4)
     """Tokens a document is cut to, prefix and special tokens included; written into the checkpoint."""
     query_expansion: bool = True
     """Fill queries up with [MASK] tokens, whose vectors count."""
@@ -68,19 +67,18 @@ class ColBERTSection:
     """Tokens whose document vectors are dropped: ASCII punctuation, or none (for code)."""
 
 
-@dataclass(frozen=True)
-class ModelSection:
+class ModelSection(TextSchema):
     """The encoder and how a text becomes a vector, or vectors."""
 
-    init: str = field(metadata={"not_blank": True})
+    init: NonBlank
     """``random``, or a folder or hub id whose weights the run starts from."""
-    revision: str | None = field(default=None, metadata={"not_blank": True})
+    revision: NonBlank | None = None
     """Branch, tag or commit of ``init`` on the hub."""
     pooling: Literal["mean", "cls"] | None = None
     """Which hidden states make the vector: the mean over all tokens, or the first. For ``kind: dense``, and there required."""
     normalize: bool | None = None
     """Vectors of length 1, and cosine as the similarity; else the dot product. For ``kind: dense``, and there required."""
-    max_length: int | None = field(default=None, metadata={"at_least": 3})
+    max_length: int | None = Field(default=None, ge=3)
     """Tokens a text is cut to, prompt and special tokens included; one length for both sides, as checkpoints store one.
     For ``kind: dense``, and there required."""
     query_prompt: str = ""
@@ -89,7 +87,7 @@ class ModelSection:
     """Text before every document, in training and ever after; written into the checkpoint. For ``kind: dense``."""
     colbert: ColBERTSection | None = None
     """Prefixes, lengths and vector width; given if and only if ``kind`` is colbert."""
-    tokenizer: str | None = field(default=None, metadata={"not_blank": True})
+    tokenizer: NonBlank | None = None
     """``train`` for a vocabulary learnt from the training texts, or a folder or hub id; given if and only if init is random."""
     vocabulary: Literal["words", "identifiers"] = "words"
     """How a new vocabulary cuts text: as ModernBERT's does, or for code: lower case, camelCase and snake_case taken apart."""
@@ -97,8 +95,7 @@ class ModelSection:
     """The encoder's shape; given if and only if init is random."""
 
 
-@dataclass(frozen=True)
-class DataSection:
+class DataSection(TextSchema):
     """The training rows: where they lie and which of their fields are what.
 
     A source is one of: a .jsonl, .jsonl.gz or .parquet file; a folder with such files; ``hub://OWNER/NAME[@REVISION]/CONFIG/SPLIT``
@@ -107,62 +104,61 @@ class DataSection:
     ``negative_passages.*.text``.
     """
 
-    train: tuple[str, ...] = field(metadata={"not_blank": True})
+    train: tuple[NonBlank, ...]
     """Sources of the rows, read one after the other; or ``docstrings:stdlib``. For ``format: beir`` BEIR folders."""
     format: Literal["texts", "ids", "beir"] = "texts"
     """What a row holds: the texts themselves; ids of texts that lie in ``queries`` and ``documents``; or, for a BEIR folder, its
     judgements: one row for every document judged relevant."""
-    split: str = field(default="train", metadata={"not_blank": True})
+    split: NonBlank = "train"
     """Which qrels of a BEIR folder are trained on."""
-    query_field: str = field(default="query", metadata={"not_blank": True})
+    query_field: NonBlank = "query"
     """Field of the query: its text, or its id."""
-    document_fields: tuple[str, ...] = field(default=("positive",), metadata={"not_blank": True})
+    document_fields: tuple[NonBlank, ...] = ("positive",)
     """Fields of the documents, texts or ids, put together in this order: the first document is the positive, all others are its
     hard negatives. A field may hold one document or a list (also one stored as a string: ``"[7, 8]"``)."""
     positives: Literal["first", "each"] = "first"
     """Of which documents a row is made: of the first one, and where there are several document fields, the first of them may hold no
     more than that; or of each that the first field holds, with the negatives of the other fields (FlagEmbedding's ``pos`` and
     ``neg``). Several positives of a query should not meet in a batch: see ``training.no_duplicates``."""
-    score_fields: tuple[str, ...] = field(default=(), metadata={"not_blank": True})
+    score_fields: tuple[NonBlank, ...] = ()
     """Fields of the teacher's scores, put together in this order: one number for each document; needed by the distilling losses."""
-    documents_per_row: int | None = field(default=None, metadata={"at_least": 1})
+    documents_per_row: int | None = Field(default=None, ge=1)
     """Documents that a row trains on, positive included; null for as many as the first row has. A row with fewer is an error. A
     negative that is blank, or the same as the positive or another negative, does not count: it is left out and counted in run.json."""
     negatives: Literal["first", "random"] = "first"
     """Which hard negatives are taken where a row has more: the first, or others in every epoch (drawn by seed, epoch and row)."""
     short_rows: Literal["error", "skip"] = "error"
     """What happens to a row with fewer documents than ``documents_per_row``; skipped rows are counted in run.json."""
-    queries: str | None = field(default=None, metadata={"not_blank": True})
+    queries: NonBlank | None = None
     """Source of the query texts by id; for ``format: ids``, and there required."""
-    documents: str | None = field(default=None, metadata={"not_blank": True})
+    documents: NonBlank | None = None
     """Source of the document texts by id; for ``format: ids``, and there required."""
-    query_id_field: str = field(default="query_id", metadata={"not_blank": True})
+    query_id_field: NonBlank = "query_id"
     """Field of the id in ``queries``."""
-    document_id_field: str = field(default="document_id", metadata={"not_blank": True})
+    document_id_field: NonBlank = "document_id"
     """Field of the id in ``documents``."""
-    text_field: str = field(default="text", metadata={"not_blank": True})
+    text_field: NonBlank = "text"
     """Field of the text in ``queries`` and ``documents``."""
     shuffle: bool = False
     """Take the rows in an order drawn by ``training.seed`` before ``limit`` counts them; files are often sorted by source."""
-    limit: int | None = field(default=None, metadata={"at_least": 1})
+    limit: int | None = Field(default=None, ge=1)
     """Rows that are used; null for all."""
     revision: str = ""
     """Which version of the data this is (a commit, a release, a date), for the record of the run."""
 
 
-@dataclass(frozen=True)
-class LossSection:
+class LossSection(TextSchema):
     """What is minimised. Losses of sentence-transformers for ``kind: dense``, of PyLate for ``kind: colbert``."""
 
     name: Literal["mnrl", "cached_mnrl", "margin_mse", "kl", "contrastive", "cached_contrastive", "distillation"]
     """Dense: ``mnrl``, cross-entropy of the positive against all other documents of the batch (arXiv:1705.00652); ``cached_mnrl``,
     the same in little memory (GradCache, arXiv:2101.06983); ``margin_mse`` (arXiv:2010.02666) and ``kl`` from teacher scores.
     ColBERT: ``contrastive``, ``cached_contrastive`` likewise; ``distillation``, KL divergence from teacher scores."""
-    scale: float = field(default=20.0, metadata={"above": 0})
+    scale: float = Field(default=20.0, gt=0)
     """mnrl, cached_mnrl: factor on the similarities before the softmax, 1 / temperature; sentence-transformers: 20."""
-    temperature: float = field(default=1.0, metadata={"above": 0})
+    temperature: float = Field(default=1.0, gt=0)
     """contrastive, cached_contrastive: the scores are divided by it; PyLate: 1. kl: student's and teacher's scores are."""
-    mini_batch_size: int = field(default=32, metadata={"at_least": 1})
+    mini_batch_size: int = Field(default=32, ge=1)
     """cached_mnrl, cached_contrastive: texts that are in memory at once; the result does not depend on it."""
     gather_across_devices: bool = False
     """mnrl, cached_mnrl, contrastive, cached_contrastive: documents of all processes are negatives, not only the own ones."""
@@ -170,44 +166,42 @@ class LossSection:
     """distillation: the student's scores of one query are brought to 0..1 before the softmax (PyLate's ``normalize_scores``)."""
     teacher_scores: Literal["minmax", "as_they_are"] = "as_they_are"
     """distillation, kl, margin_mse: the same for the teacher's, where the data set has not done it (JaColBERTv2.5 has both)."""
-    matryoshka_dims: tuple[int, ...] = field(default=(), metadata={"at_least": 1})
+    matryoshka_dims: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Dense: widths at which the first entries of a vector alone must do as well (arXiv:2205.13147), D the first; empty for none."""
 
 
-@dataclass(frozen=True)
-class LoRASection:
+class LoRASection(TextSchema):
     """Low-rank matrices trained in place of the encoder's own (arXiv:2106.09685); they are merged when the run ends.
 
     Only the matrices of the blocks are trained so: the token embedding stays as it is, the rows of new prefixes too, and
     projections behind the encoder are trained whole.
     """
 
-    rank: int = field(metadata={"at_least": 1})
+    rank: int = Field(ge=1)
     """r, columns of the matrix that goes down and rows of the one that goes up; no more than the encoder's width."""
-    alpha: float = field(metadata={"above": 0})
+    alpha: float = Field(gt=0)
     """The product is scaled by alpha / rank."""
-    dropout: float = field(default=0.0, metadata={"at_least": 0, "below": 1})
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the inputs of the low-rank path set to zero in training."""
 
 
-@dataclass(frozen=True)
-class TrainingSection:
+class TrainingSection(TextSchema):
     """How it is minimised."""
 
-    epochs: float = field(metadata={"above": 0})
+    epochs: float = Field(gt=0)
     """Passes over the rows, counted as full batches: so many are trained on. With ``no_duplicates`` a pass has fewer where rows do not
     fit any more, and the rest come from the next one; run.json has the passes that were done."""
-    batch_size: int = field(metadata={"at_least": 1})
+    batch_size: int = Field(ge=1)
     """Rows per forward pass and process; with in-batch negatives a query is told from batch_size - 1 other rows' documents."""
-    learning_rate: float = field(metadata={"above": 0, "at_most": 1})
+    learning_rate: float = Field(gt=0, le=1)
     """Peak of the schedule."""
-    warmup_ratio: float = field(metadata={"at_least": 0, "at_most": 1})
+    warmup_ratio: float = Field(ge=0, le=1)
     """Share of all updates over which the learning rate rises from zero."""
-    weight_decay: float = field(metadata={"at_least": 0, "at_most": 1})
+    weight_decay: float = Field(ge=0, le=1)
     """Decoupled decay per unit of learning rate."""
-    max_grad_norm: float = field(metadata={"above": 0})
+    max_grad_norm: float = Field(gt=0)
     """L2 norm that the gradient is clipped to."""
-    seed: int = field(metadata={"at_least": 0, "at_most": 2**32 - 1})
+    seed: int = Field(ge=0, le=2**32 - 1)
     """Seed of the weights, the order of the rows and dropout."""
     precision: Literal["fp32", "bf16"]
     """Type of the forward and backward pass; weights and optimiser state stay float32."""
@@ -215,24 +209,24 @@ class TrainingSection:
     """Course of the learning rate after the warm-up: falling to zero, or level."""
     no_duplicates: bool
     """No text twice in a batch, where it would count as a negative of itself."""
-    log_every: int = field(metadata={"at_least": 1})
+    log_every: int = Field(ge=1)
     """Updates between two logged losses."""
-    max_steps: int | None = field(default=None, metadata={"at_least": 1})
+    max_steps: int | None = Field(default=None, ge=1)
     """Updates after which the run ends, whatever ``epochs`` says; null for no such end."""
-    accumulation: int = field(default=1, metadata={"at_least": 1})
+    accumulation: int = Field(default=1, ge=1)
     """Batches whose gradients are summed for one update. It adds no negatives: for those raise batch_size, with a cached loss."""
     optimizer: Literal["adamw", "schedule_free_adamw"] = "adamw"
     """AdamW, or its schedule-free form (arXiv:2405.15682), which wants ``scheduler: constant``."""
-    max_length: int | None = field(default=None, metadata={"at_least": 3})
+    max_length: int | None = Field(default=None, ge=3)
     """Tokens that texts are cut to in training alone; the checkpoint keeps its own, longer limit."""
     gradient_checkpointing: bool = False
     """Layers are computed again in the backward pass: slower, and memory for one layer's activations instead of all."""
-    save_every: int | None = field(default=None, metadata={"at_least": 1})
+    save_every: int | None = Field(default=None, ge=1)
     """Updates between two checkpoints to resume from; null for one at the end of each epoch."""
-    keep_checkpoints: int = field(default=2, metadata={"at_least": 1})
+    keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints that are kept: the newest of those that ``save_every`` asks for. Beside them the best one is kept, with
     ``development.keep_best``, and until the next is saved the one that a signal has left."""
-    average_checkpoints: int = field(default=1, metadata={"at_least": 1})
+    average_checkpoints: int = Field(default=1, ge=1)
     """The run's model is the mean of this many last checkpoints, the final weights among them; 1 for the final weights alone."""
     sharding: Literal["none", "full"] = "none"
     """Under torchrun: every process has the whole model; or only its share of weights, gradients and optimiser state (FSDP,
@@ -241,35 +235,33 @@ class TrainingSection:
     """Train low-rank matrices instead of the encoder's weights; null for all weights."""
 
 
-@dataclass(frozen=True)
-class DevelopmentSection:
+class DevelopmentSection(TextSchema):
     """A benchmark that the model is scored on while it trains: nDCG@10 by exact search, in run.json and in the report."""
 
-    data: str = field(metadata={"not_blank": True})
+    data: NonBlank
     """A BEIR folder, or the name of a published collection."""
-    split: str = field(default="dev", metadata={"not_blank": True})
+    split: NonBlank = "dev"
     """Its split."""
-    every: int | None = field(default=None, metadata={"at_least": 1})
+    every: int | None = Field(default=None, ge=1)
     """Updates between two scores; null for one at the end of each epoch. The last step is always scored."""
     keep_best: bool = False
     """The run's model is the checkpoint with the best score, not the last one."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(TextSchema):
     """One training run, fully determined but for the machine."""
 
-    name: str = field(metadata={"not_blank": True})
+    name: NonBlank
     """Short name of the run."""
-    description: str = field(metadata={"not_blank": True})
+    description: NonBlank
     """What it trains and what for."""
     kind: Literal["dense", "colbert"]
     """Which trainer follows it: ``dense``, one vector a text; ``colbert``, one vector a token."""
-    source: str = field(metadata={"not_blank": True})
+    source: NonBlank
     """Paper or script that the settings come from."""
-    cost: str = field(metadata={"not_blank": True})
+    cost: NonBlank
     """Time and machine of a whole run."""
-    expected: str = field(metadata={"not_blank": True})
+    expected: NonBlank
     """Score that a whole run reaches, with its tolerance."""
     model: ModelSection
     """The encoder and how a text becomes a vector, or vectors."""

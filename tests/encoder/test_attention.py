@@ -57,14 +57,21 @@ def test_tokens_beyond_the_key_length_only_read(window: int | None) -> None:
         assert found[5 + 4 :][:20].abs().max() == 0  # and those that see nothing give zeros, not NaN
 
 
-@pytest.mark.parametrize("way", ["bands", "blocks"])
-@pytest.mark.parametrize("lengths", [(90, 3, 40), (20, 20, 70), (5, 130)], ids=str)
-@pytest.mark.parametrize("keys", [False, True])
-def test_both_ways_of_a_local_layer_are_the_definition(
-    monkeypatch: pytest.MonkeyPatch, way: str, lengths: tuple[int, ...], keys: bool
-) -> None:
-    monkeypatch.setattr(packed_attention, "pairs_of_blocks", lambda batch, window: 10**9 if way == "bands" else 0)
-    batch = batch_of(lengths, [max(1, length // 4) for length in lengths] if keys else None)
+@pytest.mark.parametrize(
+    ("way", "lengths", "key_share"),
+    [
+        ("bands", (20, 20, 30), 1),
+        ("bands", (40, 3, 40), 1),
+        ("bands", (90, 3, 40), 4),
+        ("bands", (5, 130), 4),
+        ("blocks", (90, 3, 40), 1),
+        ("blocks", (20, 20, 80), 1),
+        ("blocks", (5, 130), 1),
+        ("blocks", (300, 20), 4),
+    ],
+)
+def test_both_ways_of_a_local_layer_are_the_definition(way: str, lengths: tuple[int, ...], key_share: int) -> None:
+    batch = batch_of(lengths, [max(1, length // key_share) for length in lengths] if key_share > 1 else None)
     q, k, v = inputs(batch, grad=True)
     weight = torch.randn(batch.num_tokens, 2, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     results = []

@@ -148,7 +148,7 @@ def test_a_wrong_shape_is_named(encoder: Encoder) -> None:
 def test_a_head_is_left_aside_and_said(encoder: Encoder, caplog: pytest.LogCaptureFixture) -> None:
     heads = {"modernbert": "head.dense.weight", "quiver": "head.dense.weight", "roberta": "lm_head.bias", "gte": "lm_head.norm.weight"}
     head = heads.get(encoder.config.family, "cls.predictions.transform.dense.weight")
-    with caplog.at_level("INFO", logger="encoder"):
+    with caplog.at_level("INFO", logger="quiver.encoder"):
         from_hf_state(encoder, {**to_hf_state(encoder, prefix=True), head: torch.zeros(1)}, where="here")
     assert head in caplog.text
 

@@ -17,7 +17,7 @@ from quiver.encoder.attention import attend, best_dtype, choose_backend
 from quiver.encoder.attention.dispatch import describe
 from quiver.encoder.cpu import availability, vectors
 from quiver.encoder.cpu.availability import available
-from quiver.encoder.ops.rotary import rotate_, rotate_reference
+from quiver.encoder.ops import rotate_, rotate_reference
 
 pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
 
@@ -213,7 +213,7 @@ import torch
 from quiver.encoder import pack_ids
 from quiver.encoder.attention import attend, dispatch
 from quiver.encoder.cpu import vectors
-from quiver.encoder.ops.rotary import rotate_, rotate_reference
+from quiver.encoder.ops import rotate_, rotate_reference
 torch.set_num_threads(2)
 assert not vectors.pairs_are_native()
 dispatch.pairs_run = lambda: True
@@ -236,7 +236,7 @@ KEPT = """
 import torch
 from quiver.encoder import pack_ids
 from quiver.encoder.attention import attend, dispatch
-from quiver.encoder.ops.rotary import rotate_
+from quiver.encoder.ops import rotate_
 torch.set_num_threads(2)
 dispatch.pairs_run = lambda: True
 with torch.no_grad():

@@ -218,7 +218,7 @@ def test_nomicberts_dynamic_scaling_ends_at_the_trained_length(caplog: pytest.Lo
     long = {**NOMICBERT, "n_positions": 8192}
     assert config_from_hf(long).max_positions == 8192
     assert not caplog.records
-    with caplog.at_level(logging.WARNING, logger="encoder"):
+    with caplog.at_level(logging.WARNING, logger="quiver.encoder"):
         assert config_from_hf({**long, "rotary_scaling_factor": 2.0}).max_positions == 2048
     assert "rotary_scaling_factor is 2.0" in caplog.text
 

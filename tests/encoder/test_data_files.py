@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quiver.encoder.data_files import atomic_file, cache_folder, file_sha256, read_lines, read_whole
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import check_target
+from quiver.encoder.files import atomic_file, cache_folder, check_target, file_sha256, read_lines, read_whole
 
 
 def test_lines_keep_their_numbers_across_blank_lines_and_windows_ends(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from quiver.encoder.attention import attend, dropping, grouped
-from quiver.encoder.ops import dropout as ops
-from quiver.encoder.ops.dropout import Dropout, Kept, drop
+from quiver.encoder.attention import attend
+from quiver.encoder.attention.packed import attend_dropping, length_groups
+from quiver.encoder.ops import DROPOUT_CHUNK, Dropout, DropoutMask, drop
 from quiver.encoder.packing import PackedBatch, pack_ids
 
 PROBABILITY = 0.25
@@ -22,19 +22,20 @@ def batch_of(lengths: tuple[int, ...], keys: list[int] | None = None) -> PackedB
     return pack_ids([[5] * length for length in lengths], key_lengths=keys)
 
 
-@pytest.fixture(autouse=True)
-def short_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short sequences, which torch's way is faster for, are as good for a test."""
-    monkeypatch.setattr(grouped, "DROPPING_LENGTH", 1)
-
-
 @pytest.fixture(params=[2**18, 500, 7], ids=lambda size: f"chunks of {size}")
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """All at once, several pairs a chunk, some queries of a pair a chunk."""
-    monkeypatch.setattr(ops, "CHUNK", request.param)
-    monkeypatch.setattr(dropping, "CHUNK", request.param)
+def chunk(request: pytest.FixtureRequest) -> int:
+    """Everything in one chunk, several (sequence, head) pairs per chunk, some queries of one pair per chunk."""
     size: int = request.param
     return size
+
+
+def dropping(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, probability: float, chunk: int = DROPOUT_CHUNK) -> Tensor:
+    """Attention that drops weights, which `attend` uses for sequences that are not all short."""
+    groups = length_groups(batch)
+    if groups.order is None or groups.inverse is None:
+        return attend_dropping(q, k, v, groups, probability, chunk=chunk)
+    q, k, v = (x[groups.order] for x in (q, k, v))
+    return attend_dropping(q, k, v, groups, probability, chunk=chunk)[groups.inverse]
 
 
 def drawn(batch: PackedBatch, heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,9 +57,9 @@ def test_dropping_attention_is_its_definition(chunk: int, lengths: tuple[int, ..
         units[start : start + length, :, :length] = torch.eye(length)[:, None]
     torch.manual_seed(11)
     with torch.no_grad():
-        weights = attend(q, k, units, batch, None, dropout=PROBABILITY)
+        weights = dropping(q, k, units, batch, PROBABILITY, chunk)
     torch.manual_seed(11)
-    found = attend(q, k, v, batch, None, dropout=PROBABILITY)
+    found = dropping(q, k, v, batch, PROBABILITY, chunk)
     expected = []
     for start, length, limit in zip(batch.cu_seqlens.tolist(), lengths, limits, strict=False):
         rows = slice(start, start + length)
@@ -94,7 +95,7 @@ def test_each_weight_is_dropped_as_often_as_asked_and_by_itself() -> None:
 def test_dropout_keeps_scales_and_passes_the_same_back(chunk: int, dtype: torch.dtype) -> None:
     x = torch.ones(33, 41, dtype=dtype).t().requires_grad_()  # not contiguous
     torch.manual_seed(5)
-    y = drop(x, PROBABILITY, training=True)
+    y = drop(x, PROBABILITY, training=True, chunk=chunk)
     y.backward(torch.ones_like(y))  # type: ignore[no-untyped-call]
     assert set(y.flatten().tolist()) == {0.0, torch.tensor(4 / 3, dtype=dtype).item()}
     assert x.grad is not None
@@ -106,7 +107,7 @@ def test_dropout_keeps_scales_and_passes_the_same_back(chunk: int, dtype: torch.
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.3, 0.9, 1e-9, 0.9999999])
 def test_the_probability_is_the_nearest_to_the_one_asked_for(bits: torch.dtype, level: float, probability: float) -> None:
     """Something is always dropped, and something kept."""
-    kept = Kept(probability, seed=1, bits=bits)
+    kept = DropoutMask(probability, seed=1, bits=bits)
     taken = 1 - 1 / kept.scale
     assert level * 0.999 <= taken <= 1 - level * 0.999
     if level < probability < 1 - level:
@@ -137,7 +138,7 @@ def test_module_drops_in_training_alone_and_follows_torchs_seed() -> None:
 
 def test_checkpointing_draws_the_same_again() -> None:
     """Gradients through a checkpointed layer are those without checkpointing."""
-    batch = batch_of((30, 9))
+    batch = batch_of((70, 9))
     q, k, v = drawn(batch, 2, 8)
 
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -206,4 +207,4 @@ def test_no_tensor_is_as_large_as_the_weights() -> None:
     q, k, v = drawn(batch, 4, 8)
     with _Largest() as largest:
         attend(q, k, v, batch, None, dropout=0.1).sum().backward()  # type: ignore[no-untyped-call]
-    assert 0 < largest.values <= 3 * ops.CHUNK < 4 * 1500**2
+    assert 0 < largest.values <= 3 * DROPOUT_CHUNK < 4 * 1500**2

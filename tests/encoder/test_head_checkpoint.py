@@ -24,8 +24,7 @@ from quiver.encoder.checkpoints.head_checkpoint import (
     save_span_qa,
 )
 from quiver.encoder.checkpoints.head_layouts import LAYOUTS, Task
-from quiver.encoder.checkpoints.head_transform import TransformConfig
-from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
+from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, TransformConfig, init_head
 
 SIZES = {
     "vocab_size": 64,
@@ -180,7 +179,7 @@ def test_an_encoder_without_the_head_is_refused_or_given_a_new_one(
     save_encoder(encoder, tmp_path)
     with pytest.raises(InputError, match=rf"{tmp_path}: the head of \w+ is not complete: missing .*; pass new_head_seed"):
         LOAD[task](tmp_path)
-    with caplog.at_level("WARNING", logger="encoder"):
+    with caplog.at_level("WARNING", logger="quiver.encoder"):
         model = LOAD[task](tmp_path, new_head_seed=1)
     assert "drew new weights with seed 1, to be trained" in caplog.text
     assert torch.equal(model.encoder(BATCH), encoder(BATCH))

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, init_weights, pack_ids
-from quiver.encoder.checkpoints.head_transform import TransformConfig
-from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, init_head
+from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, TransformConfig, init_head
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,

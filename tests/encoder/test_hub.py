@@ -14,7 +14,7 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, save_encoder
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 
 Fetched = Callable[[dict[str, str]], list[str]]
 

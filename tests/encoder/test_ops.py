@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from quiver.encoder import InputError
-from quiver.encoder.ops import add_norm, gated, normalize, rotate, rotate_
-from quiver.encoder.ops.choice import choose_ops, fused
+from quiver.encoder.ops import add_norm, choose_ops, gated, normalize, rotate, rotate_, use_triton
 
 
 def angles(tokens: int, pairs: int) -> torch.Tensor:
@@ -119,7 +118,7 @@ def test_who_does_the_work(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
     choose_ops.cache_clear()
-    with caplog.at_level(logging.INFO, logger="quiver.encoder.ops.choice"):
+    with caplog.at_level(logging.INFO, logger="quiver.encoder.ops"):
         assert [choose_ops(device, dtype, override) for _ in range(3)] == [name] * 3
     choose_ops.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
@@ -139,4 +138,4 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_override_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIVER_OPS", "cuda")
     with pytest.raises(InputError, match="QUIVER_OPS must be torch or triton, got 'cuda'"):
-        fused(torch.ones(2))
+        use_triton(torch.ones(2))

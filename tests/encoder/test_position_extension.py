@@ -29,7 +29,7 @@ from quiver.encoder import (
     save_masked_lm,
     save_span_qa,
 )
-from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import extend_checkpoint, extend_positions, interpolate_positions, read_positions
 

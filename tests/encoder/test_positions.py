@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from quiver.encoder.config import RopeScaling
-from quiver.encoder.ops import rotate, rotate_
-from quiver.encoder.ops.rotary import rotate_reference
+from quiver.encoder.ops import rotate, rotate_, rotate_reference
 from quiver.encoder.positions import RotaryTable, alibi_slopes, rope_frequencies
 
 

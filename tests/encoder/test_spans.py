@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quiver.encoder import PackedBatch, pack_ids
-from quiver.encoder.spans import Span, best_spans, position_loss
+from quiver.encoder.heads import Span, best_spans, position_loss
 
 
 def batch_of(lengths: list[int]) -> PackedBatch:
@@ -70,12 +70,11 @@ def test_spans_are_those_of_brute_force(data: st.DataObject) -> None:
     assert found == [brute_force(one, other, *ranges, longest)[:n_best] for one, other, ranges in parts]
 
 
-@pytest.mark.parametrize("scores_a_step", [1, 7, 64])
-def test_long_sequences_are_searched_in_steps(monkeypatch: pytest.MonkeyPatch, scores_a_step: int) -> None:
-    monkeypatch.setattr("quiver.encoder.spans.STEP_SCORES", scores_a_step)
+@pytest.mark.parametrize("max_scores", [1, 7, 64])
+def test_long_sequences_are_searched_in_parts(max_scores: int) -> None:
     generator = torch.Generator().manual_seed(6)
     start, end = torch.randint(0, 4, (2, 50), generator=generator).float()
-    found = best_spans(start, end, batch_of([50]), max_answer_length=9, n_best=40)
+    found = best_spans(start, end, batch_of([50]), max_answer_length=9, n_best=40, max_scores=max_scores)
     assert found == [brute_force(start, end, 0, 50, 9)[:40]]
 
 

@@ -137,9 +137,9 @@ def test_a_half_precision_update_of_a_float32_stream(monkeypatch: pytest.MonkeyP
 
 def test_the_gradient_of_a_weight_has_the_same_bits_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more tokens than programs, and not a multiple of their number."""
-    from quiver.encoder.gpu import triton_norms
+    from quiver.encoder.gpu import triton_kernels
 
-    monkeypatch.setattr(triton_norms, "PROGRAMS", 8)
+    monkeypatch.setattr(triton_kernels, "NORM_PROGRAMS", 8)
     hidden, update, weight = normal(43, 8), normal(43, 8, seed=5), 1 + normal(8, seed=6)
 
     def function(h: Tensor, u: Tensor, w: Tensor) -> tuple[Tensor, ...]:

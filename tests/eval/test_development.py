@@ -79,7 +79,7 @@ def folder(make_collection: MakeCollection) -> Path:
 @pytest.mark.parametrize("kind", MODELS)
 def test_it_is_the_score_of_evaluate(kind: str, folder: Path, tmp_path: Path) -> None:
     model = MODELS[kind](tmp_path)
-    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
     expected = evaluate(MODELS[kind](tmp_path), folder, baselines=()).collections[0].measures["ndcg@10"]
     model.encoder.train()
     assert scorer(model) == expected
@@ -98,13 +98,13 @@ def test_the_policy_of_a_published_collection_is_followed(make_collection: MakeC
     model = _dense(tmp_path)
     scored = evaluate(_dense(tmp_path), folder, baselines=()).collections[0]
     assert scored.exclude_self
-    assert development_scorer(DevelopmentSection(str(folder), "test"))(model) == scored.measures["ndcg@10"]
+    assert development_scorer(DevelopmentSection(data=str(folder), split="test"))(model) == scored.measures["ndcg@10"]
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_new_weights_give_a_new_score_though_the_model_remembers_its_fingerprint(kind: str, folder: Path, tmp_path: Path) -> None:
     model = MODELS[kind](tmp_path)
-    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
     first = scorer(model)
     fingerprint = model.card.fingerprint
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were(folder: Path, tm
     assert True in modes
     assert False in modes
     before = torch.get_rng_state()
-    development_scorer(DevelopmentSection(str(folder), "test"))(model)
+    development_scorer(DevelopmentSection(data=str(folder), split="test"))(model)
     assert [module.training for module in model.encoder.modules()] == modes
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -131,7 +131,7 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were(folder: Path, tm
 def test_each_text_is_encoded_once_a_score_and_the_files_are_read_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = development_scorer(DevelopmentSection(str(folder), "test"))
+    scorer = development_scorer(DevelopmentSection(data=str(folder), split="test"))
     # Read already; only the documents stay in their file.
     (folder / "queries.jsonl").unlink()
     (folder / "qrels" / "test.tsv").unlink()
@@ -155,8 +155,8 @@ def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_
     forums = []
     for forum in ("android", "english"):
         source = make_collection(f"cqadupstack/{forum}", queries={"q1": f"bird {forum}"}, qrels={"q1": {"d1": 1}})
-        forums.append(development_scorer(DevelopmentSection(str(source), "test")))
-    trees = development_scorer(DevelopmentSection(str(base["trees"]), "test"))
+        forums.append(development_scorer(DevelopmentSection(data=str(source), split="test")))
+    trees = development_scorer(DevelopmentSection(data=str(base["trees"]), split="test"))
     both = DevelopmentScorer((*forums[0].collections, *trees.collections, *forums[1].collections))
     expected = ((forums[0](model) + forums[1](model)) / 2 + trees(model)) / 2
     np.testing.assert_allclose(both(model), expected, rtol=1e-12)
@@ -164,19 +164,19 @@ def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_
 
 def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no split 'dev'; the splits there are test"):
-        development_scorer(DevelopmentSection(str(folder)))
+        development_scorer(DevelopmentSection(data=str(folder)))
     with pytest.raises(InputError, match="unknown collection"):
-        development_scorer(DevelopmentSection(str(tmp_path / "nothing")))
+        development_scorer(DevelopmentSection(data=str(tmp_path / "nothing")))
     with (folder / "corpus.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"_id": "broken"\n')
     with pytest.raises(InputError, match=r"corpus\.jsonl:61"):
-        development_scorer(DevelopmentSection(str(folder), "test"))
+        development_scorer(DevelopmentSection(data=str(folder), split="test"))
 
 
 def test_a_split_without_a_relevant_document_is_no_score_of_zero(make_collection: MakeCollection) -> None:
     nothing = make_collection("nothing", queries={"q1": "oak"}, documents={"d1": ("", "oak")}, qrels={"q1": {"d1": 0}})
     with pytest.raises(InputError, match=r"nothing: nothing, split test: no document is judged relevant \(grade 1 or more\)"):
-        development_scorer(DevelopmentSection(str(nothing), "test"))
+        development_scorer(DevelopmentSection(data=str(nothing), split="test"))
 
 
 def test_weights_that_diverged_are_an_error_and_not_a_score(folder: Path, tmp_path: Path) -> None:
@@ -184,4 +184,4 @@ def test_weights_that_diverged_are_an_error_and_not_a_score(folder: Path, tmp_pa
     with torch.no_grad():
         model.encoder.embeddings.tokens.weight.fill_(float("nan"))
     with pytest.raises(InputError, match="not finite"):
-        development_scorer(DevelopmentSection(str(folder), "test"))(model)
+        development_scorer(DevelopmentSection(data=str(folder), split="test"))(model)

@@ -299,7 +299,7 @@ def test_a_masked_lm_becomes_a_classifier_and_says_what_is_new(family: Family, t
     theirs = family.model("MaskedLM", tmp_path)
     with pytest.raises(InputError, match=r"is not complete: missing .*classifier\..*weight.*new_head_seed"):
         load_classifier(tmp_path, num_labels=5)
-    with caplog.at_level("WARNING", logger="encoder"):
+    with caplog.at_level("WARNING", logger="quiver.encoder"):
         ours = load_classifier(tmp_path, num_labels=5, new_head_seed=3)
     assert "drew new weights with seed 3" in caplog.text
     assert ours.num_labels == 5

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from quiver.encoder import Tokenizer
-from quiver.encoder.training.schema import build
+from quiver.encoder.schema import validate
 from quiver.retrieval.training.rules import DISTILLING, RULES
 from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.sections import Recipe
@@ -89,7 +89,7 @@ def make_recipe(
     }
     data = data or {"train": "rows.jsonl"} | ({"score_fields": "scores"} if loss["name"] in DISTILLING else {})
     raw = described | {"kind": kind, "model": model, "data": data, "loss": loss, "training": shown | training}
-    recipe, problems = build(Recipe, raw, RULES)
+    recipe, problems = validate(Recipe, raw, RULES)
     assert recipe is not None, problems
     return recipe
 

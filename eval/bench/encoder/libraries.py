@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from quiver.encoder import Encoder, EncoderConfig, init_weights, load_encoder, optimize_for_inference, pack_ids
 from quiver.encoder.checkpoints import config_to_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.checkpoints.key_maps import KEY_MAPS
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
-from quiver.encoder.gpu.compiling import compile_encoder
+from quiver.encoder.gpu.compile import compile_encoder
 from quiver.encoder.presets import preset
 from quiver.eval.bench.encoder.results import Settings
 from quiver.retrieval.models.model_folder import read_model_folder

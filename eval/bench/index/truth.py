@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file
+from quiver.encoder.files import atomic_file
 from quiver.eval.bench.index.vectors import DOCUMENTS, VectorFolder, drawn
 from quiver.eval.metrics import score
 from quiver.retrieval.data.rows import MatrixRows

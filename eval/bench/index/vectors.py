@@ -26,9 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import file_sha256, read_lines
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import write_text
+from quiver.encoder.files import file_sha256, read_lines, write_text
 from quiver.retrieval.data.corpus import read_qrels
 from quiver.retrieval.protocols import Rows
 from quiver.retrieval.records import Qrels

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, Tokenizer, init_weights, load_encoder, save_encoder
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.presets import preset
 from quiver.eval.bench.encoder.results import OWN

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quiver.encoder import Encoder, InputError, Tokenizer
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.files import read_json, write_text
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
 from quiver.retrieval.models.biencoder import BiEncoder

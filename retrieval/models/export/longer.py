@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quiver.encoder import InputError
-from quiver.encoder.checkpoints.hub import local_folder
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import extend_checkpoint
 from quiver.retrieval.models.export.modules import transformer_settings

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quiver.encoder import Encoder, InputError, Tokenizer, save_encoder
-from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.retrieval.models.export.fields import required, typed, words
 from quiver.retrieval.models.model_settings import ModelFolder

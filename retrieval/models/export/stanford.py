@@ -19,7 +19,7 @@ from torch import Tensor
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
-from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, write_json
 from quiver.retrieval.models.export.fields import required, typed
 from quiver.retrieval.models.export.pylate import beyond_pylate, check_lengths

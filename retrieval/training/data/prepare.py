@@ -14,15 +14,13 @@ import platform
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home, read_json, sync_folder, write_json
+from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
 from quiver.retrieval.data.corpus import find_jsonl, find_split
 from quiver.retrieval.data.docstrings import Pair, mine, split_by_module
 from quiver.retrieval.progress import progress_bar
@@ -61,7 +59,7 @@ def prepare_rows(data: DataSection, work: Path, *, seed: int, progress: bool = F
             written. Names file and line.
     """
     seeded = data.shuffle or data.negatives == "random" or STDLIB_DOCSTRINGS in data.train
-    key = _sum([asdict(data), seed if seeded else None, _stamps(data)])
+    key = _sum([data.model_dump(), seed if seeded else None, _stamps(data)])
 
     def build(folder: Path) -> Built:
         if STDLIB_DOCSTRINGS in data.train:

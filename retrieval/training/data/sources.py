@@ -19,9 +19,8 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from quiver.encoder.data_files import read_json_lines
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import expand_home
+from quiver.encoder.files import expand_home, read_json_lines
 
 HUB = "hub://"
 """How a source on the hub begins."""

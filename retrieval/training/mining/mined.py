@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file
+from quiver.encoder.files import atomic_file
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.training.mining.margins import Rules
 from quiver.retrieval.training.mining.positives import MiningData

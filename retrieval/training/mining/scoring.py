@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.data_files import atomic_file
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.training.mining.ensemble import Ensemble, min_max
 from quiver.retrieval.training.mining.scoring_data import ScoringData, read_again, read_scoring_data, row_line
@@ -126,7 +125,7 @@ def _named_fields(section: DataSection) -> dict[str, Any]:
         "document_id_field",
         "text_field",
     )
-    fields = asdict(section)
+    fields = section.model_dump()
     return {name: fields[name] for name in names}
 
 

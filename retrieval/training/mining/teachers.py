@@ -24,12 +24,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from quiver.encoder.checkpoints.hub import local_folder
-from quiver.encoder.checkpoints.weight_files import has_safetensors, read_weights, weight_files
+from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, read_weights, weight_files
 from quiver.encoder.config import Precision
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import read_json
+from quiver.encoder.files import file_sha256, read_json
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.vectors import VectorStore, vector_store
 from quiver.retrieval.models.loading import load_model

@@ -17,7 +17,7 @@ from pylate.models import Dense
 from sentence_transformers.models import Pooling
 from torch import nn
 
-from quiver.encoder.checkpoints.weight_files import read_weights
+from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.retrieval.models.pooling import pool
 from quiver.retrieval.models.projection import Projection

@@ -23,7 +23,7 @@ def tokenizer() -> Tokenizer:
 
 def write(path: Path, texts: list[str]) -> SourceSection:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return SourceSection(path.stem, str(path))
+    return SourceSection(name=path.stem, path=str(path))
 
 
 def prepared(data: DataSection, tokenizer: Tokenizer, folder: Path) -> Corpus:
@@ -38,7 +38,9 @@ def stored(corpus: Corpus, side: str) -> list[list[int]]:
 
 def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHARACTERS", 1000)  # several calls of the tokenizer
-    data = DataSection((write(tmp_path / "a.jsonl", TEXTS[:200]), write(tmp_path / "b.jsonl", TEXTS[200:] + TEXTS[:20])), held_out=0.1)
+    data = DataSection(
+        sources=(write(tmp_path / "a.jsonl", TEXTS[:200]), write(tmp_path / "b.jsonl", TEXTS[200:] + TEXTS[:20])), held_out=0.1
+    )
     corpus = prepared(data, tokenizer, tmp_path / "corpus")
     given = TEXTS + TEXTS[:20]
     for side in ("train", "held_out"):
@@ -57,7 +59,7 @@ def test_every_document_is_on_one_side_whole(tokenizer: Tokenizer, tmp_path: Pat
 
 def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", TEXTS)
-    data = DataSection((source,), held_out=0.1)
+    data = DataSection(sources=(source,), held_out=0.1)
     first = prepared(data, tokenizer, tmp_path / "corpus")
     (tmp_path / "a.jsonl").unlink()
     again = prepared(data, tokenizer, tmp_path / "corpus")
@@ -68,7 +70,9 @@ def test_it_is_made_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_a_document_of_a_million_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """One word a token: 1.2 million words, and more tokens than that."""
     (tmp_path / "long.txt").write_text(" text" * 1_200_000)
-    corpus = prepared(DataSection((SourceSection("long", str(tmp_path / "long.txt")),), held_out=0.0), tokenizer, tmp_path / "corpus")
+    corpus = prepared(
+        DataSection(sources=(SourceSection(name="long", path=str(tmp_path / "long.txt")),), held_out=0.0), tokenizer, tmp_path / "corpus"
+    )
     assert len(corpus.train) == 1
     assert corpus.train.ends.tolist() == [1_200_000]
     assert len(corpus.held_out) == 0
@@ -76,14 +80,14 @@ def test_a_document_of_a_million_tokens(tokenizer: Tokenizer, tmp_path: Path) ->
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(TEXTS, vocab_size=65_600)
-    corpus = prepared(DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.0), tokenizer, tmp_path / "corpus")
+    corpus = prepared(DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.0), tokenizer, tmp_path / "corpus")
     assert corpus.train.ids.dtype == np.uint32
     assert stored(corpus, "train") == tokenizer.encode_bare(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["train.ids", "train.ends", "held_out.ids"])
 def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
-    data = DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1)
+    data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1)
     prepare_corpus(data, tokenizer, tmp_path / "corpus")
     path = tmp_path / "corpus" / name
     content = bytearray(path.read_bytes())
@@ -98,17 +102,17 @@ def test_damage_is_found(tokenizer: Tokenizer, tmp_path: Path, name: str) -> Non
 
 def test_another_vocabulary_or_source_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", TEXTS)
-    prepare_corpus(DataSection((source,), held_out=0.1), tokenizer, tmp_path / "corpus")
+    prepare_corpus(DataSection(sources=(source,), held_out=0.1), tokenizer, tmp_path / "corpus")
     with pytest.raises(InputError, match="was made of another held_out; remove it"):
-        prepare_corpus(DataSection((source,), held_out=0.2), tokenizer, tmp_path / "corpus")
+        prepare_corpus(DataSection(sources=(source,), held_out=0.2), tokenizer, tmp_path / "corpus")
     with pytest.raises(InputError, match="was made of another tokenizer; remove it"):
-        prepare_corpus(DataSection((source,), held_out=0.1), Tokenizer.train(TEXTS, vocab_size=384), tmp_path / "corpus")
+        prepare_corpus(DataSection(sources=(source,), held_out=0.1), Tokenizer.train(TEXTS, vocab_size=384), tmp_path / "corpus")
 
 
 def test_an_empty_corpus(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "blank.txt"
     path.write_text("  \n")
-    data = DataSection((SourceSection("blank", str(path)),), held_out=0.0)
+    data = DataSection(sources=(SourceSection(name="blank", path=str(path)),), held_out=0.0)
     for attempt in (lambda: prepare_corpus(data, tokenizer, tmp_path / "corpus"), lambda: list(train_texts(data, share=1.0))):
         with pytest.raises(InputError, match=r"the corpus is empty, .*blank\.txt hold no text to train on"):
             attempt()
@@ -118,7 +122,7 @@ def test_an_empty_corpus(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_a_source_without_text_to_train_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """A phase that reads it alone would have nothing to begin with, days later."""
     blank = write(tmp_path / "blank.jsonl", ["", " "])
-    data = DataSection((write(tmp_path / "a.jsonl", TEXTS), blank), held_out=0.1)
+    data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS), blank), held_out=0.1)
     with pytest.raises(InputError, match=r"data\.sources: blank holds no text to train on \(.*blank\.jsonl\); leave it out"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()
@@ -137,7 +141,7 @@ def test_nothing_that_grows_with_the_corpus_is_held_while_it_is_written(tokenize
 
 
 def test_a_vocabulary_may_be_learnt_from_a_share(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    data = DataSection((write(tmp_path / "a.jsonl", TEXTS[:150]), write(tmp_path / "b.jsonl", TEXTS[150:])), held_out=0.1)
+    data = DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS[:150]), write(tmp_path / "b.jsonl", TEXTS[150:])), held_out=0.1)
     train = list(train_texts(data, share=1.0))
     some = list(train_texts(data, share=0.3))
     assert some == list(train_texts(data, share=0.3))
@@ -150,14 +154,14 @@ def test_a_vocabulary_may_be_learnt_from_a_share(tokenizer: Tokenizer, tmp_path:
 
 
 def test_a_file_that_has_gone_since(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    prepare_corpus(DataSection((write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1), tokenizer, tmp_path / "corpus")
+    prepare_corpus(DataSection(sources=(write(tmp_path / "a.jsonl", TEXTS),), held_out=0.1), tokenizer, tmp_path / "corpus")
     (tmp_path / "corpus" / "train.ends").unlink()
     with pytest.raises(InputError, match=r"corpus: train cannot be read \(No such file or directory\); remove the folder"):
         open_corpus(tmp_path / "corpus")
 
 
 def test_nothing_is_held_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    data = DataSection((write(tmp_path / "a.jsonl", ["one", "two"]),), held_out=1e-6)
+    data = DataSection(sources=(write(tmp_path / "a.jsonl", ["one", "two"]),), held_out=1e-6)
     with pytest.raises(InputError, match=r"data\.held_out: none of 2 documents is held out at a share of 1e-06; raise it"):
         prepare_corpus(data, tokenizer, tmp_path / "corpus")
 

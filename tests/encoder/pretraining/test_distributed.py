@@ -15,7 +15,6 @@ import torch
 from quiver.encoder import InputError
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
 from quiver.encoder.files import read_json
-from quiver.encoder.pretraining.recipe import to_dict
 from quiver.encoder.pretraining.sections import PretrainingRecipe
 from quiver.encoder.training.run import pretrain
 
@@ -63,7 +62,7 @@ distributed.destroy_process_group()
 def test_two_processes_are_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """With a batch-size warm-up that begins at one row, which leaves the second process without any."""
     recipe = make_recipe("model.dropout=0")
-    (tmp_path / "two.json").write_text(json.dumps(to_dict(recipe)))
+    (tmp_path / "two.json").write_text(json.dumps(recipe.model_dump()))
     (tmp_path / "worker.py").write_text(WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "worker.py", str(tmp_path)]
     done = subprocess.run(

@@ -10,7 +10,8 @@ import pytest
 from quiver.encoder.presets import preset
 from quiver.encoder.pretraining.recipe import KINDS, load_pretraining_recipe
 from quiver.encoder.pretraining.sections import PretrainingRecipe
-from quiver.encoder.training.recipe_file import RecipeError, find_recipe, shipped_recipes
+from quiver.encoder.schema import SchemaError
+from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
 
 MakeRecipe = Callable[..., PretrainingRecipe]
 
@@ -51,7 +52,7 @@ SHIPPED = ["pretrain_base", "pretrain_large", "pretrain_small"]
         ),
         (("training.averaging.with_last=false",), "training.averaging.with_last: leaves no checkpoint where training.averaging.best is 0"),
         (("model.heads=3",), "model.heads: twice it must divide hidden_size 16, got 3"),
-        (("model.vocabulary.size=330",), "model.vocabulary.size: must be a multiple of 64, got '330'"),
+        (("model.vocabulary.size=330",), "model.vocabulary.size: must be a multiple of 64, got 330"),
         (
             ("model.vocabulary.unused=100",),
             "model.vocabulary.unused: leaves no room in size 320 for 256 bytes and 5 special tokens, got 100",
@@ -62,14 +63,14 @@ SHIPPED = ["pretrain_base", "pretrain_large", "pretrain_small"]
     ],
 )
 def test_what_does_not_fit_is_told(make_recipe: MakeRecipe, overrides: tuple[str, ...], problem: str) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SchemaError) as caught:
         make_recipe(*overrides)
     assert len(caught.value.problems) == 1
     assert problem in str(caught.value)
 
 
 def test_all_problems_at_once(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SchemaError) as caught:
         make_recipe("phases.1.context=16", "phases.0.micro_batch=5", "phases.1.mix.0.source=web")
     assert len(caught.value.problems) == 3
 
@@ -78,7 +79,7 @@ def test_lists_may_not_be_empty(make_recipe: MakeRecipe) -> None:
     def empty(raw: dict[str, Any]) -> None:
         raw["phases"], raw["data"]["sources"] = [], []
 
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SchemaError) as caught:
         make_recipe(change=empty)
     assert caught.value.problems == ["data.sources: must name at least one source", "phases: must hold at least one phase"]
 

@@ -17,8 +17,7 @@ import torch
 
 from quiver.encoder import InputError, Tokenizer, load_encoder
 from quiver.encoder.checkpoints.head_checkpoint import load_masked_lm
-from quiver.encoder.data_files import file_sha256
-from quiver.encoder.files import read_json, write_json
+from quiver.encoder.files import file_sha256, read_json, write_json
 from quiver.encoder.pretraining.corpus import open_corpus
 from quiver.encoder.pretraining.phases import first_model, in_form
 from quiver.encoder.pretraining.sections import PretrainingRecipe

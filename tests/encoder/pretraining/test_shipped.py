@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,8 +19,8 @@ def small(folder: Path) -> PretrainingRecipe:
     """The recipe with its data where the tests have it."""
     recipe = load_pretraining_recipe("pretrain_small")
     parent = Path("../shared/data")
-    sources = tuple(replace(source, path=str(folder / Path(source.path).relative_to(parent))) for source in recipe.data.sources)
-    return replace(recipe, data=replace(recipe.data, sources=sources))
+    sources = tuple(source.replace(path=str(folder / Path(source.path).relative_to(parent))) for source in recipe.data.sources)
+    return recipe.replace(data=recipe.data.replace(sources=sources))
 
 
 def documents_of(folder: Path, split: str) -> set[str]:
@@ -60,8 +59,7 @@ def test_its_phases_run_and_pack_more_than_99_percent(quiver_data: Path, tmp_pat
     recipe = small(quiver_data)
     kept: list[SourceSection] = [source for source in recipe.data.sources if source.name in ("claims", "commands")]
     phases = tuple(
-        replace(
-            phase,
+        phase.replace(
             tokens=24_576,
             decay_tokens=24_576 if phase.decay_tokens else 0,
             warmup_tokens=8_192 if phase.warmup_tokens else 0,
@@ -70,7 +68,7 @@ def test_its_phases_run_and_pack_more_than_99_percent(quiver_data: Path, tmp_pat
         )
         for phase in recipe.phases
     )
-    recipe = replace(recipe, phases=phases, data=replace(recipe.data, sources=tuple(kept)))
+    recipe = recipe.replace(phases=phases, data=recipe.data.replace(sources=tuple(kept)))
     result = pretrain(recipe, tmp_path / "out")["result"]
     assert [phase["name"] for phase in result["phases"]] == ["pretraining", "longer context", "decay"]
     assert result["packing"] > 0.99

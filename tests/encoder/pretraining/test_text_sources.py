@@ -14,7 +14,7 @@ from quiver.encoder.pretraining.text_sources import read_documents
 
 
 def read(path: Path, *, fields: tuple[str, ...] = ("title", "text"), split: str | None = None, lines: bool = False) -> list[str]:
-    return list(read_documents(SourceSection("s", str(path), fields, split, lines)))
+    return list(read_documents(SourceSection(name="s", path=str(path), fields=fields, split=split, lines=lines)))
 
 
 def rows(path: Path, *found: object) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder import InputError
-from quiver.encoder.data_files import file_sha256
+from quiver.encoder.files import file_sha256
 from quiver.encoder.training import checkpoints as module
 from quiver.encoder.training.checkpoints import SEAL, Checkpoints
 

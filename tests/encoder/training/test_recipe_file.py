@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from quiver.encoder.training.recipe_file import RecipeError, find_recipe, load_sections, recipe_kind, shipped_recipes
+from quiver.encoder.errors import InputError
+from quiver.encoder.schema import SchemaError, TextSchema
+from quiver.encoder.training.recipe_file import find_recipe, load_sections, parse_yaml, recipe_kind, shipped_recipes
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(TextSchema):
     size: int
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(TextSchema):
     kind: str
     parts: tuple[Part, ...]
 
@@ -29,8 +28,8 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_overrides_reach_into_lists(recipe: Path) -> None:
-    assert load_sections(recipe, Whole, (), overrides=["parts.1.size=7"]) == Whole("whole", (Part(1), Part(7)))
-    assert load_sections(recipe, Whole, (), overrides=["parts=[]"]) == Whole("whole", ())
+    assert load_sections(recipe, Whole, (), overrides=["parts.1.size=7"]) == Whole(kind="whole", parts=(Part(size=1), Part(size=7)))
+    assert load_sections(recipe, Whole, (), overrides=["parts=[]"]) == Whole(kind="whole", parts=())
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_overrides_reach_into_lists(recipe: Path) -> None:
     ],
 )
 def test_overrides_that_lead_nowhere(recipe: Path, override: str, problem: str) -> None:
-    with pytest.raises(RecipeError) as refused:
+    with pytest.raises(SchemaError) as refused:
         load_sections(recipe, Whole, (), overrides=[override])
     assert refused.value.problems == [problem]
 
@@ -63,3 +62,51 @@ def test_every_shipped_recipe_is_of_the_kind_that_its_file_says() -> None:
     found = [name for kind in {str(kind) for kind in kinds.values()} for name in shipped_recipes([kind])]
     assert sorted(found) == names
     assert len(names) > 28
+
+
+@pytest.mark.parametrize("scalar", ["8e-5", "064", "1:30", "no", "true", "2024-01-01", "0x10", "1_000", ".inf", "nulls", "Nan"])
+def test_a_scalar_is_its_text(scalar: str) -> None:
+    assert parse_yaml(f"key: {scalar}") == ({"key": scalar}, [])
+
+
+@pytest.mark.parametrize("scalar", ["null", "Null", "~", ""])
+def test_null_is_told_from_text(scalar: str) -> None:
+    assert parse_yaml(f"key: {scalar}") == ({"key": None}, [])
+    assert parse_yaml(f"key: '{scalar}'") == ({"key": scalar}, [])
+
+
+def test_structure_and_merges_work() -> None:
+    text = "base: &base {a: 1, b: 2}\nlist: [x, {y: z}]\nderived:\n  <<: *base\n  b: 3\n"
+    document, repeated = parse_yaml(text)
+    assert document == {"base": {"a": "1", "b": "2"}, "list": ["x", {"y": "z"}], "derived": {"a": "1", "b": "3"}}
+    assert repeated == []
+    assert parse_yaml("") == (None, [])
+
+
+def test_every_repeated_key_is_told_with_both_lines() -> None:
+    _, repeated = parse_yaml("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\na: 3\n")
+    assert repeated == [
+        "line 5: the key 'c' stands in line 3 already",
+        "line 6: the key 'a' stands in line 1 already",
+        "line 7: the key 'a' stands in line 1 already",
+    ]
+    assert parse_yaml("{a: 1, a: 2}")[1] == ["line 1: the key 'a' stands in line 1 already"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: [1, 2\nc: 3\n", "^line 3: not YAML: "),
+        ("a: 1\n\tb: 2\n", "^line 2: not YAML: "),
+        ("a: b: c\n", "^line 1: not YAML: mapping values are not allowed here"),
+        ("a: 1\n---\nb: 2\n", "^line 2: not YAML: "),
+        ("a: *unknown\n", "^line 1: not YAML: found undefined alias"),
+        ("a: !!int 3\n", "^line 1: not YAML: could not determine a constructor"),
+        ("a: !!python/name:os.system x\n", "^line 1: not YAML: could not determine a constructor"),
+        ("? [a]\n: b\n", "^line 1: not YAML: found unhashable key"),
+        ("a: \x07\n", "^not YAML: unacceptable character"),
+    ],
+)
+def test_broken_syntax_names_its_line(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_yaml(text)

@@ -118,7 +118,7 @@ def test_the_vectors_of_a_collection_go_and_given_ones_stay(
     ("arguments", "message"),
     [
         (["--allowed", "1"], "a share of the documents that may be found is above 0 and below 1, got 1"),
-        (["--effort", "quick"], "an effort is exact, balanced, fast, or knobs"),
+        (["--effort", "quick"], "unknown search effort 'quick'; choose exact, balanced, fast, or search parameters"),
         (["--peer", "annoy"], "unknown peer 'annoy' for dense vectors"),
         (["--engine", "exact:a"], "'a' is not a setting"),
         (["--model", "no-such-model"], "qrels"),

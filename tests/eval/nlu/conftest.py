@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights, save_encoder
-from quiver.encoder.training.schema import build
+from quiver.encoder.schema import validate
 from quiver.eval.nlu.glue_recipe import GlueRecipe
 from quiver.eval.nlu.glue_tasks import TASKS, GlueTask
 
@@ -100,7 +100,7 @@ def make_glue(glue_folder: Path, small_encoder: Path) -> Callable[..., GlueRecip
             "tasks": dict.fromkeys(tasks, chosen),
             "training": {"decoupled_decay": True, "log_every": 5} | training,
         }
-        recipe, problems = build(GlueRecipe, raw)
+        recipe, problems = validate(GlueRecipe, raw)
         assert recipe is not None, problems
         return recipe
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 
-from quiver.encoder.training.recipe_file import RecipeError, find_recipe, shipped_recipes
+from quiver.encoder.schema import SchemaError
+from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
 from quiver.eval.nlu.glue_recipe import KINDS, load_glue_recipe
 from quiver.eval.nlu.glue_tasks import TASKS
 from quiver.eval.published import TABLE_6
@@ -46,15 +47,15 @@ def test_tasks_are_left_out_and_changed() -> None:
 
 
 def test_problems_are_all_told() -> None:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SchemaError) as caught:
         load_glue_recipe("glue_base", ["tasks.wnli.epochs=1", "tasks.cola.epochs=0", "training.patience=0", "model.from_mnli=[cola, rtf]"])
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "model.from_mnli.1",
-        "tasks.wnli",
         "tasks.cola.epochs",
+        "tasks.wnli",
         "training.patience",
     ]
-    with pytest.raises(RecipeError, match="tasks: must name at least one task"):
+    with pytest.raises(SchemaError, match="tasks: must name at least one task"):
         load_glue_recipe("glue_base", [f"tasks.{task}=" for task in TASKS])
-    with pytest.raises(RecipeError, match="MNLI cannot start from itself"):
+    with pytest.raises(SchemaError, match="MNLI cannot start from itself"):
         load_glue_recipe("glue_base", ["model.from_mnli=mnli"])

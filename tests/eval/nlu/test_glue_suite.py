@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ def test_what_is_complete_is_left_and_the_rest_gone_on_with(make_glue: MakeGlue,
 
 def test_positions_are_enough(make_glue: MakeGlue, tmp_path: Path) -> None:
     recipe = make_glue("cola")
-    longer = replace(recipe, data=replace(recipe.data, max_length=65))
+    longer = recipe.replace(data=recipe.data.replace(max_length=65))
     with pytest.raises(InputError, match=r"data\.max_length: must be <= 64, the encoder's positions, got 65"):
         train_glue(longer, tmp_path / "out")
     assert not (tmp_path / "out" / "cola").exists()

@@ -25,7 +25,8 @@ from quiver.encoder import (
 )
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
-from quiver.encoder.training.recipe_file import RecipeError, find_recipe
+from quiver.encoder.schema import SchemaError
+from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.answering import answer_questions
 from quiver.eval.nlu.fine_tuning.loop import _Loop
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
@@ -96,7 +97,7 @@ def make_recipe(tmp_path: Path, tokenizer: Tokenizer) -> Callable[..., QaRecipe]
         return QaRecipe(
             **dict.fromkeys(("name", "description", "source", "cost", "expected"), "as in the test"),
             kind="span_qa",
-            model=QaModelSection(str(tmp_path / "encoder")),
+            model=QaModelSection(init=str(tmp_path / "encoder")),
             data=QaDataSection(**files, official="squad_v1"),
             windows=SETTINGS,
             updates=UpdatesSection(epochs=epochs, batch_size=8, learning_rate=3e-3),
@@ -170,7 +171,7 @@ def test_no_question_is_in_two_sets(make_recipe: Callable[..., QaRecipe], tmp_pa
         ({"development": data.test}, "40 questions of the test are in the development too"),
     ):
         with pytest.raises(InputError, match=complaint):
-            train_qa(replace(recipe, data=replace(data, **changes)), tmp_path / "out")
+            train_qa(recipe.replace(data=data.replace(**changes)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -262,11 +263,11 @@ def test_the_shipped_recipes(name: str, length: int, factor: int) -> None:
     other = load_qa_recipe("qa_korquad_512")
     assert (recipe.updates, recipe.training, recipe.data) == (other.updates, other.training, other.data)
     assert recipe.data.development_split is not None
-    assert replace(recipe.windows, max_length=512) == other.windows
+    assert recipe.windows.replace(max_length=512) == other.windows
 
 
 def test_a_recipes_problems_are_all_told() -> None:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SchemaError) as caught:
         load_qa_recipe("qa_korquad_512", ["windows.max_answer_length=129", "updates.epochs=0", "data.official=squad", "model.dropout=1"])
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "model.dropout",
@@ -274,7 +275,7 @@ def test_a_recipes_problems_are_all_told() -> None:
         "updates.epochs",
         "windows.overlap",
     ]
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(SchemaError) as caught:
         load_qa_recipe("qa_korquad_512", ["data.development=", "training.patience=2"])
     assert caught.value.problems == [
         "training.patience: needs data.development, whose scores it counts",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from quiver.encoder.data_files import file_sha256
 from quiver.encoder.errors import InputError
+from quiver.encoder.files import file_sha256
 from quiver.eval.metrics import DEFAULT
 from quiver.eval.report.compare import Comparison, Pairing, compare_results
 from quiver.eval.report.compare_markdown import render_comparison

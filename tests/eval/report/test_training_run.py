@@ -14,7 +14,7 @@ import pytest
 from quiver.encoder import InputError
 from quiver.encoder.training.log import RunLog
 from quiver.eval.report.training_run import LINES, log_lines, read_run, render_run, render_run_page, summary, write_run_report
-from quiver.retrieval.training.recipe import load_recipe, to_dict
+from quiver.retrieval.training.recipe import load_recipe
 
 HOSTILE = "<script>alert(1)</script> | a\x00b\u202e `x`"
 STEPS = [*range(10, 300, 10), 305]
@@ -23,7 +23,7 @@ STEPS = [*range(10, 300, 10), 305]
 @pytest.fixture
 def recipe(tmp_path: Path) -> dict[str, Any]:
     development = ["development.data=data/dev", "training.learning_rate=8e-5", "training.seed=1234"]
-    return json.loads(json.dumps(to_dict(load_recipe("dpr-modernbert-base", development)))) | {"description": HOSTILE}
+    return json.loads(json.dumps(load_recipe("dpr-modernbert-base", development).model_dump())) | {"description": HOSTILE}
 
 
 def _line(step: int) -> dict[str, float]:

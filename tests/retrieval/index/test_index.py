@@ -150,7 +150,7 @@ def test_a_document_that_no_index_can_hold_is_named(tmp_path: Path, word_sum: An
 
 def test_a_field_to_filter_by_must_be_in_a_document(tmp_path: Path, word_sum: Any) -> None:
     documents = [Document("c", "y", metadata={"a": 1}), Document("d", "x")]
-    with pytest.raises(InputError, match="no document has the field 'b' to filter by; there are a"):
+    with pytest.raises(InputError, match="no document has the field 'b' to filter by; the documents have a"):
         build_index(iter(documents), word_sum, tmp_path / "i", options=BuildOptions(fields=["a", "b"]))
     assert word_sum.calls == []  # before anything was encoded
     with pytest.raises(InputError, match="no document has the field 'b' to filter by; they have none"):

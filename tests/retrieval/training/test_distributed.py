@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, curve, read_log
-from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.sections import Recipe
 
 pytest.importorskip("pylate.models")
@@ -76,7 +75,7 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
     for name, (kind, *overrides) in CASES.items():
         usual = ("training.log_every=1", "training.max_steps=6", "training.learning_rate=1e-3", f"model.init={steady_folder}")
         alone[name] = make_recipe(kind, *overrides, *usual, "training.batch_size=8")
-        (tmp_path / f"{name}.json").write_text(json.dumps(to_dict(make_recipe(kind, *overrides, *usual, "training.batch_size=4"))))
+        (tmp_path / f"{name}.json").write_text(json.dumps(make_recipe(kind, *overrides, *usual, "training.batch_size=4").model_dump()))
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
     process = torchrun(str(worker), str(tmp_path), *CASES)
@@ -131,7 +130,7 @@ def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeR
         f"training.sharding={sharding}",
         "training.no_duplicates=true",
     )
-    (tmp_path / "recipe.json").write_text(json.dumps(to_dict(recipe)))
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.model_dump()))
     whole, out = tmp_path / "whole", tmp_path / "out"
 
     def train(folder: Path, *options: str) -> subprocess.Popen[str]:

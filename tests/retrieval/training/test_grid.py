@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from quiver.encoder import InputError
-from quiver.encoder.training.recipe_file import RecipeError, find_recipe
+from quiver.encoder.schema import SchemaError
+from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training.grid import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
 from quiver.retrieval.training.recipe import load_recipe
 
@@ -95,12 +96,12 @@ def test_a_grid_that_makes_no_sense_is_refused(recipe: Path, settings: list[str]
 
 
 def test_problems_of_all_combinations_are_named_once(recipe: Path) -> None:
-    with pytest.raises(RecipeError) as refused:
+    with pytest.raises(SchemaError) as refused:
         make_grid(recipe, ["training.learning_rate=3,8e-5", "training.batch_size=0,1,4"])
     assert sorted(refused.value.problems) == [
         "loss.name: mnrl finds its negatives in the batch: training.batch_size must be >= 2",
-        "training.batch_size: must be >= 1, got '0'",
-        "training.learning_rate: must be <= 1, got '3'",
+        "training.batch_size: must be >= 1, got 0",
+        "training.learning_rate: must be <= 1, got 3",
     ]
 
 

@@ -19,7 +19,6 @@ import torch
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, read_log
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.sections import Recipe
 
 pytest.importorskip("pylate.models")
@@ -129,7 +128,7 @@ LONG = ("training.epochs=40", "training.save_every=10", "training.log_every=1", 
 def start_process(recipe: Recipe, out: Path) -> subprocess.Popen[str]:
     """``quiver train`` in a process of its own."""
     path = out.with_suffix(".json")
-    path.write_text(json.dumps(to_dict(recipe)))
+    path.write_text(json.dumps(recipe.model_dump()))
     command = [sys.executable, "-m", "quiver.cli.main", "train", str(path), "--out", str(out)]
     # Sums are split among threads: with another number of them a run has other last bits.
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}

@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -35,7 +34,6 @@ from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.loop.batches import BatchOrder
 from quiver.retrieval.training.loop.board import SCORE
 from quiver.retrieval.training.loop.optimizers import learning_rate_share
-from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.run_record import describe_data
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
@@ -132,7 +130,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     record = train_recipe(recipe, out, command="quiver train it", scorer=scorer)
     assert json.loads((out / "run.json").read_text()) == record
     assert record["schema"] == "quiver-run/2"
-    assert record["recipe"] == json.loads((out / "recipe.json").read_text()) == json.loads(json.dumps(to_dict(recipe)))
+    assert record["recipe"] == json.loads((out / "recipe.json").read_text()) == json.loads(json.dumps(recipe.model_dump()))
     assert (record["command"], record["device"], record["processes"]) == ("quiver train it", "cpu", 1)
     assert record["versions"]["torch"] == torch.__version__.partition("+")[0]
     board = ["tensorboard"] if find_spec("tensorboard") else []
@@ -512,11 +510,11 @@ def test_a_run_goes_on_with_other_words_and_another_log(make_recipe: MakeRecipe,
     begun = json.loads((out / "recipe.json").read_text())
     del begun["training"]["gradient_checkpointing"]
     (out / "recipe.json").write_text(json.dumps(begun))
-    other = replace(make_recipe("dense", *chosen, "training.log_every=1"), description="in better words")
+    other = make_recipe("dense", *chosen, "training.log_every=1").replace(description="in better words")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
         record = train_recipe(other, out, resume=True)
     assert "changed since the run was begun: description, training.log_every; no weight depends on that" in caplog.text
-    assert record["recipe"] == json.loads(json.dumps(to_dict(other))) == json.loads((out / "recipe.json").read_text())
+    assert record["recipe"] == json.loads(json.dumps(other.model_dump())) == json.loads((out / "recipe.json").read_text())
     train_recipe(make_recipe("dense", *chosen), tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
 

@@ -18,7 +18,6 @@ from quiver.encoder.training.lock import LOCK, alone
 from quiver.encoder.training.log import LOG
 from quiver.encoder.training.nonfinite import NONFINITE
 from quiver.retrieval.training import run_folder
-from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.run_folder import (
     BEGUN,
     CHECKPOINTS,
@@ -177,7 +176,7 @@ def test_a_run_is_resumed_as_it_was_begun(tmp_path: Path) -> None:
 def test_what_no_weight_depends_on_may_be_another(
     make_recipe: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begin(tmp_path, replace(BEGINNING, recipe=to_dict(make_recipe("dense"))))
+    begin(tmp_path, replace(BEGINNING, recipe=make_recipe("dense").model_dump()))
     free = {
         "name": "another",
         "description": "better",
@@ -189,8 +188,8 @@ def test_what_no_weight_depends_on_may_be_another(
     }
     assert set(free) == run_folder.WITHOUT_WEIGHT
     other = make_recipe("dense", *(f"{path}={value}" for path, value in free.items() if "." in path))
-    other = replace(other, **{path: value for path, value in free.items() if "." not in path})
-    now = replace(BEGINNING, recipe=to_dict(other))
+    other = other.replace(**{path: value for path, value in free.items() if "." not in path})
+    now = replace(BEGINNING, recipe=other.model_dump())
     refuse_other_run(tmp_path, now)
     with caplog.at_level(logging.WARNING, logger=run_folder.__name__):
         warn_of_changes(tmp_path, now)
@@ -198,20 +197,20 @@ def test_what_no_weight_depends_on_may_be_another(
         f"{tmp_path}: changed since the run was begun: name, description, source, cost, expected, training.log_every, "
         "training.keep_checkpoints; no weight depends on that"
     ]
-    seed = replace(BEGINNING, recipe=to_dict(make_recipe("dense", "training.seed=8", "training.log_every=50")))
+    seed = replace(BEGINNING, recipe=make_recipe("dense", "training.seed=8", "training.log_every=50").model_dump())
     with pytest.raises(InputError, match=r"as it was begun; training\.seed was 7, is 8$"):
         refuse_other_run(tmp_path, seed)
 
 
 def test_a_recipe_from_before_a_setting_was_added(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    now = to_dict(make_recipe("dense"))
+    now = make_recipe("dense").model_dump()
     was = json.loads(json.dumps(now))
     for section, name in (("training", "gradient_checkpointing"), ("data", "positives"), ("loss", "matryoshka_dims")):
         del was[section][name]
     assert recipe_changes(was, now) == []
     begin(tmp_path, replace(BEGINNING, recipe=was))
     refuse_other_run(tmp_path, replace(BEGINNING, recipe=now))
-    other = to_dict(make_recipe("dense", "training.gradient_checkpointing=true"))
+    other = make_recipe("dense", "training.gradient_checkpointing=true").model_dump()
     assert recipe_changes(was, other) == [("training.gradient_checkpointing", False, True)]
     del was["training"]["seed"]  # it has no default
     assert ("training.seed", None, 7) in recipe_changes(was, now)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lora, init_weights, load_encoder, save_encoder
-from quiver.encoder.training.schema import build
+from quiver.encoder.schema import validate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
@@ -49,7 +49,7 @@ def make_recipe(kind: str, model: dict[str, Any], *, seed: int = 1) -> Recipe:
     training |= {"max_grad_norm": 1, "seed": seed, "precision": "fp32", "no_duplicates": False, "log_every": 1}
     loss = {"name": "mnrl" if kind == "dense" else "contrastive"}
     raw = described | {"kind": kind, "model": model, "data": {"train": "rows.jsonl"}, "loss": loss, "training": training}
-    recipe, problems = build(Recipe, raw, RULES)
+    recipe, problems = validate(Recipe, raw, RULES)
     assert recipe is not None, problems
     return recipe
 

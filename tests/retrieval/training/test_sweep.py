@@ -20,7 +20,6 @@ from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.build import Built
 from quiver.retrieval.training.grid import Grid, make_grid
 from quiver.retrieval.training.loop.board import SCORE
-from quiver.retrieval.training.recipe import to_dict
 from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.sections import DataSection, Recipe
 from quiver.retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep
@@ -42,7 +41,7 @@ class Trainer:
         self.calls.append((out.name, resume))
         out.mkdir(parents=True, exist_ok=True)
         (out / "begun.json").write_text(json.dumps({"schema": "quiver-begun/1"}))
-        (out / "recipe.json").write_text(json.dumps(to_dict(recipe)))
+        (out / "recipe.json").write_text(json.dumps(recipe.model_dump()))
         if out.name in self.stops:
             raise self.stops.pop(out.name)
         if out.name in self.fails:
@@ -53,7 +52,7 @@ class Trainer:
             "kept_steps": [1] if best else [1, 2],
             "seconds": 61.0,
         }
-        (out / "run.json").write_text(json.dumps({"schema": "quiver-run/2", "recipe": to_dict(recipe), "result": result}))
+        (out / "run.json").write_text(json.dumps({"schema": "quiver-run/2", "recipe": recipe.model_dump(), "result": result}))
 
     @property
     def trained(self) -> list[str]:

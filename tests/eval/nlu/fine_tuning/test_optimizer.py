@@ -43,5 +43,6 @@ def test_every_example_comes_once_an_epoch_in_an_order_of_its_own() -> None:
     assert epochs[0] != epochs[1]
     assert [len(course.members(step)) for step in (1, 2, 3)] == [4, 4, 2]
     assert [step for step in range(9) if course.is_marked(step)] == [3, 6, 8]
-    often = Course(UpdatesSection(2.5, 4, 1e-3, evaluate_every=5), FineTuningSection(), "updates", examples=10)
+    updates = UpdatesSection(epochs=2.5, batch_size=4, learning_rate=1e-3, evaluate_every=5)
+    often = Course(updates, FineTuningSection(), "updates", examples=10)
     assert [step for step in range(9) if often.is_marked(step)] == [5, 8]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +50,16 @@ def test_equal_data_have_equal_sums_whatever_holds_them(write: Callable[..., Pat
         }
         for n in range(4)
     ]
-    section = DataSection(train=("",), document_fields=("docs.0", "docs.1", "last"), score_fields=("scores",))
+    section = DataSection(train=("texts.jsonl",), document_fields=("docs.0", "docs.1", "last"), score_fields=("scores",))
     for name in ("texts.jsonl", "texts.parquet"):
-        same = prepare_rows(replace(section, train=(str(write(name, texts)),)), tmp_path / "work", seed=0)
+        same = prepare_rows(section.replace(train=(str(write(name, texts)),)), tmp_path / "work", seed=0)
         assert (same.sha256, same.scored, same.documents_per_row) == (by_ids.sha256, True, 3)
         assert list(same.dataset) == list(by_ids.dataset)
     sums = {by_ids.sha256}
     for change in ({"query": "query  0"}, {"last": "document 6"}, {"scores": [0.5, 0.25, -1.0000001]}):
         path = write("other.jsonl", [{**texts[0], **change}, *texts[1:]])
-        sums.add(prepare_rows(replace(section, train=(str(path),)), tmp_path / "work", seed=0).sha256)
-    sums.add(prepare_rows(replace(section, train=(str(write("order.jsonl", texts[::-1])),)), tmp_path / "work", seed=0).sha256)
+        sums.add(prepare_rows(section.replace(train=(str(path),)), tmp_path / "work", seed=0).sha256)
+    sums.add(prepare_rows(section.replace(train=(str(write("order.jsonl", texts[::-1])),)), tmp_path / "work", seed=0).sha256)
     assert len(sums) == 5
 
 
@@ -77,7 +76,7 @@ def test_ids(ids: DataSection, tmp_path: Path) -> None:
 
 
 def test_scores_stay_with_their_documents_where_a_row_is_cut(ids: DataSection, tmp_path: Path) -> None:
-    [row, *_] = rows_of(replace(ids, documents_per_row=2), tmp_path)
+    [row, *_] = rows_of(ids.replace(documents_per_row=2), tmp_path)
     assert row == {"query": "query 0", "document_1": "document 0", "document_2": "document 1", "scores": [0.5, 0.25]}
 
 
@@ -88,7 +87,7 @@ def test_missing_ids_are_counted_and_the_first_is_named(ids: DataSection, write:
         {"query_id": 77, "document_ids": ["d97", "d3"]},
     ]
     path = write("train.jsonl", rows)
-    section = replace(ids, score_fields=())
+    section = ids.replace(score_fields=())
     with pytest.raises(InputError) as caught:
         prepare_rows(section, tmp_path / "work", seed=0)
     assert str(caught.value) == f"{path}:2: document 'd99' is not in {ids.documents}; in all 3 ids of 2 rows have no text"
@@ -120,10 +119,10 @@ def test_blank_texts_by_id(ids: DataSection, write: Callable[..., Path], tmp_pat
     entries = [{"document_id": f"d{n}", "text": "" if n in (1, 6) else f"document {n}"} for n in range(9)]
     path = write("documents.jsonl.gz", entries)  # the positive of row 1; a negative of rows 0 and 1
     with pytest.raises(InputError, match=rf"train.jsonl:2: the text of 'd1' in {path} is blank; .*data.short_rows: skip"):
-        rows_of(replace(ids, documents_per_row=2), tmp_path)
+        rows_of(ids.replace(documents_per_row=2), tmp_path)
     with pytest.raises(InputError, match=r"train.jsonl:1: 2 documents \(besides 1 blank or the same as another\), 3 are wanted"):
         rows_of(ids, tmp_path)
-    rows = prepare_rows(replace(ids, short_rows="skip", documents_per_row=2), tmp_path / "work", seed=0)
+    rows = prepare_rows(ids.replace(short_rows="skip", documents_per_row=2), tmp_path / "work", seed=0)
     assert (len(rows), rows.skipped, rows.copies) == (3, 1, 1)
     assert (documents(rows.dataset[0]), rows.dataset[0]["scores"]) == (["document 0", "document 5"], [0.5, -1])
 
@@ -138,10 +137,10 @@ def test_a_negative_is_not_the_positive_nor_twice_in_a_row(write: Callable[..., 
     section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), score_fields=("scores",), documents_per_row=3)
     with pytest.raises(InputError, match=r"rows.jsonl:3: 2 documents \(besides 2 blank or the same as another\), 3 are wanted; .*skip"):
         prepare_rows(section, tmp_path / "work", seed=0)
-    kept = prepare_rows(replace(section, short_rows="skip"), tmp_path / "work", seed=0)
+    kept = prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0)
     assert [(documents(row), row["scores"]) for row in kept.dataset] == [(["p", "a", "b"], [4, 3, 2]), (["p", "b", "c"], [9, 7, 4])]
     assert (kept.skipped, kept.copies) == (1, 5)
-    drawn = prepare_rows(replace(section, short_rows="skip", negatives="random"), tmp_path / "work", seed=0)
+    drawn = prepare_rows(section.replace(short_rows="skip", negatives="random"), tmp_path / "work", seed=0)
     assert list(drawn.texts()) == ["q0", "p", "a", "b", "c", "q1", "p", "b", "c"]
 
 
@@ -150,14 +149,14 @@ def test_the_first_row_says_how_many_documents_its_copies_included(write: Callab
     section = DataSection(train=(str(write("rows.jsonl", rows)),), document_fields=("positive", "negatives"))
     with pytest.raises(InputError, match=r"rows.jsonl:1: 2 documents \(besides 1 blank or the same as another\), 3 are wanted"):
         prepare_rows(section, tmp_path / "work", seed=0)
-    assert prepare_rows(replace(section, short_rows="skip"), tmp_path / "work", seed=0).documents_per_row == 3
+    assert prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0).documents_per_row == 3
 
 
 def test_copies_by_id_and_by_the_text_behind_it(ids: DataSection, write: Callable[..., Path], tmp_path: Path) -> None:
     write("documents.jsonl.gz", [{"document_id": f"d{n}", "text": f"document {n % 5}"} for n in range(9)])  # d5 is d0 again
     lists = [["d0", "d5", "d1", "d2"], ["d1", "d2", "d2", "d3"], ["d1", "d2", "d3", "d4"]]
     write("train.jsonl", [{"query_id": n, "document_ids": row, "scores": [4, 3, 2, 1]} for n, row in enumerate(lists)])
-    rows = prepare_rows(replace(ids, documents_per_row=3), tmp_path / "work", seed=0)
+    rows = prepare_rows(ids.replace(documents_per_row=3), tmp_path / "work", seed=0)
     assert [(documents(row), row["scores"]) for row in rows.dataset] == [
         (["document 0", "document 1", "document 2"], [4, 2, 1]),
         (["document 1", "document 2", "document 3"], [4, 3, 1]),
@@ -176,7 +175,7 @@ def test_several_positives(write: Callable[..., Path], tmp_path: Path) -> None:
         {"query": "q", "document_1": "a", "document_2": "n", "document_3": "m", "scores": [3, 1, 0]},
         {"query": "q", "document_1": "b", "document_2": "n", "document_3": "m", "scores": [2, 1, 0]},
     ]
-    assert len(rows_of(replace(section, limit=1), tmp_path)) == 1
+    assert len(rows_of(section.replace(limit=1), tmp_path)) == 1
 
 
 @pytest.mark.parametrize("documents_per_row", [None, 3])
@@ -186,11 +185,11 @@ def test_short_rows(write: Callable[..., Path], tmp_path: Path, documents_per_ro
     section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), documents_per_row=documents_per_row)
     with pytest.raises(InputError, match=rf"^{path}:2: 2 documents, 3 are wanted; .*data.short_rows: skip"):
         prepare_rows(section, tmp_path / "work", seed=0)
-    kept = prepare_rows(replace(section, short_rows="skip"), tmp_path / "work", seed=0)
+    kept = prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0)
     assert list(kept.dataset) == [{"query": f"q{n}", "document_1": "p", "document_2": "a", "document_3": "b"} for n in (2, 3)]
     assert kept.skipped == 4
     with pytest.raises(InputError, match=r"data.train: no rows in .* \(6 skipped\)"):
-        prepare_rows(replace(section, short_rows="skip", documents_per_row=9), tmp_path / "work", seed=0)
+        prepare_rows(section.replace(short_rows="skip", documents_per_row=9), tmp_path / "work", seed=0)
 
 
 def test_sources_follow_each_other_and_each_is_checked(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]]) -> None:
@@ -208,7 +207,7 @@ def test_what_lies_behind_the_limit_is_not_read(write: Callable[..., Path], tmp_
     section = DataSection(train=(str(path),), document_fields=TRIPLET, limit=7)
     assert len(rows_of(section, tmp_path)) == 7
     with pytest.raises(InputError, match=r"rows.jsonl:8: malformed JSON"):
-        rows_of(replace(section, limit=8), tmp_path)
+        rows_of(section.replace(limit=8), tmp_path)
 
 
 def test_shuffling_before_the_limit(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ def test_shuffling_before_the_limit(write: Callable[..., Path], tmp_path: Path) 
     orders = {seed: [row["query"] for row in rows_of(section, tmp_path, seed)] for seed in (1, 2)}
     assert orders[1] != orders[2]
     assert sorted(orders[1]) == sorted(orders[2]) == sorted(f"q{n}" for n in range(3000))
-    limited = prepare_rows(replace(section, limit=40), tmp_path / "work", seed=1)
+    limited = prepare_rows(section.replace(limit=40), tmp_path / "work", seed=1)
     assert [row["query"] for row in limited.dataset] == orders[1][:40]
     assert list(limited.texts())[::2] == orders[1][:40]
 
@@ -242,12 +241,12 @@ def test_judgements_of_a_beir_folder(beir: Path, tmp_path: Path) -> None:
     section = DataSection(train=(str(beir),), format="beir")
     expected = [("what swims", "fins"), ("what swims", "Wings two of them"), ("what flies", "Wings two of them")]
     assert [(row["query"], row["document_1"]) for row in rows_of(section, tmp_path)] == expected
-    twice = replace(section, train=(str(beir), str(beir) + "/"), limit=4)
+    twice = section.replace(train=(str(beir), str(beir) + "/"), limit=4)
     assert [(row["query"], row["document_1"]) for row in rows_of(twice, tmp_path)] == [*expected, expected[0]]
     with pytest.raises(InputError, match=r"no split 'dev'; the splits there are train"):
-        rows_of(replace(section, split="dev"), tmp_path)
+        rows_of(section.replace(split="dev"), tmp_path)
     with pytest.raises(InputError, match="1 documents, 2 are wanted"):
-        rows_of(replace(section, documents_per_row=2), tmp_path)
+        rows_of(section.replace(documents_per_row=2), tmp_path)
     (beir / "qrels" / "train.tsv").write_text("q1\td9\t1\n")
     with pytest.raises(InputError, match=r"train.tsv:1: document 'd9' is not in the corpus"):
         rows_of(section, tmp_path)
@@ -290,7 +289,7 @@ def test_mined_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = DataSection(train=(STDLIB_DOCSTRINGS,))
     mined = prepare_rows(section, tmp_path / "work", seed=3)
     assert len(PAIRS) * (1 - HELD_OUT) <= len(mined) < len(PAIRS)
-    assert len(prepare_rows(replace(section, limit=5), tmp_path / "work", seed=3)) == 5
+    assert len(prepare_rows(section.replace(limit=5), tmp_path / "work", seed=3)) == 5
     assert prepare_rows(section, tmp_path / "work", seed=4).sha256 != mined.sha256
 
 

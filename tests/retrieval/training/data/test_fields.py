@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,7 +211,7 @@ def test_each_positive_makes_an_example_with_all_negatives(scored: bool) -> None
         "the field 'pos' holds no positive",
         "",
     ]
-    (nothing,) = FieldReader(replace(section, score_fields=())).examples("f:1", {**FLAG, "pos": []})
+    (nothing,) = FieldReader(section.replace(score_fields=())).examples("f:1", {**FLAG, "pos": []})
     assert nothing.flaw
 
 
@@ -220,4 +219,4 @@ def test_a_list_of_positives_without_negatives() -> None:
     section = DataSection(train=("f",), document_fields=("pos",), positives="each")
     assert [example.documents for example in FieldReader(section).examples("f:1", FLAG)] == [["a"], ["b"], ["c"]]
     with pytest.raises(InputError, match=r"f:1: the field 'pos' holds 3 documents; .* \(make an example of each by data.positives: each"):
-        FieldReader(replace(section, document_fields=("pos", "neg"), positives="first")).examples("f:1", FLAG)
+        FieldReader(section.replace(document_fields=("pos", "neg"), positives="first")).examples("f:1", FLAG)

@@ -4,7 +4,6 @@ import copy
 import pickle
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def test_texts_are_all_that_may_be_drawn(pools: DataSection, tmp_path: Path) -> 
 
 
 def test_the_first_negatives(pools: DataSection, tmp_path: Path) -> None:
-    rows = prepare_rows(replace(pools, negatives="first"), tmp_path / "work", seed=0)
+    rows = prepare_rows(pools.replace(negatives="first"), tmp_path / "work", seed=0)
     rows.set_epoch(3)
     check(rows)
     assert negatives(rows.dataset[7]) == ["n7.0", "n7.1", "n7.2"]

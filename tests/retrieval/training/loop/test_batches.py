@@ -55,7 +55,7 @@ def make_rows(tmp_path: Path) -> MakeRows:
 @pytest.fixture
 def drawn(rows_file: Path, tmp_path: Path) -> TrainingRows:
     """64 rows whose two negatives are drawn anew in every epoch."""
-    section = DataSection((str(rows_file),), document_fields=("positive", "negatives"), documents_per_row=3, negatives="random")
+    section = DataSection(train=(str(rows_file),), document_fields=("positive", "negatives"), documents_per_row=3, negatives="random")
     return prepare_rows(section, tmp_path / "work", seed=5)
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.encoder.training.schema import build
+from quiver.encoder.schema import validate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.maxsim import maxsim_packed
@@ -60,7 +60,7 @@ def make_recipe(kind: str, loss: dict[str, Any], training: dict[str, Any] | None
         "loss": loss,
         "training": usual | (training or {}),
     }
-    recipe, problems = build(Recipe, raw, RULES)
+    recipe, problems = validate(Recipe, raw, RULES)
     assert recipe is not None, problems
     return recipe
 
@@ -133,7 +133,7 @@ def test_what_a_loss_is_said_to_read_changes_it_and_nothing_else_does() -> None:
             rows = ROWS if name in rules.DISTILLING else without_scores()
             for setting, value in others.items():
                 recipe = make_recipe(kind, {"name": name})
-                moved = build_student(replace(recipe, loss=replace(recipe.loss, **{setting: value})), model)
+                moved = build_student(recipe.replace(loss=recipe.loss.replace(**{setting: value})), model)
                 if setting == "mini_batch_size":  # by its purpose it changes no loss
                     reads = getattr(moved.loss, setting, None) == value
                 else:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
-from quiver.encoder.training.schema import Rule, build
+from quiver.encoder.schema import Field, InputError, NonBlank, Rule, Schema, TextSchema, parse, validate
 
 
-@dataclass(frozen=True)
-class Inner:
-    size: int = field(metadata={"at_least": 1, "multiple_of": 2})
-    name: str = field(default="inner", metadata={"not_blank": True})
+class Inner(TextSchema):
+    size: int = Field(ge=1, multiple_of=2)
+    name: NonBlank = "inner"
 
 
-@dataclass(frozen=True)
-class Outer:
+class Outer(TextSchema):
     count: int
-    rate: float = field(metadata={"above": 0, "at_most": 1})
+    rate: float = Field(gt=0, le=1)
     flag: bool
     text: str
     choice: Literal["left", "right"]
@@ -27,24 +24,42 @@ class Outer:
     maybe: Inner | None = None
     number: int | None = 7
     side: Literal["up", "down"] | None = None
-    names: tuple[str, ...] = field(default=(), metadata={"not_blank": True})
-    sizes: tuple[int, ...] = field(default=(8, 4), metadata={"at_least": 1})
+    names: tuple[NonBlank, ...] = ()
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] = (8, 4)
     sides: tuple[Literal["up", "down"], ...] = ()
     rates: tuple[float, ...] | None = None
-    share: float = field(default=0.5, metadata={"below": 1})
+    share: float = Field(default=0.5, lt=1)
 
 
 GOOD: dict[str, Any] = {"count": 3, "rate": 0.5, "flag": True, "text": "t", "choice": "left", "inner": {"size": 4}}
 
 
 def problems(**changes: object) -> list[str]:
-    instance, found = build(Outer, {**GOOD, **changes})
+    instance, found = validate(Outer, {**GOOD, **changes})
     assert (instance is None) == bool(found)
     return found
 
 
 def test_a_mapping_becomes_the_dataclass_with_its_defaults() -> None:
-    assert build(Outer, GOOD) == (Outer(3, 0.5, True, "t", "left", Inner(4, "inner"), None, 7, None, (), (8, 4), (), None, 0.5), [])
+    assert validate(Outer, GOOD) == (
+        Outer(
+            count=3,
+            rate=0.5,
+            flag=True,
+            text="t",
+            choice="left",
+            inner=Inner(size=4),
+            maybe=None,
+            number=7,
+            side=None,
+            names=(),
+            sizes=(8, 4),
+            sides=(),
+            rates=None,
+            share=0.5,
+        ),
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +84,7 @@ def test_a_mapping_becomes_the_dataclass_with_its_defaults() -> None:
         ("side", "up", "up"),
         ("side", None, None),
         ("maybe", None, None),
-        ("maybe", {"size": "2", "name": "n"}, Inner(2, "n")),
+        ("maybe", {"size": "2", "name": "n"}, Inner(size=2, name="n")),
         ("names", ["a", "b", "a"], ("a", "b", "a")),
         ("names", "a, b", ("a, b",)),
         ("names", [], ()),
@@ -83,7 +98,7 @@ def test_a_mapping_becomes_the_dataclass_with_its_defaults() -> None:
     ],
 )
 def test_what_is_accepted(name: str, raw: object, value: object) -> None:
-    instance, found = build(Outer, {**GOOD, name: raw})
+    instance, found = validate(Outer, {**GOOD, name: raw})
     assert found == []
     assert getattr(instance, name) == value
     assert type(getattr(instance, name)) is type(value)
@@ -98,12 +113,11 @@ def test_what_is_accepted(name: str, raw: object, value: object) -> None:
         ("count", "many", "count: must be a number, got 'many'"),
         ("count", None, "count: must be a number, got null"),
         ("count", [3], "count: must be a number, got a list"),
-        ("count", 10**400, f"count: must be a number, got 1{'0' * 56}..."),
         ("rate", "nan", "rate: must be a number, got 'nan'"),
         ("rate", float("inf"), "rate: must be a number, got inf"),
         ("rate", False, "rate: must be a number, got false"),
         ("rate", 0, "rate: must be > 0, got 0"),
-        ("rate", "1.5", "rate: must be <= 1, got '1.5'"),
+        ("rate", "1.5", "rate: must be <= 1, got 1.5"),
         ("flag", 1, "flag: must be true or false, got 1"),
         ("flag", "yes", "flag: must be true or false, got 'yes'"),
         ("text", 3, "text: must be text, got 3; quote it if it is meant as text"),
@@ -121,15 +135,15 @@ def test_what_is_accepted(name: str, raw: object, value: object) -> None:
         ("maybe", {"size": 2, "nam": "n"}, "maybe.nam: unknown key, did you mean 'name'?"),
         ("zebra", 1, "zebra: unknown key"),
         ("names", ["a", " "], "names.1: must not be blank, got ' '"),
-        ("names", "", "names: must not be blank, got ''"),
+        ("names", "", "names.0: must not be blank, got ''"),
         ("names", ["a", 3], "names.1: must be text, got 3; quote it if it is meant as text"),
-        ("names", None, "names: must be text, got null; quote it if it is meant as text"),
-        ("names", {"a": 1}, "names: must be text, got a mapping; quote it if it is meant as text"),
+        ("names", None, "names: must be a list, got null"),
+        ("names", {"a": 1}, "names.0: must be text, got a mapping; quote it if it is meant as text"),
         ("names", [["a"]], "names.0: must be text, got a list; quote it if it is meant as text"),
         ("sizes", [4, 0], "sizes.1: must be >= 1, got 0"),
-        ("sizes", "0", "sizes: must be >= 1, got '0'"),
+        ("sizes", "0", "sizes.0: must be >= 1, got 0"),
         ("sizes", [None], "sizes.0: must be a number, got null"),
-        ("sides", "upp", "sides: must be one of up, down; got 'upp', did you mean 'up'?"),
+        ("sides", "upp", "sides.0: must be one of up, down; got 'upp', did you mean 'up'?"),
         ("rates", [1.5, "nan"], "rates.1: must be a number, got 'nan'"),
         ("share", 1, "share: must be < 1, got 1"),
     ],
@@ -139,29 +153,30 @@ def test_what_is_refused(name: str, raw: object, problem: str) -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    instance, found = build(Outer, {"cuont": 1, "rate": 7, "flag": "maybe", "inner": {"size": "x", 3: 4}, "maybe": 5, "sizes": [0, 1, "y"]})
+    changes = {"cuont": 1, "rate": 7, "flag": "maybe", "inner": {"size": "x", "3": 4}, "maybe": 5, "sizes": [0, 1, "y"]}
+    instance, found = validate(Outer, changes)
     assert instance is None
     assert found == [
-        "cuont: unknown key, did you mean 'count'?",
         "count: missing",
         "rate: must be <= 1, got 7",
         "flag: must be true or false, got 'maybe'",
         "text: missing",
         "choice: missing",
-        "inner.3: unknown key",
         "inner.size: must be a number, got 'x'",
+        "inner.3: unknown key",
         "maybe: must be a mapping of settings, got 5",
         "sizes.0: must be >= 1, got 0",
         "sizes.2: must be a number, got 'y'",
+        "cuont: unknown key, did you mean 'count'?",
     ]
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 3])
 def test_what_is_no_mapping_at_all(raw: object) -> None:
-    instance, found = build(Outer, raw)
+    instance, found = validate(Outer, raw)
     assert instance is None
     assert len(found) == 1
-    assert found[0].startswith("the whole: must be a mapping of settings, got ")
+    assert found[0].startswith("the whole document: must be a mapping of settings, got ")
 
 
 def test_a_rule_is_asked_where_all_its_fields_are_valid() -> None:
@@ -169,44 +184,48 @@ def test_a_rule_is_asked_where_all_its_fields_are_valid() -> None:
         Rule(("inner.size", "count"), lambda size, count: size > count, "must be <= count {1}, got {0}"),
         Rule(("maybe", "flag"), lambda maybe, flag: flag and maybe is None, "needed where flag is set"),
     ]
-    assert build(Outer, GOOD, rules)[1] == ["inner.size: must be <= count 3, got 4", "maybe: needed where flag is set"]
-    assert build(Outer, {**GOOD, "count": 4, "flag": False}, rules)[1] == []
-    assert build(Outer, {**GOOD, "maybe": {"size": 2}, "count": "x", "rate": 9}, rules)[1] == [
+    assert validate(Outer, GOOD, rules)[1] == ["inner.size: must be <= count 3, got 4", "maybe: needed where flag is set"]
+    assert validate(Outer, {**GOOD, "count": 4, "flag": False}, rules)[1] == []
+    assert validate(Outer, {**GOOD, "maybe": {"size": 2}, "count": "x", "rate": 9}, rules)[1] == [
         "count: must be a number, got 'x'",
         "rate: must be <= 1, got 9",
     ]
     longest = [Rule(("sizes", "count"), lambda sizes, count: len(sizes) > count, "must hold {1} at most, got {0}")]
-    assert build(Outer, {**GOOD, "sizes": [1, 2, 3, 4]}, longest)[1] == ["sizes: must hold 3 at most, got (1, 2, 3, 4)"]
-    assert build(Outer, {**GOOD, "sizes": [1, 2, 3, 0]}, longest)[1] == ["sizes.3: must be >= 1, got 0"]
-    assert build(Outer, {**GOOD, "count": 1}, longest)[1] == ["sizes: must hold 1 at most, got (8, 4)"]
+    assert validate(Outer, {**GOOD, "sizes": [1, 2, 3, 4]}, longest)[1] == ["sizes: must hold 3 at most, got (1, 2, 3, 4)"]
+    assert validate(Outer, {**GOOD, "sizes": [1, 2, 3, 0]}, longest)[1] == ["sizes.3: must be >= 1, got 0"]
+    assert validate(Outer, {**GOOD, "count": 1}, longest)[1] == ["sizes: must hold 1 at most, got (8, 4)"]
     # An invalid section was given, so nothing is said of its absence.
-    assert build(Outer, {**GOOD, "count": 9, "maybe": {"size": 3}}, rules)[1] == ["maybe.size: must be a multiple of 2, got 3"]
+    assert validate(Outer, {**GOOD, "count": 9, "maybe": {"size": 3}}, rules)[1] == ["maybe.size: must be a multiple of 2, got 3"]
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(TextSchema):
     inners: tuple[Inner, ...] = ()
 
 
 def test_a_list_of_sections() -> None:
-    assert build(Listed, {"inners": [{"size": 2}, {"size": "4", "name": "b"}]}) == (Listed((Inner(2), Inner(4, "b"))), [])
-    assert build(Listed, {"inners": {"size": 2}}) == (Listed((Inner(2),)), [])
-    assert build(Listed, {"inners": []}) == (Listed(), [])
+    assert validate(Listed, {"inners": [{"size": 2}, {"size": "4", "name": "b"}]}) == (
+        Listed(inners=(Inner(size=2), Inner(size=4, name="b"))),
+        [],
+    )
+    assert validate(Listed, {"inners": {"size": 2}}) == (Listed(inners=(Inner(size=2),)), [])
+    assert validate(Listed, {"inners": []}) == (Listed(), [])
     rule = Rule(("inners",), lambda inners: len(inners) < 2, "must hold two")
-    found = build(Listed, {"inners": [{"size": 3}, 7, {"size": 2, "nome": "x"}, {}]}, [rule])[1]
+    found = validate(Listed, {"inners": [{"size": 3}, 7, {"size": 2, "nome": "x"}, {}]}, [rule])[1]
     assert found == [
         "inners.0.size: must be a multiple of 2, got 3",
         "inners.1: must be a mapping of settings, got 7",
         "inners.2.nome: unknown key, did you mean 'name'?",
         "inners.3.size: missing",
     ]
-    assert build(Listed, {"inners": [{"size": 2}]}, [rule])[1] == ["inners: must hold two"]
+    assert validate(Listed, {"inners": [{"size": 2}]}, [rule])[1] == ["inners: must hold two"]
 
 
-def test_a_mistyped_check_is_a_failure_of_the_schema() -> None:
-    @dataclass(frozen=True)
-    class Wrong:
-        size: int = field(metadata={"atleast": 1})
+def test_a_strict_schema_converts_no_text() -> None:
+    class Strict(Schema):
+        size: int
+        names: tuple[str, ...] = ()
 
-    with pytest.raises(KeyError, match="atleast"):
-        build(Wrong, {"size": 1})
+    assert validate(Strict, {"size": 8, "names": ["a"]}) == (Strict(size=8, names=("a",)), [])
+    assert validate(Strict, {"size": "8", "names": "a"})[1] == ["size: must be a whole number, got '8'", "names: must be a list, got 'a'"]
+    with pytest.raises(InputError, match=r"^size\.json: size: must be a whole number, got 1\.5$"):
+        parse(Strict, {"size": 1.5}, source="size.json")

@@ -1,0 +1,417 @@
+"""Token-wise arithmetic between the matrix products: activations, gates, norms, rotary positions, dropout.
+
+On CUDA tensors each operation runs as one Triton kernel (`quiver.encoder.gpu.triton_kernels`); elsewhere it runs as PyTorch operators.
+`choose_ops` decides which.
+
+Shapes: N packed tokens, D model width, I MLP width, H heads, K head width, R leading dimensions of a head that RoPE rotates (R <= K).
+Source: GLU Variants Improve Transformer, arXiv:2002.05202; RoFormer, arXiv:2104.09864, in the half-rotation layout of GPT-NeoX that
+ModernBERT uses: dimension i is rotated together with dimension i + R/2.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from quiver.encoder.cpu.availability import serves_rows
+from quiver.encoder.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+OPS_VARIABLE = "QUIVER_OPS"
+"""Environment variable that overrides the choice: torch or triton."""
+
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@cache
+def choose_ops(device_type: str, dtype: torch.dtype, override: str | None = None) -> str:
+    """Name of the code for tensors of this kind of device and dtype; the choice is logged once.
+
+    Args:
+        device_type: cpu, cuda, mps, ...
+        dtype: Of the tensors.
+        override: torch or triton; None for the best there is.
+
+    Raises:
+        InputError: The override is unknown, or triton where it is not installed.
+
+    Example:
+        >>> choose_ops("cpu", torch.float32)
+        'torch'
+    """
+    if override not in (None, "torch", "triton"):
+        raise InputError(f"{OPS_VARIABLE} must be torch or triton, got {override!r}")
+    installed = importlib.util.find_spec("triton") is not None
+    if override == "triton" and not installed:
+        raise InputError(f"{OPS_VARIABLE} is triton, which is not installed: install it or unset the variable")
+    interpreted = override == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    able = installed and dtype in TRITON_DTYPES and (device_type == "cuda" or interpreted)
+    name = "triton" if able and override != "torch" else "torch"
+    logger.info("token-wise arithmetic on %s in %s: %s", device_type, str(dtype).removeprefix("torch."), name)
+    return name
+
+
+def use_triton(x: Tensor) -> bool:
+    """Whether a Triton kernel does the work on ``x``."""
+    if torch.compiler.is_compiling() or not x.numel():
+        return False
+    return choose_ops(x.device.type, x.dtype, os.environ.get(OPS_VARIABLE)) == "triton"
+
+
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+}
+
+ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gelu": torch.ops.aten.gelu_backward,
+    "gelu_tanh": lambda gradient, x: torch.ops.aten.gelu_backward(gradient, x, approximate="tanh"),
+    "silu": torch.ops.aten.silu_backward,
+    "relu": lambda gradient, x: torch.ops.aten.threshold_backward(gradient, x, 0),
+}
+"""For each of them the gradient of its input, from that of its output and the input."""
+
+
+# Tokens of one step on a CPU: what the passes over them share stays in its cache.
+GATE_CHUNK = 256
+
+
+def gated(up: Tensor, activation: str) -> Tensor:
+    """act(first half) * second half.
+
+    Args:
+        up: (N, 2 I), the half to activate first.
+        activation: A key of `quiver.encoder.ops.ACTIVATION_FUNCTIONS`.
+
+    Returns:
+        (N, I) in the input's dtype.
+    """
+    if use_triton(up):
+        from quiver.encoder.gpu import triton_kernels
+
+        return triton_kernels.gated(up, activation)
+    if up.device.type == "cpu" and torch.is_grad_enabled() and up.requires_grad and not torch.compiler.is_compiling():
+        output: Tensor = _Gated.apply(up, activation)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return output
+    activated, gate = up.chunk(2, dim=-1)
+    return ACTIVATION_FUNCTIONS[activation](activated) * gate
+
+
+def gated_backward(up: Tensor, gradient: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """`gated` again, and its gradient; without gradients of its own.
+
+    Args:
+        up: (N, 2 I), what `gated` was given.
+        gradient: Of what it gave, (N, I).
+        activation: As it was given.
+
+    Returns:
+        What it gave, (N, I), and the gradient of ``up``, (N, 2 I).
+    """
+    first, gate = up.chunk(2, dim=-1)
+    activated = ACTIVATION_FUNCTIONS[activation](first)
+    of_up = torch.empty_like(up)
+    of_first, of_gate = of_up.chunk(2, dim=-1)
+    torch.mul(gradient, activated, out=of_gate)
+    of_first.copy_(ACTIVATION_GRADIENTS[activation](gradient * gate, first))
+    return activated.mul_(gate), of_up
+
+
+class _Gated(torch.autograd.Function):
+    """The gate a few tokens at a time, its gradient written where the product before it wants it.
+
+    Autograd's own way makes five passes over memory backward and then puts the two halves together.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, up: Tensor, activation: str) -> Tensor:
+        first, gate = up.chunk(2, dim=-1)
+        output = first.new_empty(first.shape)
+        for part in _gate_chunks(up):
+            torch.mul(ACTIVATION_FUNCTIONS[activation](first[part]), gate[part], out=output[part])
+        ctx.activation = activation
+        ctx.save_for_backward(up)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (up,) = ctx.saved_tensors
+        of_up = up.new_empty(up.shape)
+        for part in _gate_chunks(up):
+            of_up[part] = gated_backward(up[part], gradient[part], ctx.activation)[1]
+        return of_up, None
+
+
+def _gate_chunks(x: Tensor) -> list[slice]:
+    return [slice(start, start + GATE_CHUNK) for start in range(0, len(x), GATE_CHUNK)]
+
+
+Norm = nn.LayerNorm | nn.RMSNorm | nn.Identity
+
+# Largest D of the Triton kernel: a program holds a row in registers.
+MAX_TRITON_WIDTH = 16384
+
+
+def _use_triton_norm(hidden: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> bool:
+    return use_triton(hidden) and hidden.shape[-1] <= MAX_TRITON_WIDTH and norm.eps is not None
+
+
+def normalize(hidden: Tensor, norm: Norm) -> Tensor:
+    """The norm of each token; its weights follow the dtype of the hidden states."""
+    if isinstance(norm, nn.Identity):
+        return hidden
+    if _use_triton_norm(hidden, norm):
+        from quiver.encoder.gpu import triton_kernels
+
+        return triton_kernels.add_norm(hidden, None, norm)[1]
+    weight = norm.weight.to(hidden.dtype)
+    if isinstance(norm, nn.RMSNorm):
+        return F.rms_norm(hidden, tuple(norm.normalized_shape), weight, norm.eps)
+    bias = None if norm.bias is None else norm.bias.to(hidden.dtype)
+    return F.layer_norm(hidden, tuple(norm.normalized_shape), weight, bias, norm.eps)
+
+
+def add_norm(hidden: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The residual stream with an update added, and its norm.
+
+    Args:
+        hidden: The residual stream, (N, D); without gradients it is overwritten by the sum.
+        update: What a sub-layer adds to it, (N, D); None for nothing.
+        norm: Over D; nn.Identity for none.
+
+    Returns:
+        The sum and its norm, (N, D) each; one tensor where the norm is none.
+    """
+    if not isinstance(norm, nn.Identity) and _use_triton_norm(hidden, norm):
+        from quiver.encoder.gpu import triton_kernels
+
+        return triton_kernels.add_norm(hidden, update, norm)
+    if update is not None:
+        hidden = hidden + update if torch.is_grad_enabled() else hidden.add_(update)
+    return hidden, normalize(hidden, norm)
+
+
+def split_qkv(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(N, 3, H, K) to queries, keys and values, (N, H, K) each: views."""
+    if qkv.device.type == "cpu" and qkv.requires_grad and not torch.compiler.is_compiling():
+        views: tuple[Tensor, Tensor, Tensor] = _SplitQKV.apply(qkv)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return views
+    q, k, v = qkv.unbind(1)
+    return q, k, v
+
+
+class _SplitQKV(torch.autograd.Function):
+    """Unbinding whose gradient is not copied where attention has laid it out as it is wanted here."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> tuple[Tensor, ...]:
+        del ctx
+        return qkv.unbind(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        del ctx
+        return join_qkv(*gradients)
+
+
+def empty_qkv(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the gradients of queries, keys and values, each shaped as ``like`` (N, H, K), that `join_qkv` need not copy."""
+    q, k, v = like.new_empty(len(like), 3, *like.shape[1:]).unbind(1)
+    return q, k, v
+
+
+def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Three tensors (N, H, K) as one (N, 3, H, K): the one they are thirds of, or else a copy.
+
+    Example:
+        >>> parts = empty_qkv(torch.empty(2, 4, 8))
+        >>> join_qkv(*parts).data_ptr() == parts[0].data_ptr(), join_qkv(*(part.clone() for part in parts)).shape
+        (True, torch.Size([2, 3, 4, 8]))
+    """
+    heads, width = q.shape[1:]
+    size = heads * width
+    starts = [part.storage_offset() - q.storage_offset() for part in (q, k, v)]
+    storages = {part.untyped_storage().data_ptr() for part in (q, k, v)}
+    if len(storages) == 1 and starts == [0, size, 2 * size] and {q.stride(), k.stride(), v.stride()} == {(3 * size, width, 1)}:
+        return q.as_strided((len(q), 3, heads, width), (3 * size, size, width, 1))
+    return torch.stack((q, k, v), dim=1)
+
+
+# Tokens turned at a time on a CPU: their halves stay in its cache between the five passes over them.
+ROTARY_CHUNK = 1024
+
+
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn queries and keys to their positions, with gradients.
+
+    The arithmetic is float32 whatever the input: at position 8,191 a bfloat16 angle is off by whole turns.
+
+    Args:
+        qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: they may be turned where they lie.
+        cos: Cosines of the tokens' positions, (N, R/2) float32.
+        sin: Sines, likewise.
+
+    Returns:
+        Queries, keys and values, (N, H, K) each, in the input's dtype.
+    """
+    if use_triton(qkv):
+        from quiver.encoder.gpu import triton_kernels
+
+        return triton_kernels.rotate(qkv, cos, sin)
+    if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
+        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return turned
+    return rotate_reference(qkv, cos, sin)
+
+
+def rotate_reference(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotate` as torch's own operators, in any dtype on any device; ``qkv`` stays as it is."""
+    qk, v = qkv[:, :2], qkv[:, 2]
+    width = 2 * cos.shape[-1]
+    first, second = qk[..., :width].float().chunk(2, dim=-1)  # (N, 2, H, R/2) each
+    cos, sin = cos[:, None, None], sin[:, None, None]
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
+    q, k = (turned if width == qkv.shape[-1] else torch.cat((turned, qk[..., width:]), dim=-1)).unbind(1)
+    return q, k, v
+
+
+class _RotateInPlace(torch.autograd.Function):
+    """`rotate_` with its derivative, the turn by the negative angle, written into the gradient of the packed product.
+
+    Autograd does not hear of the change in place: ``qkv`` comes fresh from a product, whose backward pass does not look
+    at it, and is used here only.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        q, k, v = qkv.unbind(1)
+        return rotate_(q, cos, sin), rotate_(k, cos, sin), v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        gradient = join_qkv(grad_q, grad_k, grad_v)
+        for turned in gradient.unbind(1)[:2]:
+            rotate_(turned, cos, -sin)
+        return gradient, None, None
+
+
+def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> Tensor:
+    """Turn queries or keys in place, without gradients; the arithmetic is float32 or wider.
+
+    Args:
+        heads: Queries or keys, (N, H, K); overwritten.
+        cos: Cosines of the tokens' positions, (N, R/2) float32.
+        sin: Sines, likewise.
+        batch_invariant: See `encoder.PackedBatch`.
+
+    Returns:
+        ``heads``.
+    """
+    half = cos.shape[-1]
+    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
+        from quiver.encoder.cpu import token_rows
+
+        token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())
+        return heads
+    for start in range(0, len(heads), ROTARY_CHUNK):
+        chunk = heads[start : start + ROTARY_CHUNK]
+        wide = chunk.to(torch.promote_types(heads.dtype, torch.float32))
+        first, second = wide[..., :half], wide[..., half : 2 * half]
+        c, s = cos[start : start + ROTARY_CHUNK, None], sin[start : start + ROTARY_CHUNK, None]
+        moved = first * s
+        first.mul_(c).addcmul_(second, s, value=-1)
+        second.mul_(c).add_(moved)
+        if wide is not chunk:
+            chunk.copy_(wide)
+    return heads
+
+
+# Values in work at once: a float32 tensor of them is half of a common second-level cache.
+DROPOUT_CHUNK = 2**18
+
+
+def new_seed() -> int:
+    """A seed from torch's default generator; of a generator's seed 32 bits count."""
+    return int(torch.randint(2**32, (), device="cpu"))
+
+
+class DropoutMask:
+    """Zeros and ones in the order of one seed, as many at a time as are asked for.
+
+    Attributes:
+        scale: What the kept values are multiplied by, so that their mean stays.
+    """
+
+    def __init__(self, probability: float, seed: int, *, bits: torch.dtype = torch.int16) -> None:
+        """Draw from a seed.
+
+        Args:
+            probability: Of dropping a value, above 0 and below 1, taken to the nearest multiple of 2**-16 or 2**-8 that is so too.
+            seed: Of the order.
+            bits: What is drawn for each value, int16 or int8.
+        """
+        levels = 2 ** (8 * bits.itemsize)
+        dropped = min(max(round(probability * levels), 1), levels - 1)
+        self.scale = levels / (levels - dropped)
+        self._bits, self._threshold = bits, dropped - levels // 2
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def fill(self, place: Tensor) -> Tensor:
+        """Write 1 where a value is kept and 0 where it is dropped into a contiguous CPU tensor; returns it."""
+        count = -(-place.numel() * self._bits.itemsize // 8)
+        bits = torch.empty(count, dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=self._generator)
+        return torch.ge(bits.view(self._bits)[: place.numel()].view(place.shape), self._threshold, out=place)
+
+
+class Dropout(nn.Dropout):
+    """torch's module, other random numbers on a CPU; never in place, and not for torch.func."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+        """Drop values in training, any shape."""
+        return drop(input, self.p, training=self.training)
+
+
+def drop(x: Tensor, probability: float, *, training: bool, chunk: int = DROPOUT_CHUNK) -> Tensor:
+    """Dropout of any shape; see torch.nn.functional.dropout."""
+    if not training or not 0 < probability < 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(x, probability, training)
+    output: Tensor = _Dropout.apply(x, probability, new_seed(), chunk)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return output
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, probability: float, seed: int, chunk: int) -> Tensor:
+        ctx.drawn, ctx.chunk = (probability, seed), chunk
+        return _dropped(x, DropoutMask(probability, seed), chunk)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _dropped(gradient, DropoutMask(*ctx.drawn), ctx.chunk), None, None, None
+
+
+def _dropped(x: Tensor, kept: DropoutMask, chunk: int) -> Tensor:
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    for values, place in zip(torch.split(x.view(-1), chunk), torch.split(output.view(-1), chunk), strict=True):
+        torch.mul(values, kept.fill(place), out=place)
+        place.mul_(kept.scale)
+    return output

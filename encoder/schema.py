@@ -1,0 +1,306 @@
+"""Schemas on pydantic: every problem at once, each with its dotted path and a suggestion for misspelt keys.
+
+`Schema` is the base of all validated formats (recipes, engine settings, manifests, results, requests). `TextSchema` also reads numbers and
+booleans from text, for files in which every scalar is text (`quiver.encoder.training.recipe_file`) and for ``key=value`` options.
+
+Relations between fields of one schema belong into a pydantic ``model_validator``. `Rule` is for relations across sections: a rule is
+checked even if unrelated fields are invalid, so that its problem is reported together with theirs.
+
+    >>> from typing import Annotated
+    >>> class Step(TextSchema):
+    ...     size: Annotated[int, Field(ge=1)]
+    >>> parse(Step, {"size": "8"}, source="step.yaml")
+    Step(size=8)
+    >>> validate(Step, {"sise": 8})
+    (None, ['size: missing', "sise: unknown key, did you mean 'size'?"])
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from quiver.encoder.errors import InputError
+
+__all__ = ["Field", "NonBlank", "Rule", "Schema", "SchemaError", "TextSchema", "describe_errors", "parse", "validate"]
+
+Model = TypeVar("Model", bound="Schema")
+
+
+class SchemaError(InputError):
+    """A file or mapping does not match its schema.
+
+    Attributes:
+        problems: All of them, each as ``dotted.path: what is wrong`` or ``line N: what is wrong``.
+    """
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        if len(self.problems) == 1:
+            super().__init__(f"{source}: {self.problems[0]}")
+        else:
+            super().__init__("\n  ".join([f"{source}: {len(self.problems)} problems", *self.problems]))
+
+
+class Schema(BaseModel):
+    """Base of all schemas: unknown keys are refused, types are not converted, instances cannot be changed.
+
+    Lists are accepted for tuples, as JSON has no tuples.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _prepare(cls, raw: object, info: ValidationInfo) -> object:
+        field = cls.model_fields.get(info.field_name or "")
+        return raw if field is None else cls._convert(field.annotation, raw)
+
+    @classmethod
+    def _convert(cls, hint: object, raw: object) -> object:
+        """Convert a raw value before pydantic validates it."""
+        wanted = _without_none(hint)
+        return tuple(raw) if isinstance(raw, list) and typing.get_origin(wanted) is tuple else raw
+
+    def replace(self: Model, **changes: Any) -> Model:
+        """A validated copy in which some fields have other values.
+
+        Example:
+            >>> class Step(Schema):
+            ...     size: int
+            ...     name: str = "first"
+            >>> Step(size=8).replace(size=9)
+            Step(size=9, name='first')
+        """
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
+
+class TextSchema(Schema):
+    """Base of schemas whose scalars may be text: ``"8e-5"`` is a number where a number is wanted, one value is a list of one."""
+
+    @classmethod
+    def _convert(cls, hint: object, raw: object) -> object:
+        wanted = _without_none(hint)
+        if raw is None:
+            return raw
+        if typing.get_origin(wanted) is tuple:
+            items = raw if isinstance(raw, list | tuple) else [raw]
+            return tuple(cls._convert(typing.get_args(wanted)[0], item) for item in items)
+        return _from_text(wanted, raw)
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("blank", "must not be blank, got {shown}", {"shown": repr(value)})
+    return value
+
+
+NonBlank = Annotated[str, AfterValidator(_not_blank)]
+"""A text with at least one character that is not white space."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A relation between fields, checked where all of them are valid.
+
+    Attributes:
+        fields: Dotted paths; the problem is reported for the first. Paths through lists are not supported.
+        broken: Takes the fields' values and tells whether the relation is violated.
+        message: Description of the problem, with ``{0}``, ``{1}``, ... for the values.
+    """
+
+    fields: tuple[str, ...]
+    broken: Callable[..., bool]
+    message: str
+
+
+def validate(kind: type[Model], raw: object, rules: Iterable[Rule] = ()) -> tuple[Model | None, list[str]]:
+    """Validate a mapping.
+
+    Args:
+        kind: The schema.
+        raw: Parsed JSON or YAML.
+        rules: Relations between fields; checked in addition to the schema.
+
+    Returns:
+        The instance and an empty list, or None and all problems.
+    """
+    try:
+        instance, errors = kind.model_validate(raw), []
+    except ValidationError as error:
+        instance, errors = None, error.errors(include_url=False)
+    found = [_problem(kind, one) for one in errors]
+    invalid = [tuple(str(part) for part in one["loc"]) for one in errors]
+    for rule in rules:
+        try:
+            values = [_value(kind, instance if instance is not None else raw, path.split("."), invalid) for path in rule.fields]
+        except LookupError:
+            continue
+        if rule.broken(*values):
+            found.append(f"{rule.fields[0]}: {rule.message.format(*values)}")
+    return (None, found) if found else (instance, [])
+
+
+def parse(kind: type[Model], raw: object, *, source: str, rules: Iterable[Rule] = ()) -> Model:
+    """Validate a mapping, or raise one error with all problems.
+
+    Args:
+        kind: The schema.
+        raw: Parsed JSON or YAML.
+        source: Where ``raw`` comes from, such as a path; begins the message.
+        rules: Relations between fields.
+
+    Raises:
+        SchemaError: The mapping does not match.
+    """
+    instance, found = validate(kind, raw, rules)
+    if instance is None:
+        raise SchemaError(source, found)
+    return instance
+
+
+def describe_errors(kind: type[Schema], error: ValidationError) -> list[str]:
+    """The problems of a pydantic error in our words, for code that pydantic validates by itself (a constructor, FastAPI)."""
+    return [_problem(kind, one) for one in error.errors(include_url=False)]
+
+
+def _value(kind: type[Schema], holder: object, path: Sequence[str], invalid: Sequence[tuple[str, ...]]) -> Any:
+    """The valid value at a path of an instance or a raw mapping. Raises LookupError where there is none."""
+    if any(bad[: len(path)] == tuple(path[: len(bad)]) or not bad for bad in invalid):
+        raise LookupError(".".join(path))
+    for number, name in enumerate(path):
+        if isinstance(holder, Schema):
+            holder = getattr(holder, name)
+        elif isinstance(holder, Mapping):
+            field = kind.model_fields[name]
+            if name not in holder and field.is_required():
+                raise LookupError(name)
+            raw = holder.get(name, field.default)
+            inner = _without_none(field.annotation)
+            if number + 1 < len(path) and isinstance(inner, type) and issubclass(inner, Schema) and isinstance(raw, Mapping):
+                kind, holder = inner, raw
+            else:
+                parts = (field.annotation, *field.metadata)
+                checked: Any = typing.cast(Any, Annotated)[parts] if field.metadata else field.annotation
+                holder = TypeAdapter(checked).validate_python(kind._convert(field.annotation, raw), strict=True)
+        else:  # an optional section that is absent
+            raise LookupError(name)
+    return holder
+
+
+def _without_none(hint: object) -> object:
+    """``T`` of ``T | None`` and ``Annotated[T, ...]``; a union of several types as it is."""
+    if typing.get_origin(hint) is Annotated:
+        return _without_none(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        others = [one for one in typing.get_args(hint) if one is not types.NoneType]
+        return _without_none(others[0]) if len(others) == 1 else hint
+    return hint
+
+
+def _from_text(wanted: object, raw: object) -> object:
+    """A number or boolean from text, an integer from an integral float; anything else as it is, for pydantic to judge."""
+    if wanted is bool and raw in ("true", "false"):
+        return raw == "true"
+    if wanted not in (int, float) or isinstance(raw, bool) or not isinstance(raw, str | int | float):
+        return raw
+    try:
+        number = float(raw)
+    except (ValueError, OverflowError):
+        return raw
+    if not math.isfinite(number):
+        return raw
+    if wanted is float:
+        return number
+    return int(raw) if isinstance(raw, int) else int(number) if number.is_integer() else raw
+
+
+_BOUNDS = {
+    "greater_than": "must be > {gt}",
+    "greater_than_equal": "must be >= {ge}",
+    "less_than": "must be < {lt}",
+    "less_than_equal": "must be <= {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "bool_type": "must be true or false",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
+    "model_type": "must be a mapping of settings",
+    "dict_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+}
+"""pydantic error type -> message."""
+
+
+def _problem(kind: type[Schema], error: ErrorDetails) -> str:
+    """One pydantic error as ``dotted.path: what is wrong``."""
+    loc, raw, context = error["loc"], error["input"], error.get("ctx", {})
+    path = ".".join(str(part) for part in loc) or "the whole document"
+    name = error["type"]
+    if name == "missing":
+        said = "missing"
+    elif name == "extra_forbidden":
+        holder = _hint_at(kind, loc[:-1])
+        known = holder.model_fields if isinstance(holder, type) and issubclass(holder, Schema) else ()
+        said = f"unknown key{_did_you_mean(loc[-1], known)}"
+    elif name == "literal_error":
+        choices = [str(one) for one in typing.get_args(_hint_at(kind, loc))]
+        said = f"must be one of {', '.join(choices)}; got {_show(raw)}{_did_you_mean(raw, choices)}"
+    elif name == "int_type":
+        said = f"must be a {'whole ' if _is_fraction(raw) else ''}number, got {_show(raw)}"
+    elif name == "string_type":
+        said = f"must be text, got {_show(raw)}; quote it if it is meant as text"
+    elif name in _BOUNDS:
+        limits = {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in context.items()}
+        said = f"{_BOUNDS[name].format(**limits)}, got {_show(raw)}"
+    else:
+        said = str(context["error"]) if name == "value_error" else error["msg"]
+    return f"{path}: {said}"
+
+
+def _hint_at(kind: type[Schema], loc: Sequence[int | str]) -> object:
+    """The type that a schema gives the value at a location; None where it cannot be told."""
+    hint: object = kind
+    for part in loc:
+        if isinstance(hint, type) and issubclass(hint, Schema):
+            hint = hint.model_fields[str(part)].annotation if part in hint.model_fields else None
+        elif typing.get_origin(hint) in (tuple, list):
+            hint = typing.get_args(hint)[0]
+        elif typing.get_origin(hint) is dict:
+            hint = typing.get_args(hint)[1]
+        hint = _without_none(hint)
+    return hint if typing.get_origin(hint) is Literal or isinstance(hint, type) else None
+
+
+def _is_fraction(raw: object) -> bool:
+    """Whether a value is a finite number, or text that means one."""
+    try:
+        return isinstance(raw, str | float) and math.isfinite(float(raw))
+    except ValueError:
+        return False
+
+
+def _show(raw: object) -> str:
+    """A value as messages show it: short, in the words of YAML."""
+    if isinstance(raw, Mapping):
+        return "a mapping"
+    if isinstance(raw, list | tuple):
+        return "a list"
+    if isinstance(raw, float) and raw.is_integer():
+        raw = int(raw)
+    words = {None: "null", True: "true", False: "false"}
+    shown = words[raw] if raw is None or isinstance(raw, bool) else repr(raw)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _did_you_mean(name: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1) if isinstance(name, str) else []
+    return f", did you mean {close[0]!r}?" if close else ""
