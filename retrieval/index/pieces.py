@@ -638,19 +638,19 @@ logger = logging.getLogger(__name__)
 
 # Documents encoded in one call: enough to fill a batch, few enough that the bar moves every few seconds on a CPU.
 # Batches are packed, not padded: a larger choice of like lengths was not measurably faster.
-_CHUNK = 512
+CHUNK = 512
 # Long texts go in smaller calls, about 250,000 tokens each, whose vectors are held until they are written.
-_CHUNK_CHARACTERS = 1 << 20
+CHUNK_CHARACTERS = 1 << 20
 # A piece is full as soon as it has one of these; what is lost by a kill is less than a piece a worker. A small corpus has smaller ones,
-# about `_PIECES` of them, so that there is something for every worker; a large one has no more than can be open at once.
-_PIECE_DOCUMENTS = 8192
-_PIECE_CHARACTERS = 8 << 20
-_PIECE_BYTES = 256 << 20
-_PIECES = 256
-_LEAST_PIECE = 512
+# about `PIECES` of them, so that there is something for every worker; a large one has no more than can be open at once.
+PIECE_DOCUMENTS = 8192
+PIECE_CHARACTERS = 8 << 20
+PIECE_BYTES = 256 << 20
+PIECES = 256
+LEAST_PIECE = 512
 # Documents that are encoded to learn how many vectors a document has, and documents of one piece of the sample at most.
-_PROBE = 256
-_SAMPLE_PIECE = 2048
+PROBE = 256
+SAMPLE_PIECE = 2048
 
 CODEC = "codec"
 """The piece that is the codec."""
@@ -768,12 +768,12 @@ class Pieces:
         if done is not None:
             return PiecePlan.from_json(done.facts)
         lengths = self._source.lengths
-        ends = chunk_ends(lengths, documents=_CHUNK, characters=_CHUNK_CHARACTERS)
-        share = max(_CHUNK_CHARACTERS, int(lengths.sum(dtype=np.int64)) // _PIECES)
+        ends = chunk_ends(lengths, documents=CHUNK, characters=CHUNK_CHARACTERS)
+        share = max(CHUNK_CHARACTERS, int(lengths.sum(dtype=np.int64)) // PIECES)
         limits = PieceLimits(
-            documents=min(_PIECE_DOCUMENTS, max(_LEAST_PIECE, len(lengths) // _PIECES)),
-            characters=min(_PIECE_CHARACTERS, share),
-            vectors=_PIECE_BYTES // (4 * self._card.dim),
+            documents=min(PIECE_DOCUMENTS, max(LEAST_PIECE, len(lengths) // PIECES)),
+            characters=min(PIECE_CHARACTERS, share),
+            vectors=PIECE_BYTES // (4 * self._card.dim),
             memory=self._options.memory,
         )
         plan = plan_pieces(lengths, ends, limits, self._card, codec)
@@ -840,7 +840,7 @@ class Pieces:
         count, mean = self._source.count, 1.0
         order = np.random.default_rng(self._options.seed).permutation(count)
         if self._card.kind != "dense":
-            probe = self._encode_sample([np.sort(order[:_PROBE])], "probe")
+            probe = self._encode_sample([np.sort(order[:PROBE])], "probe")
             mean = max(float(probe.encoded()[0].lengths.mean()), 1.0)
         # Half of the memory is the sample's, the other half the training's.
         best, fits = wanted(round(mean * count)), self._options.memory // (8 * self._card.dim)
@@ -848,12 +848,12 @@ class Pieces:
             logger.warning("the memory holds %d of the %d vectors that the index is best trained on; allow more of it", fits, best)
         vectors = min(best, fits)
         numbers = np.sort(order[: max(1, math.ceil(vectors / mean))])
-        size = max(1, min(_SAMPLE_PIECE, int(_PIECE_BYTES / (4 * self._card.dim * mean))))
+        size = max(1, min(SAMPLE_PIECE, int(PIECE_BYTES / (4 * self._card.dim * mean))))
         return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
     def _encode_sample(self, parts: Sequence[NDArray[np.int64]], name: str) -> Sampled:
         """Chosen documents, encoded now or before the build was interrupted."""
-        pieces = [SamplePiece(f"{name}-{number:04d}", part, _CHUNK) for number, part in enumerate(parts)]
+        pieces = [SamplePiece(f"{name}-{number:04d}", part, CHUNK) for number, part in enumerate(parts)]
         made = self._make(pieces, name)
         return Sampled(tuple((piece, each.folder) for piece, each in zip(pieces, made, strict=True)), self._card.dim)
 

@@ -38,7 +38,7 @@ def shards(folder: Path) -> list[bytes]:
 
 
 def test_a_store_that_workers_fill_is_the_same(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_CHUNK", 4)
+    monkeypatch.setattr(vectors, "CHUNK", 4)
     monkeypatch.setattr(vectors, "_SHARD_TEXTS", 8)
     loaded = load_model(model)
     here = VectorStore(tmp_path / "here").encode(loaded, TEXTS, "document")

@@ -31,7 +31,7 @@ DISTINCT = 9
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of three texts and shards of four, so that a dozen texts make several of each."""
-    monkeypatch.setattr(vectors, "_CHUNK", 3)
+    monkeypatch.setattr(vectors, "CHUNK", 3)
     monkeypatch.setattr(vectors, "_SHARD_TEXTS", 4)
 
 
@@ -359,8 +359,8 @@ def test_one_bar_over_all_texts_and_reused_ones_move_it(tmp_path: Path, monkeypa
 
 
 def test_long_texts_go_in_smaller_calls_and_large_vectors_in_smaller_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_CHUNK", 100)
-    monkeypatch.setattr(vectors, "_CHUNK_CHARACTERS", 50)
+    monkeypatch.setattr(vectors, "CHUNK", 100)
+    monkeypatch.setattr(vectors, "CHUNK_CHARACTERS", 50)
     texts = [f"{number} " + "y" * length for number, length in enumerate([10, 10, 10, 10, 60, 10, 20, 20, 20])]
     model = Counting()
     check(VectorStore(tmp_path).encode(model, texts, "document"), model, texts)
@@ -381,7 +381,7 @@ def test_a_slow_model_commits_by_the_clock(tmp_path: Path, monkeypatch: pytest.M
 
 def test_neither_texts_nor_vectors_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """20,000 texts of 1,000 characters and 20,000 vectors of 1 KiB pass through a few megabytes."""
-    monkeypatch.setattr(vectors, "_CHUNK", 256)
+    monkeypatch.setattr(vectors, "CHUNK", 256)
     monkeypatch.setattr(vectors, "_SHARD_TEXTS", 1024)
 
     class Wide:

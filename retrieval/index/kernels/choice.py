@@ -90,7 +90,7 @@ class Kernels(Protocol):
             table: Of the query's tokens with the product codes, (L, d / 4, 16, 16): 16 codewords, 16 tokens.
 
         Returns:
-            (m,); minus infinity for a document without a token, and no number for one with a centroid that does not exist, or for any where a
+            (m,); minus infinity for a document without a token, NaN for one with a centroid that does not exist, and NaN for all where a
             table is not finite.
         """
 

@@ -104,7 +104,7 @@ def decode(
 ) -> NDArray[np.float32]:
     """The vectors that tokens stand for, (T, d): centroid plus product plus scale times codewords; arguments as for `score`."""
     d = centroids.shape[1]
-    vectors: NDArray[np.float32] = centroids[_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
+    vectors: NDArray[np.float32] = centroids[centroid_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
     return vectors + fine_part(fine, pairs)
 
 
@@ -116,7 +116,7 @@ def fine_part(fine: NDArray[np.uint8], pairs: NDArray[np.float32]) -> NDArray[np
     return vectors
 
 
-def _numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
+def centroid_numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
     """The centroid of each token, (T,)."""
     numbers = np.zeros(len(coarse), np.int64)
     for place, column in enumerate(coarse[:, d // 8 :].T.astype(np.int64)):
@@ -126,9 +126,9 @@ def _numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
 
 def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
     """The vectors that product codes stand for, (T, d)."""
-    return products[np.arange(len(products)), _digits(codes)].reshape(len(codes), 8 * codes.shape[1])
+    return products[np.arange(len(products)), digits(codes)].reshape(len(codes), 8 * codes.shape[1])
 
 
-def _digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The two codes of each byte, the low bits first, (T, d / 4)."""
     return np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), 2 * codes.shape[1])

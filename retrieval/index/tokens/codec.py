@@ -46,7 +46,7 @@ MULTIPLE = 8
 """The width of the vectors must be a multiple of it."""
 
 WIDEST = 4096
-"""And at most this: sums of estimates of wider vectors may not fit into 16 bits (`quiver.retrieval.index.kernels.choice.Kernels.estimate`)."""
+"""Maximum width: sums of estimates of wider vectors may not fit into 16 bits (`Kernels.estimate`)."""
 
 _JSON = "codec.json"
 _CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (

@@ -16,7 +16,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, Index, build_index, open_index
-from quiver.retrieval.index.dense import lists
+from quiver.retrieval.index.dense import codec as lists
 from quiver.retrieval.index.tokens import segment as token_segments
 from quiver.retrieval.records import DenseEncoding, Document, TokenEncoding
 

@@ -89,8 +89,8 @@ def look(folder: Path) -> Left:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
 
 
 def sums(index: Index) -> list[dict[str, str]]:
@@ -292,7 +292,7 @@ def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: b
 def test_three_nodes_build_the_same_bytes_also_when_one_is_killed(
     tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(pieces, "_CHUNK", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 8)
     corpus = write_corpus(tmp_path / "c.jsonl", documents(480))
     whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False))
     for kill in (False, True):

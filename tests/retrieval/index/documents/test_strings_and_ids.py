@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents import ids as ids_module
 from quiver.retrieval.index.documents import strings
 from quiver.retrieval.index.documents.strings import IdTable, PackedStrings, id_hashes, write_ids
 from quiver.retrieval.index.errors import DamagedIndexError
@@ -70,7 +69,7 @@ def test_a_table_finds_every_row_and_ranks_every_id(tmp_path: Path, seed: int) -
 
 
 def test_ids_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ids_module, "id_hashes", lambda ids: id_hashes(ids) % np.uint64(3))
+    monkeypatch.setattr(strings, "id_hashes", lambda ids: id_hashes(ids) % np.uint64(3))
     ids = [f"d{number}" for number in range(50)]
     write_ids(tmp_path, PackedStrings.pack(ids), REAL)
     table = IdTable.open(Files(tmp_path), 50)

@@ -147,9 +147,9 @@ def estimate(
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin < end:
             scores[document] = np.nan
-            numbers = _numbers(coarse[begin:end], 4 * books)
+            numbers = centroid_numbers(coarse[begin:end], 4 * books)
             if numbers.max() < similarities.shape[1]:
-                digits = _digits(coarse[begin:end, : books // 2])
+                digits = digits(coarse[begin:end, : books // 2])
                 met = similarities[:, numbers] + table[:, np.arange(books), digits].sum(axis=2)  # (L, tokens, 16)
                 scores[document] = met.max(axis=1).sum() / steps
     return scores
@@ -187,7 +187,7 @@ def score(
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin < end:
             scores[document] = np.nan
-            numbers = _numbers(coarse[begin:end], d)
+            numbers = centroid_numbers(coarse[begin:end], d)
             if numbers.max() < centroids:
                 rest = product(coarse[begin:end, : d // 8], products) + fine_part(fine[begin:end], pairs)
                 scores[document] = (means[numbers] + rest @ columns).max(axis=0).sum()
