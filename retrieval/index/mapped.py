@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from quiver.retrieval.index.disk import Disk, MemoryDisk, little_endian
-from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.errors import DamagedIndexError, unreadable
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -535,7 +534,7 @@ class RecordFiles:
             self._abandon()
             raise
 
-    def copy(self, name: str, records: NDArray[Any] | CheckedArray, keep: Bitmap) -> None:
+    def copy(self, name: str, records: NDArray[Any] | CheckedArray, keep: NDArray[np.bool_]) -> None:
         """Append those of the records of another segment, (P, ...), that are kept, (P,)."""
         step = _step(records)
         for start in range(0, len(records), step):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, fine_part, product
+from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, centroid_numbers, digits, fine_part, product
 
 # Products of vectors and centroids that are held at a time.
 _PRODUCTS = 1 << 22

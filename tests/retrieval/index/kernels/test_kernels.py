@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.retrieval.index.kernels import compiled
-from quiver.retrieval.index.kernels.packing import cells, lanes
+from quiver.retrieval.index.kernels.packing import cells, decode, lanes
 from quiver.retrieval.index.tokens.coding import SIZES, Bits, learn_pairs
 
 reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
@@ -109,7 +109,7 @@ def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, toke
     query = normal(tokens, 32, seed=3)
     asked = tables(query, *shared[:2])[0], *shared[1:], lanes(query)
     scores = compiled.score(coarse, fine, begins, ends, *asked)
-    vectors = reference.decode(coarse, fine, *shared).astype(float)
+    vectors = decode(coarse, fine, *shared).astype(float)
     expected = [(query @ vectors[b:e].T).max(axis=1).sum() if e > b else -np.inf for b, e in zip(begins, ends, strict=True)]
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(reference.score(coarse, fine, begins, ends, *asked), expected, rtol=1e-5, atol=1e-4)
