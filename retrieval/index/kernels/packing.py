@@ -126,9 +126,9 @@ def centroid_numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
 
 def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
     """The vectors that product codes stand for, (T, d)."""
-    return products[np.arange(len(products)), digits(codes)].reshape(len(codes), 8 * codes.shape[1])
+    return products[np.arange(len(products)), code_digits(codes)].reshape(len(codes), 8 * codes.shape[1])
 
 
-def digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def code_digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The two codes of each byte, the low bits first, (T, d / 4)."""
     return np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), 2 * codes.shape[1])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, centroid_numbers, digits, fine_part, product
+from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, centroid_numbers, code_digits, fine_part, product
 
 # Products of vectors and centroids that are held at a time.
 _PRODUCTS = 1 << 22
@@ -149,7 +149,7 @@ def estimate(
             scores[document] = np.nan
             numbers = centroid_numbers(coarse[begin:end], 4 * books)
             if numbers.max() < similarities.shape[1]:
-                digits = digits(coarse[begin:end, : books // 2])
+                digits = code_digits(coarse[begin:end, : books // 2])
                 met = similarities[:, numbers] + table[:, np.arange(books), digits].sum(axis=2)  # (L, tokens, 16)
                 scores[document] = met.max(axis=1).sum() / steps
     return scores
