@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import tokenizers
 import torch
 
+from quiver.cli.main import main
 from quiver.encoder import Encoder
 from quiver.encoder.checkpoints import config_from_hf
 from quiver.encoder.checkpoints.checkpoint import to_hf_state
@@ -128,6 +129,33 @@ OPERATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 """Audit events of what changes a folder; files that are opened to be written, and what is put on the disk, count too."""
 
 EachDeath = Callable[[Callable[[], object], Callable[[], object]], Iterator[None]]
+
+
+class Done(NamedTuple):
+    """Exit status and output of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run ``quiver`` with the given arguments in this process."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["quiver", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        else:
+            code = 0
+        found = capsys.readouterr()
+        return Done(code, found.out, found.err)
+
+    return run
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""The command line ``quiver``: one small file a command family; parse, call one function, print."""
+"""The command line ``quiver``: one file per command family. A command parses its options, calls the library and prints."""

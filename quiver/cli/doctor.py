@@ -1,27 +1,26 @@
-"""``quiver doctor``: what this machine has and what Quiver would do with it."""
+"""``quiver doctor``: versions, devices and a test of the encoder. ``quiver cache``: the cache of vectors and words."""
 
 from __future__ import annotations
 
 import os
 import platform
+import time
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import faiss
-import torch
+import typer
 
-from quiver.cli.output import JsonOption, print_json, print_table, quiver_version, say
-from quiver.encoder import EncoderConfig, pack_ids
-from quiver.encoder.attention import AttentionCall, choose_backend
-from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
-from quiver.encoder.attention.flash import installed
-from quiver.encoder.cpu import fused
-from quiver.encoder.cpu.availability import available
-from quiver.encoder.cpu.processor import has_amx
-from quiver.encoder.layers import Block
-from quiver.encoder.model import Encoder, init_weights
-from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, default_device
+from quiver.cli.output import JsonOption, help_alone, print_json, print_table, quiver_version, say
+from quiver.retrieval.units import parse_size
 from quiver.retrieval.versions import installed_version
+
+if TYPE_CHECKING:
+    import torch
+
+    from quiver.encoder.attention import AttentionCall
+    from quiver.encoder.layers import Block
+
+cache_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Show and prune the cache of vectors and words.")
 
 PACKAGES = {
     "core": ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "faiss-cpu", "numba", "pyyaml", "typer", "rich"),
@@ -42,7 +41,7 @@ PACKAGES = {
 
 
 def doctor(as_json: Annotated[bool, JsonOption] = False) -> None:
-    """Show versions, devices, threads and the attention backend, and run the encoder once.
+    """Show versions, devices, threads and the attention backend, and run a small encoder on every device.
 
     Example: quiver doctor --json
     """
@@ -52,11 +51,14 @@ def doctor(as_json: Annotated[bool, JsonOption] = False) -> None:
         return
     for section, values in facts.items():
         print_table(section, ("", "value"), [(name, str(value)) for name, value in values.items()])
-    say("the encoder runs" if facts["check"]["finite"] else "the encoder gives values that are not finite")
+    say("the encoder works" if facts["check"]["finite"] else "the encoder returns values that are not finite")
 
 
 def gather() -> dict[str, dict[str, Any]]:
-    """What is printed, by section."""
+    """Collect the facts that are printed, by section."""
+    import faiss
+    import torch
+
     facts: dict[str, dict[str, Any]] = {
         "quiver": {"version": quiver_version(), "python": platform.python_version(), "platform": platform.platform()},
         "threads": {
@@ -75,11 +77,17 @@ def gather() -> dict[str, dict[str, Any]]:
 
 
 def _devices() -> dict[str, Any]:
+    import torch
+
+    from quiver.encoder.attention import choose_backend
+    from quiver.encoder.attention.dispatch import VARIABLE
+    from quiver.encoder.cpu.processor import has_amx
+
     devices: dict[str, Any] = {"cpu": torch.backends.cpu.get_cpu_capability() + ", AMX" * has_amx()}
     for number in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(number)
         devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    # For batches of some hundred tokens; a lone query takes torch's kernels.
+    # For batches of some hundred tokens; a single query uses torch's kernels.
     devices["attention (cpu, fp32)"] = choose_backend(_call("cpu", torch.float32), os.environ.get(VARIABLE))
     if torch.cuda.is_available():
         call = _call("cuda", torch.bfloat16, gradients=True)
@@ -88,7 +96,11 @@ def _devices() -> dict[str, Any]:
 
 
 def _commands() -> dict[str, Any]:
-    """What evaluate, index build and serve use on this machine unless they are told otherwise."""
+    """Defaults of evaluate, index build and serve on this machine."""
+    from quiver.encoder.attention import choose_backend
+    from quiver.encoder.attention.dispatch import VARIABLE, unsupported_reason
+    from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, default_device
+
     device = default_device()
     call = _call(device, INFERENCE_DTYPE)
     dtype = str(INFERENCE_DTYPE).removeprefix("torch.")
@@ -99,7 +111,13 @@ def _commands() -> dict[str, Any]:
 
 
 def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> AttentionCall:
-    """Attention of a ModernBERT's local layer, as a kind of call."""
+    """Describe a call of attention in a local layer of ModernBERT."""
+    import torch
+
+    from quiver.encoder.attention import AttentionCall
+    from quiver.encoder.attention.flash import installed
+    from quiver.encoder.cpu.availability import available
+
     if device == "cpu":
         return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if available() else ()))
     capability = torch.cuda.get_device_capability()
@@ -107,7 +125,13 @@ def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> Attent
 
 
 def _check() -> dict[str, Any]:
-    """One forward pass of a small random encoder on every device."""
+    """Run a small random encoder on every device."""
+    import torch
+
+    from quiver.encoder import EncoderConfig, pack_ids
+    from quiver.encoder.cpu import fused
+    from quiver.encoder.model import Encoder, init_weights
+
     config = EncoderConfig.modernbert(
         vocab_size=64, hidden_size=64, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
     )
@@ -120,3 +144,46 @@ def _check() -> dict[str, Any]:
             states.append(encoder.to(device)(batch).cpu())
     finite = all(bool(state.isfinite().all()) for state in states)
     return {"finite": finite, "devices run": len(states), "blocks (cpu, fp32)": "compiled" if fuses else "torch"}
+
+
+@cache_app.command("info", epilog="Example: quiver cache info")
+def cache_info(as_json: Annotated[bool, JsonOption] = False) -> None:
+    """Show the folder, the size and the size limit (QUIVER_CACHE_LIMIT) of the cache."""
+    from quiver.encoder.files import cache_folder
+    from quiver.retrieval.cache import COLLECTIONS, LIMIT, VECTORS, WORDS, cache_entries, cache_limit
+
+    limit = cache_limit()
+    parts = {name: cache_entries(name) for name in (VECTORS, WORDS, COLLECTIONS)}
+    if as_json:
+        sizes = {name: {"entries": len(entries), "bytes": sum(entry.bytes for entry in entries)} for name, entries in parts.items()}
+        print_json({"folder": str(cache_folder(VECTORS).parent), "limit": limit, **sizes})
+        return
+    rows = []
+    for name, entries in parts.items():
+        used = max((entry.used for entry in entries), default=None)
+        last = "never" if used is None else time.strftime("%Y-%m-%d", time.localtime(used))
+        rows.append((name, f"{len(entries):,}", _gigabytes(sum(entry.bytes for entry in entries)), last))
+    print_table(str(cache_folder(VECTORS).parent), ("", "entries", "size", "last used"), rows)
+    allowed = "unlimited" if limit is None else _gigabytes(limit)
+    say(f"size limit of vectors and words: {allowed} ({LIMIT}); collections are kept until you delete them")
+
+
+@cache_app.command("prune", epilog="Example: quiver cache prune --size 5GB")
+def cache_prune(
+    size: Annotated[str | None, typer.Option("--size", help="Size to prune to, such as 5GB. Default: QUIVER_CACHE_LIMIT, or 20GB.")] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Remove the least recently used vectors and words. Entries used within the last day are kept."""
+    from quiver.retrieval.cache import VECTORS, WORDS, cache_entries, cache_limit, prune_cache
+
+    limit = cache_limit() if size is None else parse_size(size, "--size")
+    removed = [] if limit is None else prune_cache(limit)
+    left = sum(entry.bytes for name in (VECTORS, WORDS) for entry in cache_entries(name))
+    if as_json:
+        print_json({"removed": [str(entry.path) for entry in removed], "bytes": sum(entry.bytes for entry in removed), "left": left})
+        return
+    say(f"{len(removed):,} entries removed, {_gigabytes(sum(entry.bytes for entry in removed))}; {_gigabytes(left)} left")
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / (1 << 30):,.2f} GB"

@@ -1,82 +1,78 @@
-"""``quiver index build | add | delete | compact | calibrate | check | repair | info | export``."""
+"""``quiver index``: build, add, delete, compact, calibrate, check, repair, info, export."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.index_export import export
 from quiver.cli.output import (
+    AddressOption,
+    EngineOption,
+    ExecutorOption,
     GenerationOption,
     Int8Option,
     JsonOption,
+    MemoryOption,
     OverwriteOption,
     ProgressOption,
+    ThreadsOption,
+    TitleOption,
     VerifyOption,
+    WorkersOption,
     help_alone,
+    parse_memory,
     print_json,
     print_table,
     say,
     show_progress,
 )
-from quiver.cli.settings import EngineOption, parse_memory
-from quiver.cli.workers import AddressOption, ExecutorOption, ThreadsOption, WorkersOption
-from quiver.encoder import InputError
-from quiver.encoder.files import read_lines
-from quiver.retrieval.cluster import open_executor
-from quiver.retrieval.data.corpus import read_queries
-from quiver.retrieval.index import (
-    BuildOptions,
-    Index,
-    add_documents,
-    build_index,
-    calibrate_index,
-    check_index,
-    compact_index,
-    delete_documents,
-    open_index,
-    repair_index,
-)
-from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES
-from quiver.retrieval.index.engine_table import parse_engine
-from quiver.retrieval.index.engines import Setting
-from quiver.retrieval.index.recall_table import Rung
-from quiver.retrieval.index.repair import RepairReport
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
+from quiver.encoder.errors import InputError
 from quiver.retrieval.units import parse_duration
 
-app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and look at indexes.")
+if TYPE_CHECKING:
+    from quiver.retrieval.index import Index
+    from quiver.retrieval.index.engines import Setting
+    from quiver.retrieval.index.recall_table import Rung
+    from quiver.retrieval.index.repair import RepairReport
+    from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.colbert import ColBERT
+
+app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Build, change and inspect indexes.")
+
+FolderArgument = typer.Argument(help="Index folder.")
+CorpusArgument = typer.Argument(help="Corpus: a folder with corpus.jsonl[.gz], or such a file.")
+ModelOption = typer.Option("--model", "-m", help="Folder or hub id of the model. Default: the model that built the index.")
+WaitOption = typer.Option("--wait", help="Time to wait until another process has finished writing to the index, such as 30s or 5m.")
 
 
-app.command("export", epilog="Example: quiver index export indexes/scifact --to qdrant://http://localhost:6333")(export)
+class VectorFormat(str, Enum):
+    """File format of exported vectors."""
 
-FolderArgument = typer.Argument(help="An index.")
-MemoryOption = typer.Option("--memory", help="What it may hold beside the model, such as 2GB.")
-WaitOption = typer.Option("--wait", help="Time to wait for another process that writes to the index to finish, such as 30s or 5m.")
+    NPY = "npy"
+    SAFETENSORS = "safetensors"
 
 
 @app.command("build", epilog="Example: quiver index build data/scifact --model MODEL --out indexes/scifact")
 def build(
-    corpus: Annotated[Path, typer.Argument(help="A folder with corpus.jsonl[.gz], or such a file.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    corpus: Annotated[Path, CorpusArgument],
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a bi-encoder or a ColBERT model.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Index folder to write.")],
     engine: Annotated[str, EngineOption] = "auto",
-    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     memory: Annotated[str, MemoryOption] = "2GB",
     int8: Annotated[bool, Int8Option] = False,
-    title: Annotated[bool, typer.Option("--title/--no-title", help="Put titles before the texts.")] = True,
-    text: Annotated[bool, typer.Option("--text/--no-text", help="Keep the texts, so that search can show them.")] = True,
+    title: Annotated[bool, TitleOption] = True,
+    text: Annotated[bool, typer.Option("--text/--no-text", help="Store the texts in the index, so that search can show them.")] = True,
     field: Annotated[
         list[str] | None,
-        typer.Option("--field", help="Metadata field to filter by, such as year or author.name; may be repeated. Default: all."),
+        typer.Option("--field", help="Metadata field to filter by, such as year or author.name. Repeatable. Default: all fields."),
     ] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency in the end.")] = True,
+    calibrate: Annotated[bool, typer.Option("--calibrate/--no-calibrate", help="Measure recall and latency after the build.")] = True,
     executor: Annotated[str, ExecutorOption] = "local",
     workers: Annotated[int | None, WorkersOption] = None,
     address: Annotated[str | None, AddressOption] = None,
@@ -86,11 +82,16 @@ def build(
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Encode a corpus and index it; a build that was killed goes on when it is started again.
+    """Encode a corpus and index it. Repeat the command to resume an interrupted build.
 
-    With several workers it has the same bytes: on this machine (--workers 4) or on a cluster (--executor ray --address HOST:6379), whose
-    nodes need Quiver, the model and the folder of the index under the same paths.
+    Encoding can be distributed over processes (--workers 4) or a Ray cluster (--executor ray --address HOST:6379), whose nodes need
+    Quiver, the model and the index folder under the same paths. The index has the same bytes as one built by a single process.
     """
+    from quiver.retrieval.cluster import open_executor
+    from quiver.retrieval.index import BuildOptions, build_index
+    from quiver.retrieval.index.engine_table import parse_engine
+    from quiver.retrieval.models.loading import load_model
+
     chosen = parse_engine(engine)
     options = BuildOptions(chosen.name, chosen.settings, seed, parse_memory(memory), title, text, field, calibrate, threads)
     waiting, encoding = parse_duration(wait), open_executor(executor, workers=workers, address=address)
@@ -103,15 +104,17 @@ def build(
 @app.command("add", epilog="Example: quiver index add indexes/scifact more.jsonl")
 def add(
     folder: Annotated[Path, FolderArgument],
-    corpus: Annotated[Path, typer.Argument(help="A folder with corpus.jsonl[.gz], or such a file.")],
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; by default the one that built the index.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Documents whose ids are in the index take the place of those.")] = False,
+    corpus: Annotated[Path, CorpusArgument],
+    model: Annotated[str | None, ModelOption] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace documents that have the same id.")] = False,
     memory: Annotated[str, MemoryOption] = "2GB",
     wait: Annotated[str, WaitOption] = "0s",
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Add documents to an index; an addition that was killed goes on when it is started again."""
+    """Add documents to an index. Repeat the command to resume an interrupted addition."""
+    from quiver.retrieval.index import add_documents, open_index
+
     loaded = model_of(open_index(folder), model)
     index = add_documents(
         folder,
@@ -128,15 +131,17 @@ def add(
 @app.command("delete", epilog="Example: quiver index delete indexes/scifact 4983 31715818")
 def delete(
     folder: Annotated[Path, FolderArgument],
-    ids: Annotated[list[str] | None, typer.Argument(help="Ids of documents.")] = None,
-    file: Annotated[Path | None, typer.Option("--ids", help="A file with an id a line.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of the documents to delete.")] = None,
+    file: Annotated[Path | None, typer.Option("--ids", help="File of document ids, one per line.")] = None,
     wait: Annotated[str, WaitOption] = "0s",
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Delete documents; what they take is given back by compact."""
+    """Delete documents. Their space is freed by quiver index compact."""
+    from quiver.retrieval.index import delete_documents
+
     wanted = [*(ids or []), *([] if file is None else read_ids(file))]
     if not wanted:
-        raise InputError("name the documents to delete, or give --ids FILE")
+        raise InputError("pass the ids of the documents to delete, or --ids FILE")
     _describe(delete_documents(folder, wanted, wait=parse_duration(wait)), as_json)
 
 
@@ -147,7 +152,9 @@ def compact(
     wait: Annotated[str, WaitOption] = "0s",
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Merge segments and drop deleted documents; nothing is encoded again."""
+    """Merge segments and remove deleted documents, without encoding anything again."""
+    from quiver.retrieval.index import compact_index
+
     _describe(compact_index(folder, memory=parse_memory(memory), wait=parse_duration(wait)), as_json)
 
 
@@ -155,29 +162,33 @@ def compact(
 def calibrate(
     folder: Annotated[Path, FolderArgument],
     queries: Annotated[
-        Path | None, typer.Option("--queries", help="Real queries from a .jsonl[.gz] or .tsv file; by default made of the documents.")
+        Path | None, typer.Option("--queries", help="File of real queries, .jsonl[.gz] or .tsv. Default: queries made from documents.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Encodes them; by default the one that built the index.")] = None,
-    ks: Annotated[list[int] | None, typer.Option("-k", min=1, help="Hits a query; may be repeated. By default 10 and 100.")] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="Queries that are searched, at most.")] = QUERIES,
-    seed: Annotated[int, typer.Option(help="Of what is chosen at random.")] = 0,
+    model: Annotated[str | None, ModelOption] = None,
+    ks: Annotated[list[int] | None, typer.Option("-k", min=1, help="Number of results per query. Repeatable. Default: 10 and 100.")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Largest number of queries to search.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     wait: Annotated[str, WaitOption] = "0s",
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Measure recall and latency at efforts from cheap to thorough, of which a search then takes one.
+    """Measure recall and latency of search parameters from cheap to exhaustive. Searches then choose among them.
 
-    --effort balanced, the default, takes the fastest with a recall of 0.95, --effort fast that with 0.90, --effort exact looks at
-    everything; --target-recall takes the fastest that is known to reach another recall.
+    quiver search --effort balanced, the default, uses the fastest parameters with a recall of 0.95, --effort fast those with 0.90,
+    --effort exact searches exhaustively; --target-recall uses the fastest that reach another recall.
     """
+    from quiver.retrieval.data.corpus import read_queries
+    from quiver.retrieval.index import calibrate_index, open_index
+    from quiver.retrieval.index.calibration import HITS, LEAST_HITS
+
     wanted, texts, loaded = ks or HITS, None, None
     if queries is not None:
         texts = [query.text for query in read_queries(queries)]
         loaded = model_of(open_index(folder), model)
     elif model is not None:
-        raise InputError("--model encodes the queries of --queries FILE; add it, or leave --model out")
+        raise InputError("--model encodes the queries of --queries; pass --queries FILE too, or leave --model out")
     elif min(wanted) < LEAST_HITS:
-        raise InputError(f"without --queries some hits are what a query was made of, and do not count: -k {LEAST_HITS} at least")
+        raise InputError(f"-k must be at least {LEAST_HITS} without --queries, because the documents a query was made from do not count")
     waiting, shown = parse_duration(wait), show_progress(progress)
     index = calibrate_index(folder, loaded, queries=texts, count=count, ks=wanted, seed=seed, wait=waiting, progress=shown)
     if as_json:
@@ -188,7 +199,9 @@ def calibrate(
 
 @app.command("check", epilog="Example: quiver index check indexes/scifact")
 def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, JsonOption] = False) -> None:
-    """Read every file and compare its checksum; exit status 1 if the index is damaged."""
+    """Read every file and verify its checksum. Exit status 1 if the index is damaged."""
+    from quiver.retrieval.index import check_index
+
     report = check_index(folder)
     if as_json:
         generations = [{"generation": each.generation, "problems": each.problems} for each in report.generations]
@@ -196,13 +209,13 @@ def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, Json
         print_json({**whole, "generations": generations, "leftovers": _names(report.leftovers)})
     else:
         for each in report.generations:
-            say(f"generation {each.generation}: {'whole' if not each.problems else 'damaged'}")
+            say(f"generation {each.generation}: {'intact' if not each.problems else 'damaged'}")
             for problem in each.problems:
                 say(f"  {problem}")
         for problem in report.head_problems:
             say(problem)
         for path in report.leftovers:
-            say(f"left by an interrupted build or commit: {path}")
+            say(f"left over from an interrupted build or commit: {path}")
         if not report.generations and not report.head_problems:
             say("nothing has been committed yet")
     if report.problems:
@@ -212,14 +225,16 @@ def check(folder: Annotated[Path, FolderArgument], as_json: Annotated[bool, Json
 @app.command("repair", epilog="Example: quiver index repair indexes/scifact --dry-run")
 def repair(
     folder: Annotated[Path, FolderArgument],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be kept and lost.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be kept and lost.")] = False,
     wait: Annotated[str, WaitOption] = "0s",
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Keep all that is whole of a damaged index, and name what is lost.
+    """Repair a damaged index: keep everything that is intact, and list what is lost.
 
-    What is damaged is moved to the folder quarantine/ in the index; nothing is deleted.
+    Damaged files are moved to the folder quarantine/ inside the index. Nothing is deleted.
     """
+    from quiver.retrieval.index import repair_index
+
     report = repair_index(folder, dry_run=dry_run, wait=parse_duration(wait))
     if as_json:
         print_json({**dataclasses.asdict(report), "quarantined": _names(report.quarantined)})
@@ -229,9 +244,9 @@ def repair(
 
 
 def _repaired(folder: Path, report: RepairReport) -> Iterator[str]:
-    """What a repair did or would do, a line each."""
+    """Describe what a repair did or would do."""
     if not report.problems:
-        yield f"{folder}: whole, nothing to repair ({report.documents:,} documents)"
+        yield f"{folder}: intact, nothing to repair ({report.documents:,} documents)"
         return
     yield from report.problems
     yield from (f"corrected: {each}" for each in report.corrected)
@@ -244,9 +259,9 @@ def _repaired(folder: Path, report: RepairReport) -> Iterator[str]:
         if ids:
             yield f"{len(ids):,} documents {what}: {' '.join(ids)}"
     if report.lost_unnamed:
-        yield f"{report.lost_unnamed:,} documents lost whose ids are lost too"
+        yield f"{report.lost_unnamed:,} documents lost together with their ids"
     if report.undone_deletions:
-        yield f"{report.undone_deletions:,} deleted documents are found again, because the record of their deletion is lost"
+        yield f"{report.undone_deletions:,} deleted documents are back, because the record of their deletion is lost"
     before = "an unknown number of" if report.documents_before is None else f"{report.documents_before:,}"
     if report.dry_run:
         yield f"{folder}: a repair would keep {report.documents:,} of {before} documents (generation {report.restored})"
@@ -263,32 +278,92 @@ def info(
     verify: Annotated[bool, VerifyOption] = True,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Say what an index holds and who built it."""
+    """Show the size, settings, model, fields and presets of an index."""
+    from quiver.retrieval.index import open_index
+
     _describe(open_index(folder, generation=generation, verify=verify), as_json)
 
 
+@app.command(
+    "export",
+    epilog="Examples: quiver index export indexes/scifact --out exported --vectors safetensors\n\n"
+    "quiver index export indexes/scifact --to lancedb://stores/lance --collection scifact",
+)
+def export(
+    folder: Annotated[Path, FolderArgument],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")] = None,
+    vectors: Annotated[VectorFormat, typer.Option("--vectors", help="File format of the vectors in --out.")] = VectorFormat.NPY,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            help="Store to write to: qdrant://FOLDER, qdrant://http://HOST:6333 (API key in QDRANT_API_KEY) or lancedb://FOLDER. Documents"
+            " of this generation that the store already holds are not sent again.",
+        ),
+    ] = None,
+    collection: Annotated[
+        str | None,
+        typer.Option("--collection", help="Name of the collection or table in the store. Default: the name of the index folder."),
+    ] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    verify: Annotated[bool, VerifyOption] = True,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Export documents and vectors to files (JSON lines and arrays), or to Qdrant or LanceDB.
+
+    An index without stored texts exports ids only.
+    """
+    from quiver.retrieval.index import open_index
+    from quiver.retrieval.index.export import export_index
+    from quiver.retrieval.integrations import export_to
+
+    if (out is None) == (to is None):
+        raise InputError("pass either --out FOLDER, for files, or --to STORE")
+    shown = show_progress(progress)
+    if to is not None:
+        stored = export_to(open_index(folder, verify=verify), to, collection=collection, overwrite=overwrite, progress=shown)
+        if as_json:
+            print_json(dataclasses.asdict(stored))
+        else:
+            say(f"{to}: {stored.documents:,} documents in {stored.collection}, {stored.written:,} of them newly written")
+        return
+    if collection is not None or overwrite:
+        raise InputError("--collection and --overwrite apply only to --to; --out must be a new folder")
+    described = export_index(open_index(folder, verify=verify), Path(out or ""), vectors=vectors.value, progress=shown)
+    if as_json:
+        print_json({"folder": str(out), **described})
+        return
+    count = described["arrays"]["vectors"][0]
+    say(f"{out}: {described['documents']:,} documents, {count:,} vectors in {', '.join(described['files'])}")
+
+
 def read_ids(path: Path) -> list[str]:
-    """The ids of a file, one a line.
+    """Read document ids from a file, one per line.
 
     Raises:
-        InputError: It cannot be read, or is empty.
+        InputError: The file cannot be read, or is empty.
     """
+    from quiver.encoder.files import read_lines
+
     return [line.strip() for _, line in read_lines(path)]
 
 
 def model_of(index: Index, name: str | None) -> BiEncoder | ColBERT:
-    """The model to encode for an index: the one named, or the one that built it.
+    """Load the model of an index: the named one, or the one that built the index.
 
     Raises:
-        InputError: It cannot be loaded.
+        InputError: The model cannot be loaded.
     """
+    from quiver.retrieval.models.loading import load_model
+
     card = index.manifest.model
     if name is not None:
         return load_model(name, precision=card.precision)
     try:
         return load_model(card.source, precision=card.precision)
     except InputError as error:
-        raise InputError(f"{error}; the index was built with that model: give --model if it has moved") from error
+        raise InputError(f"{error}; the index was built with that model: pass --model if it has moved") from error
 
 
 def _names(paths: tuple[Path, ...]) -> list[str]:
@@ -328,18 +403,18 @@ def _describe(index: Index, as_json: bool) -> None:
         ("fields", ", ".join(index.fields) or "none"),
         ("size", f"{manifest.bytes / 1e6:,.1f} MB"),
         ("model", manifest.model.source),
-        ("precision of the model", manifest.model.precision),
+        ("model precision", manifest.model.precision),
         ("fingerprint", manifest.model.fingerprint[:16]),
         ("generation", f"{manifest.generation} ({manifest.operation})"),
         ("created", manifest.created),
-        ("verification", "blocks, when they are first read" if index.verified else "off: this index was opened unverified"),
+        ("verification", "each block when it is first read" if index.verified else "off (--no-verify)"),
     ]
     print_table(str(index.path), ("", "value"), rows)
     _print_presets(index)
 
 
 def _print_presets(index: Index) -> None:
-    """The presets with their knobs, and what was measured of them."""
+    """Print the presets with their search parameters and the measured recall and latency."""
     ks = [10] if index.calibration is None else [table.k for table in index.calibration.tables]
     k = 10 if 10 in ks else ks[0]
     measured = _measured(index, k)
@@ -348,35 +423,35 @@ def _print_presets(index: Index) -> None:
         rung = measured.get(_knobs(knobs))
         unknown = ("not measured" if knobs else "exact", "-")
         rows.append((name, _knobs(knobs), *(unknown if rung is None else (_recall(rung), f"{rung.p50_ms:.2f}"))))
-    title = f"search for {k} hits"
+    title = f"search for {k} results"
     if index.calibration is not None:
         queries = next(table.queries for table in index.calibration.tables if table.k == k)
         title += f", measured with {queries} queries on {index.calibration.documents:,} documents"
-    print_table(title, ("preset", "knobs", "recall", "p50 (ms)"), rows)
+    print_table(title, ("preset", "search parameters", "recall", "p50 (ms)"), rows)
     if index.calibration is not None and (advice := index.calibration.advice()):
         say(f"{index.path}: {advice}")
 
 
 def _print_calibration(index: Index) -> None:
-    """All that was measured."""
+    """Print every measured point of the parameter grid."""
     rows = []
     for table in () if index.calibration is None else index.calibration.tables:
         presets = {name: _knobs(knobs) for name, knobs in index.presets(table.k).items()}
         for text, rung in _measured(index, table.k).items():
             names = ", ".join(name for name, knobs in presets.items() if knobs == text)
             rows.append((str(table.k), names, text, _recall(rung), f"{rung.p50_ms:.2f}", f"{rung.p95_ms:.2f}"))
-    print_table(str(index.path), ("hits", "preset", "knobs", "recall", "p50 (ms)", "p95 (ms)"), rows)
+    print_table(str(index.path), ("k", "preset", "search parameters", "recall", "p50 (ms)", "p95 (ms)"), rows)
 
 
 def _measured(index: Index, k: int) -> dict[str, Rung]:
-    """Knobs -> what was measured of them for so many hits."""
+    """Search parameters -> the measured point of the grid, for k results."""
     tables = () if index.calibration is None else index.calibration.tables
     return {_knobs(rung.knobs): rung for table in tables if table.k == k for rung in table.rungs}
 
 
 def _knobs(knobs: Mapping[str, Setting]) -> str:
     if not knobs or knobs.get("exhaustive"):
-        return "everything"
+        return "exhaustive"
     return ", ".join(f"{name}={value:g}" for name, value in knobs.items() if isinstance(value, int | float) and value)
 
 

@@ -1,74 +1,120 @@
-"""``quiver``: the composition root, where the command families meet and errors become exit statuses.
+"""``quiver``: the commands, loaded when they are used, and the translation of errors to exit statuses.
 
-Exit status: 0 done, 2 the user's mistake (one line on standard error), 1 a failure.
+Exit status: 0 success, 1 failure, 2 mistake of the user (one line on standard error), 130 interrupted.
+
+``quiver --help`` loads no command family, and a command family imports torch, faiss and numba inside its functions.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
 
-from quiver.cli import (
-    bench,
-    cache,
-    collections,
-    doctor,
-    enlarging,
-    evaluation,
-    glue,
-    index,
-    interchange,
-    mining,
-    planning,
-    positions,
-    pretraining,
-    qa,
-    reports,
-    search,
-    serving,
-    sweep,
-    training,
-)
 from quiver.cli.output import help_alone, quiver_version, say_error
-from quiver.encoder import InputError
+from quiver.encoder.errors import InputError
 
-# Typer exports one of Click's usage errors, whose parent is what all of them are: it is found here whether Click is a dependency of
-# Typer or, as in its later versions, a part of it.
+# Typer exports one of Click's usage errors. Its parent is the base class of all of them, whether Click is a dependency of Typer or,
+# as in later versions, a part of it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "quickstart": ("quiver.cli.evaluate:quickstart", "Train and evaluate a small code search model, offline, in a few minutes."),
+    "train": ("quiver.cli.train:train", "Train a retriever from a recipe."),
+    "pretrain": ("quiver.cli.train:pretrain", "Pretrain an encoder by masked language modelling."),
+    "sweep": ("quiver.cli.train:sweep", "Train a recipe with several settings and select the best."),
+    "validate": ("quiver.cli.train:validate", "Check recipes without training, and list all their problems."),
+    "average-checkpoints": ("quiver.cli.train:average_checkpoints", "Average the weights of models of the same architecture."),
+    "mine": ("quiver.cli.train:mine", "Mine hard negatives with a model, an index or BM25."),
+    "teacher-scores": ("quiver.cli.train:teacher_scores", "Score the documents of training rows with teacher models."),
+    "index": ("quiver.cli.index:app", "Build, change and inspect indexes."),
+    "search": ("quiver.cli.search:search", "Search an index."),
+    "serve": ("quiver.cli.serve:serve", "Serve indexes over HTTP, with a search page."),
+    "estimate": ("quiver.cli.estimate:estimate", "Estimate the time, disk, memory and cost of an index."),
+    "evaluate": ("quiver.cli.evaluate:evaluate", "Evaluate a model on collections."),
+    "report": ("quiver.cli.evaluate:report_app", "Turn results into reports."),
+    "collections": ("quiver.cli.evaluate:collections_app", "List and download published collections."),
+    "bench": ("quiver.cli.bench:app", "Measure the speed and memory of encoders, training and indexes."),
+    "glue": ("quiver.cli.nlu:glue", "Fine-tune a model on the GLUE tasks."),
+    "qa": ("quiver.cli.nlu:qa_app", "Train and evaluate models that answer questions with spans of a text."),
+    "export": ("quiver.cli.models:export", "Export a model for other libraries."),
+    "enlarge": ("quiver.cli.models:enlarge", "Initialize a larger encoder from a smaller one."),
+    "extend-positions": ("quiver.cli.models:extend_positions", "Give a model with absolute positions more of them."),
+    "doctor": ("quiver.cli.doctor:doctor", "Show versions, devices and the attention backend, and test the encoder."),
+    "cache": ("quiver.cli.doctor:cache_app", "Show and prune the cache of vectors and words."),
+}
+"""Command -> "module:attribute" of its function or Typer application, and its line in ``quiver --help``."""
+
+
+class _LazyCommands(MutableMapping[str, Any]):
+    """Commands by name; the module of a command is imported when the command is looked up."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            module, _, attribute = COMMANDS[name][0].partition(":")
+            self._loaded[name] = _command(name, getattr(import_module(module), attribute))
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+def _command(name: str, found: Any) -> Any:
+    """Turn a function or a Typer application into a command."""
+    if isinstance(found, typer.Typer):
+        command: Any = get_group(found)
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(found)
+        command = get_command(alone)
+    command.name = name
+    return command
+
+
+class _LazyGroup(TyperGroup):
+    """The top level of the command line, which loads a command only to run or complete it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _LazyCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help with the lines of ``COMMANDS``."""
+        lines: dict[str, Any] = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
+        outline = TyperGroup(name=self.name, commands=lines, params=self.params, help=self.help, rich_markup_mode=self.rich_markup_mode)
+        outline.format_help(ctx, formatter)
+
 
 app = typer.Typer(
     name="quiver",
-    help="Train, index, search and benchmark retrievers on a native, unpadded ModernBERT encoder.",
+    cls=_LazyGroup,
+    help="Train, index, search and evaluate text retrievers on a native, unpadded ModernBERT encoder.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("quickstart")(evaluation.quickstart)
-app.command("train")(training.train)
-app.command("pretrain")(pretraining.pretrain)
-app.command("average")(training.average)
-app.command("validate")(training.validate)
-app.command("sweep")(sweep.sweep)
-app.command("mine")(mining.mine)
-app.command("score")(mining.score)
-app.add_typer(index.app, name="index")
-app.command("search")(search.search)
-app.command("serve")(serving.serve)
-app.command("evaluate")(evaluation.evaluate)
-app.command("plan")(planning.plan)
-app.add_typer(qa.app, name="qa")
-app.command("glue")(glue.glue)
-app.add_typer(reports.app, name="report")
-app.add_typer(collections.app, name="collections")
-app.add_typer(cache.app, name="cache")
-app.add_typer(bench.app, name="bench")
-app.command("export")(interchange.export)
-app.command("enlarge")(enlarging.enlarge)
-app.command("extend-positions")(positions.extend_positions)
-app.command("doctor")(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:
@@ -80,22 +126,31 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     context: typer.Context,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what is decided on the way.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log which backend, device and index settings are chosen; show tracebacks.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """Options that stand before the command."""
     del version
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    level = logging.INFO if verbose else logging.WARNING
-    logging.getLogger("quiver").setLevel(level)
+    logging.getLogger("quiver").setLevel(logging.INFO if verbose else logging.WARNING)
+    sys.excepthook = sys.__excepthook__ if verbose else _report_failure
     help_alone(context)
 
 
+def _report_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an unexpected error in one line; Python then exits with status 1."""
+    del trace
+    message = " ".join(str(error).split())
+    say_error(f"{kind.__name__}: {message} (unexpected; quiver --verbose COMMAND shows where it happened)")
+
+
 def main() -> None:
-    """The console script."""
+    """Run the command line; the entry point of the console script."""
     try:
-        # Not standalone: otherwise Typer prints usage errors itself, as a box of five lines. It returns the status of typer.Exit.
-        status = app(standalone_mode=False)
+        # In standalone mode Typer would print usage errors as a box of five lines. Without it, it returns the status of typer.Exit.
+        status = app(prog_name="quiver", standalone_mode=False)
         if status:
             sys.exit(status)
     except UsageError as error:
@@ -108,13 +163,13 @@ def main() -> None:
         say_error(str(error))
         sys.exit(2)
     except OSError as error:
-        # A full disk or a missing permission: the reason is all there is to say.
+        # Such as a full disk or a missing permission.
         say_error(str(error))
         sys.exit(1)
 
 
 def _one_line(error: Any) -> str:
-    """A usage error of Click's, with the parameter it is about and the help that tells more."""
+    """Format a usage error with the name of the parameter and a pointer to the help."""
     message = " ".join(error.format_message().split()).rstrip(".")
     return f"{message} (see {error.ctx.command_path} --help)" if error.ctx else message
 

@@ -1,4 +1,7 @@
-"""What the commands print: tables for people, JSON for machines, errors in one line."""
+"""Options that several commands share, and what commands print: tables, JSON, errors in one line.
+
+Nothing here imports torch, faiss or numba: this module is loaded by every command, also for ``--help``.
+"""
 
 from __future__ import annotations
 
@@ -16,58 +19,85 @@ from rich.table import Table
 from rich.text import Text
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import cache_folder
+from quiver.retrieval.units import parse_size
 from quiver.retrieval.versions import installed_version
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?")
 
-# Columns that are repeated where a table is printed in several, at most, and the width that text is folded to at least.
-_LABELS = 2
-_FOLDED = 24
+_MAX_LABELS = 2  # leading text columns that are repeated in each part of a table that is printed in several parts
+_FOLDED = 24  # narrowest width of a text column
+_LEAST_MEMORY = 16 << 20
 
-JsonOption = typer.Option("--json", help="Print JSON for machines.")
-OverwriteOption = typer.Option("--overwrite", help="Replace what is there.")
-Int8Option = typer.Option("--int8", help="Quantise the model's matrices: about half of the time on a CPU with VNNI, two thirds on others.")
-VerifyOption = typer.Option("--verify/--no-verify", help="Compare each block of a file with its checksum when it is first read.")
-GenerationOption = typer.Option("--generation", help="Open this older generation instead of the newest one.")
-CacheOption = typer.Option(help="Folder that keeps vectors. Default: the user's cache, which is pruned (quiver cache --help).")
-NoCacheOption = typer.Option("--no-cache", help="Keep no vectors for the next time.")
-ProgressOption = typer.Option("--progress/--no-progress", help="Show bars on standard error; by default on a terminal.")
+JsonOption = typer.Option("--json", help="Print JSON instead of tables.")
+OverwriteOption = typer.Option("--overwrite", help="Overwrite the output folder.")
+Int8Option = typer.Option("--int8", help="Quantize the weights to int8: about 2x faster on CPUs with VNNI, 1.5x on others.")
+VerifyOption = typer.Option("--verify/--no-verify", help="Verify the checksum of each block of an index when it is first read.")
+GenerationOption = typer.Option("--generation", help="Number of the index generation to open. Default: the newest.")
+CacheOption = typer.Option("--cache", help="Cache folder for vectors. Default: the user's cache folder (quiver cache info shows it).")
+NoCacheOption = typer.Option("--no-cache", help="Do not cache vectors.")
+ProgressOption = typer.Option("--progress/--no-progress", help="Show progress bars on standard error. Default: only on a terminal.")
+ResumeOption = typer.Option("--resume", help="Resume the unfinished run in --out.")
+RevisionOption = typer.Option("--revision", help="Branch, tag or commit on the Hugging Face Hub. Default: the main branch.")
+TitleOption = typer.Option("--title/--no-title", help="Prepend the title to the text of each document.")
+EngineOption = typer.Option(
+    "--engine",
+    help="Index engine with settings: auto, exact, or NAME:key=value,key=value such as ivf-dense:nlist=1024,bits=16.",
+)
+MemoryOption = typer.Option("--memory", help="Memory for building the index, in addition to the model, such as 2GB.")
+ExecutorOption = typer.Option("--executor", help="Where texts are encoded: local (this machine) or ray (a Ray cluster).")
+WorkersOption = typer.Option("--workers", min=1, help="Number of worker processes. Default: local: this process only; ray: as many as fit.")
+AddressOption = typer.Option(
+    "--address", help="Address of the Ray cluster: HOST:PORT, ray://HOST:PORT or auto. Default: start Ray on this machine."
+)
+ThreadsOption = typer.Option("--threads", min=1, help="Threads per worker. Default: the processor's threads, divided among the workers.")
 
 
 def vector_cache(cache: Path | None, no_cache: bool) -> Path | None:
-    """The folder that keeps vectors, by the two options; None for none.
+    """Cache folder for vectors that ``--cache`` and ``--no-cache`` ask for; None for no cache.
 
     Raises:
-        InputError: Both were given.
+        InputError: Both options were given.
     """
+    from quiver.encoder.files import cache_folder
+
     if no_cache and cache is not None:
-        raise InputError("--cache and --no-cache exclude each other")
+        raise InputError("--cache and --no-cache exclude each other; pass only one of them")
     return None if no_cache else cache or cache_folder("vectors")
 
 
+def parse_memory(text: str) -> int:
+    """Parse the memory for building an index, such as ``2GB``, in bytes.
+
+    Raises:
+        InputError: It is not a size, or less than 16 MB (a number whose unit was forgotten).
+    """
+    size = parse_size(text)
+    if size < _LEAST_MEMORY:
+        raise InputError(f"--memory {text} is {size:,} bytes; building an index needs at least 16 MB: write 500MB or 2GB")
+    return size
+
+
 def say_error(message: str) -> None:
-    """One line on standard error (a recipe's problems follow indented, one a line)."""
+    """Print an error on standard error: one line, for recipes followed by one indented line per problem."""
     typer.echo(f"quiver: error: {message}", err=True)
 
 
 def say(message: str) -> None:
-    """One line on standard output."""
+    """Print a line on standard output."""
     typer.echo(message)
 
 
 def print_json(value: object) -> None:
-    """JSON on standard output."""
+    """Print JSON on standard output."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; columns of numbers are set to the right and never cut, text is folded.
+    """Print a table on standard output. Numeric columns are right-aligned and never truncated; text is folded.
 
-    A table that is wider than the terminal is printed in several, each with the columns that say what a row is of.
-
-    Title and cells are others' words (a path, a document): rich would read ``[bold]`` and ``:smile:`` in a string as its own.
+    A table that is wider than the terminal is printed in several parts, each with the leading text columns.
     """
+    # Titles and cells are Text: in plain strings rich would interpret [bold] and :smile: as markup.
     columns = [(name, [row[place] for row in rows]) for place, name in enumerate(header)]
     numbers = [all(_NUMBER.fullmatch(cell) for cell in column) for _, column in columns]
     console = Console()
@@ -82,9 +112,9 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def _parts(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool], width: int) -> list[list[int]]:
-    """The columns of each of the tables that one is printed in."""
+    """Split a table that is too wide for the terminal: column numbers of each part."""
     labels = 0
-    while labels < len(columns) - 1 and labels < _LABELS and not numbers[labels]:
+    while labels < len(columns) - 1 and labels < _MAX_LABELS and not numbers[labels]:
         labels += 1
 
     def wide(number: int) -> int:
@@ -104,12 +134,12 @@ def _parts(columns: Sequence[tuple[str, Sequence[str]]], numbers: Sequence[bool]
 
 
 def help_alone(context: typer.Context) -> None:
-    """Show a family's help where no command is given.
+    """Print the help of a command group that was called without a command.
 
-    A callback for ``invoke_without_command``: what ``no_args_is_help`` does has changed from one Click to the next.
+    A callback for ``invoke_without_command``, because ``no_args_is_help`` behaves differently in different versions of Click.
 
     Raises:
-        typer.Exit: With status 2, as for every command line that is not complete.
+        typer.Exit: No command was given; exit status 2.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -117,15 +147,26 @@ def help_alone(context: typer.Context) -> None:
 
 
 def show_progress(choice: bool | None) -> bool:
-    """Whether bars are shown: as asked, or when a person is watching."""
+    """Return whether to show progress bars: the option if it was given, otherwise whether standard error is a terminal."""
     return sys.stderr.isatty() if choice is None else choice
 
 
 def command_line() -> str:
-    """The command as it was typed, for provenance."""
+    """Return the command line, to be recorded with the results."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def quiver_version() -> str:
-    """The installed version."""
+    """Return the installed version of Quiver."""
     return installed_version("quiver-retrieval") or "unknown (not installed)"
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Names of indexes and models in tables: the last part of each path, or the whole paths if two last parts are equal.
+
+    Example:
+        >>> short_names(["indexes/dense", "bm25"]), short_names(["a/dense", "b/dense"])
+        (['dense', 'bm25'], ['a/dense', 'b/dense'])
+    """
+    names = [Path(path).name or Path(path).resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)

@@ -1,48 +1,57 @@
-"""``quiver search``."""
+"""``quiver search``: options, checks, and how hits and explanations are printed. ``rankings`` does the search."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
-from quiver.cli.explained import explanation_json, explanation_view
-from quiver.cli.index import read_ids
-from quiver.cli.output import GenerationOption, JsonOption, ProgressOption, VerifyOption, print_json, print_table, say, show_progress
-from quiver.cli.sharded import AddressOption, ReplicasOption, ShardChoices, ShardMemoryOption, ShardsOption, report_missing, sharded
-from quiver.cli.sources import Choices, Explained, Opened, SecondStage, Source, short_names
-from quiver.encoder import InputError
-from quiver.encoder.files import check_target
-from quiver.retrieval.data.corpus import read_queries
-from quiver.retrieval.data.run import ranked, write_run
-from quiver.retrieval.index import DamagedIndexError, Filter, Index
-from quiver.retrieval.index.documents.metadata import GRAMMAR
-from quiver.retrieval.index.errors import LostTextError
-from quiver.retrieval.records import Query, Run
-from quiver.retrieval.search import bm25
-from quiver.retrieval.search.hybrid import Fusion, check_fusible, search_fused
-from quiver.retrieval.search.reranking import rerank as rerank_run
-
-# Characters of a found document that are shown.
-EXCERPT = 160
-# The id of a query that is given as a text.
-_QUERY = "query"
-
-
-EFFORT_HELP = (
-    "How much of the index is looked at: exact, everything; balanced, the default, the fastest effort that was measured to have a recall "
-    "of 0.95; fast, that with 0.90. Of an index that was not measured, balanced and fast depend on its size."
+from quiver.cli.index import ModelOption, read_ids
+from quiver.cli.output import (
+    AddressOption,
+    GenerationOption,
+    JsonOption,
+    ProgressOption,
+    VerifyOption,
+    print_json,
+    print_table,
+    say,
+    say_error,
+    show_progress,
 )
+from quiver.encoder.errors import InputError
+from quiver.retrieval.units import parse_size
+
+if TYPE_CHECKING:
+    from quiver.cli.rankings import Explained, Found
+    from quiver.retrieval.cluster.index import ShardedIndex
+    from quiver.retrieval.records import Missing, Query, Run
+    from quiver.retrieval.search.bm25 import WordScore
+    from quiver.retrieval.search.explain import Explanation
+    from quiver.retrieval.search.token_matches import TokenMatch
+
+logger = logging.getLogger(__name__)
+
+_SHADES = ((0.8, "bold green"), (0.6, "green"), (0.4, "yellow"), (-1.0, "dim"))  # least similarity, style
+_PASSAGE = 480  # characters of a text that an explanation shows
+_CONTEXT = 24  # characters of them before the first matched token
+# Control characters, which a terminal would interpret, and white space. Each becomes one space, so that spans stay valid.
+_NOT_SHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
 
 class Effort(str, Enum):
-    """The presets of a search."""
+    """Presets of search parameters."""
 
     EXACT = "exact"
     BALANCED = "balanced"
@@ -50,80 +59,95 @@ class Effort(str, Enum):
 
 
 class Method(str, Enum):
-    """How rankings are fused."""
+    """Fusion methods."""
 
     RRF = "rrf"
     WEIGHTED = "weighted"
 
 
-class Normalise(str, Enum):
-    """How scores are put on one scale."""
+class Normalize(str, Enum):
+    """Normalizations of scores for weighted fusion."""
 
     MIN_MAX = "min-max"
     Z_SCORE = "z-score"
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search has found.
-
-    Attributes:
-        run: What is shown.
-        lists: Source -> what it found, where several were asked.
-        candidates: What was re-ranked; None where nothing was.
-    """
-
-    run: Run
-    lists: Mapping[str, Run]
-    candidates: Run | None
-
-
 def search(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="An index.")],
-    text: Annotated[str | None, typer.Argument(help="The query.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Documents a query; capped at the index's.")] = 10,
-    queries: Annotated[Path | None, typer.Option("--queries", help="Queries from a .jsonl[.gz] or .tsv file instead.")] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Write a TREC run there (with --queries).")] = None,
+    folder: Annotated[Path, typer.Argument(help="Index folder.")],
+    text: Annotated[str | None, typer.Argument(help="Query text.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query; at most the size of the index.")] = 10,
+    queries: Annotated[
+        Path | None, typer.Option("--queries", help="File of queries, .jsonl[.gz] or .tsv, instead of a query text.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="TREC run file to write, with --queries.")] = None,
     conditions: Annotated[
         list[str] | None,
         typer.Option(
             "--filter",
-            help=f"Condition on a field: {GRAMMAR}. May be repeated; all must hold. Fields and values with spaces or operators stand in"
-            " double quotes: --filter 'city=\"New York\"'.",
+            help="Condition on a field: field=value, !=, <, <=, >, >= or 'field in a,b'. Repeatable; all conditions must hold. Put fields"
+            " and values that contain spaces or operators in double quotes: --filter 'city=\"New York\"'.",
         ),
     ] = None,
-    ids: Annotated[Path | None, typer.Option("--ids", help="Search only the documents whose ids are in this file, one a line.")] = None,
-    effort: Annotated[Effort | None, typer.Option("--effort", help=EFFORT_HELP)] = None,
+    ids: Annotated[
+        Path | None, typer.Option("--ids", help="File of document ids, one per line; only these documents are searched.")
+    ] = None,
+    effort: Annotated[
+        Effort | None,
+        typer.Option(
+            "--effort",
+            help="Search effort: exact (exhaustive), balanced (fastest parameters with a measured recall of 0.95) or fast (0.90)."
+            " Default: balanced. Without calibration, balanced and fast depend on the size of the index.",
+        ),
+    ] = None,
     target_recall: Annotated[
-        float | None, typer.Option("--target-recall", help="Or as little as was measured to find this share of the best, such as 0.95.")
+        float | None,
+        typer.Option("--target-recall", help="Target recall, such as 0.95: use the fastest parameters measured to reach it."),
     ] = None,
-    beside: Annotated[
-        list[str] | None, typer.Option("--with", help="Fuse with bm25, or with another index of the documents; may be repeated.")
+    fuse: Annotated[
+        list[str] | None, typer.Option("--fuse", help="Ranking to fuse with: bm25, or another index of the same documents. Repeatable.")
     ] = None,
-    fusion: Annotated[Method | None, typer.Option("--fusion", help="By ranks (rrf, the default) or by scores, with --with.")] = None,
+    fusion: Annotated[
+        Method | None, typer.Option("--fusion", help="Fusion by reciprocal ranks (rrf) or by scores (weighted). Default: rrf.")
+    ] = None,
     weights: Annotated[
-        str | None, typer.Option("--weights", help="The index's and one for each --with, such as 1,0.5; a ranking of 0 is not asked.")
+        str | None,
+        typer.Option(
+            "--weights",
+            help="Fusion weights: the index's first, then one per --fuse, such as 1,0.5. A weight of 0 skips that ranking.",
+        ),
     ] = None,
-    normalise: Annotated[Normalise | None, typer.Option("--normalise", help="Scores of --fusion weighted; by default min-max.")] = None,
-    rerank: Annotated[str | None, typer.Option("--rerank", help="Re-rank the candidates by a ColBERT, or by its index.")] = None,
-    candidates: Annotated[int, typer.Option("--candidates", min=1, help="Documents a ranking gives to --with and --rerank.")] = 100,
-    explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words met in each document.")] = False,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model; by default the one that built the index.")] = None,
-    shards: Annotated[int | None, ShardsOption] = None,
-    shard_memory: Annotated[str | None, ShardMemoryOption] = None,
-    replicas: Annotated[int | None, ReplicasOption] = None,
+    normalize: Annotated[
+        Normalize | None, typer.Option("--normalize", help="Normalization of scores for --fusion weighted. Default: min-max.")
+    ] = None,
+    rerank: Annotated[
+        str | None, typer.Option("--rerank", help="Re-rank the candidates with a ColBERT model, or with the index of one.")
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option("--candidates", min=1, help="Candidates that each ranking contributes to fusion and re-ranking.")
+    ] = 100,
+    explain: Annotated[bool, typer.Option("--explain", help="Show which tokens and words of each document matched the query.")] = False,
+    model: Annotated[str | None, ModelOption] = None,
+    shards: Annotated[int | None, typer.Option("--shards", min=1, help="Number of Ray actors to distribute the index over.")] = None,
+    shard_memory: Annotated[
+        str | None,
+        typer.Option("--shard-memory", help="Memory for the index per shard, such as 2GB. Without --shards: use as few shards as fit."),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", min=1, help="Replicas per shard; with 2, searches survive the loss of an actor. Default: 1."),
+    ] = None,
     address: Annotated[str | None, AddressOption] = None,
     generation: Annotated[int | None, GenerationOption] = None,
     verify: Annotated[bool, VerifyOption] = True,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Search an index by one text or by a file of queries.
+    """Search an index with one query text or a file of queries.
 
     Examples: quiver search indexes/scifact "vitamin D and bones" -k 5 --filter "year>=2015" --explain
 
-    quiver search indexes/dense "vitamin D and bones" --with bm25 --weights 1,0.5 --rerank indexes/colbert
+    quiver search indexes/dense "vitamin D and bones" --fuse bm25 --weights 1,0.5 --rerank indexes/colbert
 
     quiver search indexes/scifact --queries queries.jsonl --run runs/scifact.trec -k 1000
 
@@ -131,27 +155,33 @@ def search(
     """
     _check_options(text, queries, run, explain=explain)
     _check_effort(effort, target_recall)
-    filter = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
-    how = _fusion(beside or [], fusion, weights, normalise)
-    asked = [Query(_QUERY, text)] if text is not None else list(read_queries(queries or Path()))
+    _check_fusion(fuse or [], fusion, weights, normalize)
     if generation is not None and (shards or shard_memory):
-        raise InputError("--generation opens one index in this process; leave --shards and --shard-memory out")
+        raise InputError("--generation opens an index in this process; leave --shards and --shard-memory out")
+
+    from quiver.cli import rankings
+    from quiver.retrieval.data.run import write_run
+    from quiver.retrieval.index import Filter
+
+    condition = Filter.parse(conditions or [], ids=None if ids is None else read_ids(ids)) if conditions or ids else None
+    how = rankings.make_fusion(fuse or [], fusion and fusion.value, weights, normalize and normalize.value)
+    asked = rankings.read_asked(text, queries)
     _check_queries(asked, queries)
-    spread = context.with_resource(sharded(folder, ShardChoices(shards, shard_memory, replicas, address), verify=verify))
-    opened = Opened(folder, model=model, generation=generation, verify=verify, sharded=spread)
+    sharded = context.with_resource(_sharded(folder, shards, shard_memory, replicas, address, verify=verify))
+    opened = rankings.Opened(folder, model=model, generation=generation, verify=verify, sharded=sharded)
     stage = None if rerank is None else opened.second_stage(rerank)
-    choices = Choices(filter, (effort or Effort.BALANCED).value, target_recall, show_progress(progress))
-    sources = _sources(opened, [str(folder), *(beside or [])], how, choices)
+    choices = rankings.Choices(condition, (effort or Effort.BALANCED).value, target_recall, show_progress(progress))
+    sources = rankings.open_sources(opened, [str(folder), *(fuse or [])], how, choices)
     if run is not None:
-        _check_run(run, asked, opened.indexes)
-    found = _search(asked, k, sources, how, stage, candidates)
-    report_missing(opened.missing, run=run)
+        rankings.check_run(run, asked, opened.indexes)
+    found = rankings.rank(asked, k, sources, how, stage, candidates)
+    _report_missing(opened.missing, run=run)
     if run is not None:
         write_run(found.run, run, tag="quiver")
         _report_run(run, found.run)
         return
-    explained = _explained(text or "", found, sources, stage) if explain else {}
-    hits = _hits(opened, found, explained)
+    explained = rankings.explain_found(text or "", found, sources, stage) if explain else {}
+    hits = rankings.describe_hits(opened, found, explained)
     if as_json:
         print_json(hits)
     elif not hits:
@@ -159,163 +189,103 @@ def search(
     elif explain:
         _print_explained(text or "", hits, explained)
     else:
-        _print_table(hits, found, len(opened.index(folder)))
-
-
-def _report_run(path: Path, run: Run) -> None:
-    empty = sum(not documents for documents in run.values())
-    nothing = f"; nothing found for {empty} of them" if empty else ""
-    say(f"{path}: {len(run)} queries, {sum(map(len, run.values()))} documents{nothing}")
+        _print_hits(hits, found, len(opened.index(folder)))
 
 
 def _check_options(text: str | None, queries: Path | None, run: Path | None, *, explain: bool) -> None:
     if (text is None) == (queries is None):
-        raise InputError("give either a query text or --queries FILE")
+        raise InputError("pass either a query text or --queries FILE")
     if (queries is None) != (run is None):
-        raise InputError("--queries FILE and --run FILE go together")
+        raise InputError("--queries FILE and --run FILE must be used together")
     if explain and text is None:
-        raise InputError("--explain says why one text finds what it finds; it does not go with --queries")
+        raise InputError("--explain explains the results of one query text; it cannot be used with --queries")
 
 
 def _check_queries(asked: Sequence[Query], file: Path | None) -> None:
     blank = next((query for query in asked if not query.text.strip()), None)
     if blank is not None:
-        raise InputError("the query is blank; give a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
+        raise InputError("the query is blank; pass a text to search for" if file is None else f"{file}: query '{blank.id}' is blank")
 
 
 def _check_effort(effort: Effort | None, target_recall: float | None) -> None:
     if target_recall is None:
         return
     if effort is not None:
-        raise InputError("--target-recall chooses the effort; leave --effort out")
+        raise InputError("--target-recall and --effort exclude each other; pass only one of them")
     if not 0 < target_recall <= 1:
-        raise InputError(f"--target-recall must be above 0 and at most 1, got {target_recall}")
+        raise InputError(f"--target-recall must be > 0 and <= 1, got {target_recall}")
 
 
-def _fusion(beside: Sequence[str], method: Method | None, weights: str | None, normalise: Normalise | None) -> Fusion | None:
-    """How rankings are fused; None where there is but one."""
-    if not beside:
-        if method or weights is not None or normalise:
-            raise InputError("--fusion, --weights and --normalise say how rankings are fused; add --with bm25 or --with INDEX")
-        return None
-    if len(set(beside)) < len(beside):
-        raise InputError(f"--with {max(beside, key=beside.count)} is there twice; give its weight instead")
-    if normalise and method is not Method.WEIGHTED:
-        raise InputError("--normalise is for --fusion weighted; ranks need none")
-    fusion = Fusion((method or Method.RRF).value, _weights(weights), normalise=(normalise or Normalise.MIN_MAX).value)
-    fusion.weights_of(len(beside) + 1)
-    return fusion
+def _check_fusion(fuse: Sequence[str], method: Method | None, weights: str | None, normalize: Normalize | None) -> None:
+    if not fuse and (method or weights is not None or normalize):
+        raise InputError("--fusion, --weights and --normalize need a second ranking; add --fuse bm25 or --fuse INDEX")
+    if len(set(fuse)) < len(fuse):
+        raise InputError(f"--fuse {max(fuse, key=fuse.count)} is repeated; set its weight with --weights instead")
+    if normalize and method is not Method.WEIGHTED:
+        raise InputError("--normalize applies only to --fusion weighted")
 
 
-def _weights(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(f"--weights {text!r}: expected numbers between commas, such as 1,0.5") from error
-
-
-def _sources(opened: Opened, given: Sequence[str], fusion: Fusion | None, choices: Choices) -> list[Source]:
-    """The rankings whose weight is not 0; the first one is the index.
+@contextmanager
+def _sharded(
+    folder: Path, shards: int | None, memory: str | None, replicas: int | None, address: str | None, *, verify: bool
+) -> Iterator[ShardedIndex | None]:
+    """Distribute the index over Ray actors; None where no option asks for it.
 
     Raises:
-        InputError: An index cannot be opened, or shares no document with the first one.
+        InputError: The options do not go together, Ray is not available, or the index does not fit or cannot be opened.
     """
-    weights = (1.0,) if fusion is None else fusion.weights_of(len(given))
-    sources: list[Source] = []
-    indexes: list[Index] = []
-    for place, (path, name, weight) in enumerate(zip(given, short_names(given), weights, strict=True)):
-        if not weight:
-            continue
-        words = place > 0 and path == bm25.NAME
-        index = opened.index(Path(given[0] if words else path))
-        if indexes:
-            check_fusible(indexes[0], index)
-        indexes.append(index)
-        sources.append(opened.words(choices) if words else opened.source(path, choices, name=name))
-    return sources
+    if shards is None and memory is None:
+        if replicas is not None or address is not None:
+            raise InputError("--replicas and --address need --shards or --shard-memory")
+        yield None
+        return
+    size = None if memory is None else parse_size(memory)
+    from quiver.retrieval.cluster.index import open_sharded
+    from quiver.retrieval.cluster.plan import Sharding
+    from quiver.retrieval.cluster.ray_shards import RayLauncher, connected
+    from quiver.retrieval.cluster.replicas import Timeouts
+
+    # A batch of queries may take long, and a lost actor is noticed without a time limit.
+    unlimited = Timeouts(attempt=float("inf"), answer=float("inf"))
+    sharding = Sharding(shards, size, replicas or 1)
+    with connected(address), open_sharded(folder, sharding, RayLauncher(), patience=unlimited, verify=verify) as index:
+        yield index
 
 
-def _search(
-    asked: Sequence[Query], k: int, sources: Sequence[Source], fusion: Fusion | None, stage: SecondStage | None, candidates: int
-) -> Found:
-    wanted = k if stage is None else max(k, candidates)
-    lists: Mapping[str, Run] = {}
-    if fusion is None:
-        first = sources[0].system(asked, wanted)
-    else:
-        weights = None if fusion.weights is None else tuple(weight for weight in fusion.weights if weight)
-        fused = search_fused([each.system for each in sources], asked, wanted, fusion=replace(fusion, weights=weights), depth=candidates)
-        first, lists = fused.run, {each.name: run for each, run in zip(sources, fused.lists, strict=True)}
-    return Found(first, lists, None) if stage is None else Found(rerank_run(first, asked, stage.scorer, k), lists, first)
+def _report_missing(missing: Missing | None, *, run: Path | None) -> None:
+    """Report shards that were lost during the search.
+
+    Raises:
+        typer.Exit: A run was to be written, which would be incomplete.
+    """
+    if missing is None:
+        return
+    lost = (
+        f"partial results: {missing.documents:,} documents in {len(missing.segments)} segments were not searched,"
+        " because their shards were lost"
+    )
+    if run is None:
+        logger.warning("%s", lost)
+        return
+    say_error(f"{lost}; {run} was not written. Repeat the command, or add --replicas 2")
+    raise typer.Exit(1)
 
 
-def _check_run(run: Path, asked: Sequence[Query], indexes: Sequence[Index]) -> None:
-    """Find out before the queries are encoded that their run could not be written."""
-    check_target(run)
-    for kind, ids in (("query", [query.id for query in asked]), *(("document", index.ids) for index in indexes)):
-        for key in ids:
-            if key.split() != [key]:
-                raise InputError(f"{run}: a run cannot hold the {kind} id {key!r}: ids must be without white space")
+def _report_run(path: Path, run: Run) -> None:
+    empty = sum(not documents for documents in run.values())
+    nothing = f"; no results for {empty} of them" if empty else ""
+    say(f"{path}: {len(run)} queries, {sum(map(len, run.values()))} documents{nothing}")
 
 
-def _explained(text: str, found: Found, sources: Sequence[Source], stage: SecondStage | None) -> dict[str, dict[str, Explained]]:
-    """Document -> source -> why it gives the document its score; of what was re-ranked the second stage's alone."""
-    documents = list(found.run[_QUERY])
-    explained: dict[str, dict[str, Explained]] = {document: {} for document in documents}
-    for source in sources if stage is None else [stage]:
-        for document, why in source.explain(text, documents).items():
-            explained[document][source.name] = why
-    return explained
-
-
-def _hits(opened: Opened, found: Found, explained: Mapping[str, Mapping[str, Explained]]) -> list[dict[str, Any]]:
-    lists = {name: _places(run.get(_QUERY, {})) for name, run in found.lists.items()}
-    candidates = None if found.candidates is None else _places(found.candidates[_QUERY])
-    hits = []
-    for rank, (document, score) in enumerate(found.run[_QUERY].items(), start=1):
-        hit: dict[str, Any] = {"rank": rank, "id": document, "score": score, "effort": opened.efforts}
-        if candidates is not None:
-            hit["candidate"] = candidates[document]
-        if lists:
-            hit["lists"] = {name: places.get(document) for name, places in lists.items()}
-        try:
-            stored = opened.stored(document)
-        except (DamagedIndexError, LostTextError) as error:  # what was found is right all the same
-            hit["text_error"] = str(error)
-        else:
-            if stored is not None:
-                # Explanations are of the text as it was encoded.
-                hit["text"] = stored.text if explained else _excerpt(stored.text)
-                if stored.metadata:
-                    hit["metadata"] = stored.metadata
-        if explained:
-            hit["explained"] = explanation_json(explained[document])
-        if opened.missing is not None:
-            hit["partial"] = opened.missing._asdict()
-        hits.append(hit)
-    return hits
-
-
-def _places(ranking: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    return {document: {"rank": rank, "score": ranking[document]} for rank, document in enumerate(ranked(ranking), start=1)}
-
-
-def _excerpt(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= EXCERPT else flat[: EXCERPT - 1] + "…"
-
-
-def _origin(hit: Mapping[str, Any]) -> list[str]:
-    """Where a hit comes from: its rank and score in each ranking, a dash where that does not have it."""
+def _ranks(hit: Mapping[str, Any]) -> list[str]:
+    """Rank and score of a hit in each ranking; a dash where the ranking does not contain it."""
     places = [*hit.get("lists", {}).values(), *([hit["candidate"]] if "candidate" in hit else [])]
     return ["-" if place is None else f"{place['rank']} ({place['score']:.4f})" for place in places]
 
 
-def _print_table(hits: Sequence[Mapping[str, Any]], found: Found, documents: int) -> None:
+def _print_hits(hits: Sequence[Mapping[str, Any]], found: Found, documents: int) -> None:
     origins = [*found.lists, *(["candidate"] if found.candidates is not None else [])]
-    rows = [(hit["id"], f"{hit['score']:.4f}", *_origin(hit), hit.get("text", hit.get("text_error", ""))) for hit in hits]
+    rows = [(hit["id"], f"{hit['score']:.4f}", *_ranks(hit), hit.get("text", hit.get("text_error", ""))) for hit in hits]
     print_table(f"{len(hits)} of {documents:,} documents", ("document", "score", *origins, "text"), rows)
 
 
@@ -324,8 +294,109 @@ def _print_explained(text: str, hits: Sequence[Mapping[str, Any]], explained: Ma
     for hit in hits:
         heading = f"{hit['rank']}. {hit['id']}  {hit['score']:.4f}"
         names = [*hit.get("lists", {}), *(["candidate"] if "candidate" in hit else [])]
-        origin = ", ".join(f"{name} {place}" for name, place in zip(names, _origin(hit), strict=True))
+        origin = ", ".join(f"{name} {place}" for name, place in zip(names, _ranks(hit), strict=True))
         console.print(Text.assemble((heading, "bold"), f"  {origin}" if origin else ""))
         for view in explanation_view(text, explained[hit["id"]]):
             console.print(view)
         console.print()
+
+
+def explanation_view(query: str, explained: Mapping[str, Explained]) -> list[RenderableType]:
+    """Render the explanations of one document: matched tokens and words as tables, and the text with matches in colour.
+
+    Colour shows the similarity of two tokens, and so do the numbers in the tables. rich omits colours where the output is not a
+    terminal, or ``NO_COLOR`` is set.
+
+    Args:
+        query: Text of the query.
+        explained: Ranking -> explanation of the document's score.
+    """
+    from quiver.retrieval.search.explain import Explanation
+
+    shown: list[RenderableType] = []
+    for source, why in explained.items():
+        if not isinstance(why, Explanation):
+            shown.append(_words_table(source, why))
+        elif not why.matches:
+            shown.append(Text(f"{source}: similarity {why.score:.4f}"))
+            if why.text is not None:
+                shown.append(Padding(_passage(why.text, ()), (0, 2)))
+        else:
+            shown += [Padding(_passage(why.text or "", why.matches), (0, 2)), _matches_table(source, query, why)]
+    return shown
+
+
+def _passage(text: str, matches: Sequence[TokenMatch]) -> Text:
+    """The part of a text with the most matches, with matched tokens in colour."""
+    # Matches of special and expansion tokens are in the table only; in the text they would colour nearly everything.
+    met: dict[tuple[int, int], list[float]] = {}
+    for match in matches:
+        if match.query.span is not None and match.document.span is not None:
+            met.setdefault(match.document.span, []).append(match.similarity)
+    first = _window(met, len(text))
+    last = min(first + _PASSAGE, len(text))
+    shown = Text(_NOT_SHOWN.sub(" ", text[first:last]))
+    for (begin, end), similarities in met.items():
+        if first <= begin and end <= last:
+            shown.stylize(_shade(max(similarities)), begin - first, end - first)
+    return Text.assemble("…" if first else "", shown, "…" if last < len(text) else "")
+
+
+def _window(met: Mapping[tuple[int, int], Sequence[float]], length: int) -> int:
+    """First character of the part that is shown."""
+    if length <= _PASSAGE:
+        return 0
+    starts = [min(max(0, begin - _CONTEXT), length - _PASSAGE) for begin, _ in sorted(met)]
+    return max(starts, key=lambda start: _gain(met, start), default=0)
+
+
+def _gain(met: Mapping[tuple[int, int], Sequence[float]], start: int) -> float:
+    return sum(sum(similarities) for (begin, end), similarities in met.items() if start <= begin and end <= start + _PASSAGE)
+
+
+def _matches_table(source: str, query: str, why: Explanation) -> Table:
+    table = _table(source, ("query token", "matched", "similarity"))
+    others: list[TokenMatch] = []
+    for match in why.matches:
+        if match.query.span is None:
+            others.append(match)
+            continue
+        shade = _shade(match.similarity)
+        table.add_row(
+            _clean(query[slice(*match.query.span)]), Text(_met(match, why.text or ""), shade), Text(f"{match.similarity:.4f}", shade)
+        )
+    if others:
+        counts = Counter(match.query.name for match in others)
+        names = ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+        table.add_row(Text(names, "dim"), "", Text(f"{sum(match.similarity for match in others):.4f}", "dim"))
+    table.add_row("sum", "", f"{sum(match.similarity for match in why.matches):.4f}", style="bold")
+    return table
+
+
+def _met(match: TokenMatch, text: str) -> str:
+    """The matched token as written in the text, or its name in the vocabulary."""
+    span = match.document.span
+    return match.document.name if span is None else _NOT_SHOWN.sub(" ", text[slice(*span)]).strip() or match.document.name
+
+
+def _words_table(source: str, words: Sequence[WordScore]) -> Table:
+    table = _table(source, ("query word", "score"))
+    for word in words:
+        table.add_row(_clean(word.word), Text(f"{word.score:.4f}", "green" if word.score else "dim"))
+    table.add_row("sum", f"{sum(word.score for word in words):.4f}", style="bold")
+    return table
+
+
+def _table(source: str, header: Sequence[str]) -> Table:
+    table = Table(title=Text(source, style="table.title"), title_justify="left")
+    for name in header:
+        table.add_column(name, justify="right" if name == header[-1] else "left", overflow="fold")
+    return table
+
+
+def _clean(text: str) -> Text:
+    return Text(_NOT_SHOWN.sub(" ", text))
+
+
+def _shade(similarity: float) -> str:
+    return next((style for least, style in _SHADES if similarity >= least), _SHADES[-1][1])

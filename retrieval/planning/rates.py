@@ -119,7 +119,7 @@ def estimated(config: EncoderConfig, device: str, *, tokens: float) -> Rates:
         InputError: There is no such device.
     """
     if device not in DEVICES:
-        raise InputError(f"--device must be one of {', '.join(DEVICES)}, got {device!r}; or measure, with --measure or --rates")
+        raise InputError(f"--gpu must be one of {', '.join(DEVICES)}, got {device!r}; or measure, with --measure or --rates")
     speed = DEVICES[device] * 1e12 * UTILISATION / operations(config, tokens)
     return Rates(tokens_per_second=speed, measured=False, source=f"{device}: {DEVICES[device]:.0f} TFLOP/s, {UTILISATION:.0%} of it")
 

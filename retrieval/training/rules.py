@@ -110,7 +110,7 @@ DATA = (
     Rule(
         ("data.format", "data.score_fields"),
         lambda form, scores: form == "beir" and bool(scores),
-        "beir has no teacher scores; mine and score first (quiver mine, quiver score), then train on what they write",
+        "beir has no teacher scores; mine negatives and score them first (quiver mine, quiver teacher-scores)",
     ),
     Rule(
         ("data.positives", "data.format"),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.cli.main import main
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens, TokenEncoding
 
 WIDTH = 256
@@ -71,30 +68,3 @@ def other_word_sum() -> WordSum:
 @pytest.fixture
 def word_by_word() -> WordByWord:
     return WordByWord()
-
-
-class Done(NamedTuple):
-    """What a command line did: its exit status, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def quiver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Run ``quiver`` with these arguments, in this process."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["quiver", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        else:
-            code = 0
-        found = capsys.readouterr()
-        return Done(code, found.out, found.err)
-
-    return run

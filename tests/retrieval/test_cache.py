@@ -71,9 +71,9 @@ def test_what_a_running_process_reads_stays(cache: Path, quiver: Callable[..., A
     (shard,) = shards(cache)
     for days, left in ((0.9, 1), (1.1, 0)):
         stored.rows.take(np.array([3, 400]))
-        assert json.loads(quiver("cache", "prune", "--to", "0GB", "--json").out)["removed"] == []
+        assert json.loads(quiver("cache", "prune", "--size", "0GB", "--json").out)["removed"] == []
         used(shard, days)
-        done = json.loads(quiver("cache", "prune", "--to", "0GB", "--json").out)
+        done = json.loads(quiver("cache", "prune", "--size", "0GB", "--json").out)
         assert len(shards(cache)) == left
         assert len(done["removed"]) == 1 - left
     with pytest.raises(InputError, match="run it again"):
@@ -130,7 +130,7 @@ def test_the_commands_show_and_prune_the_cache(
     assert shown.code == 0
     assert "20.00 GB" in shown.out
     assert "0 entries removed" in quiver("cache", "prune").out
-    assert "1 entries removed" in quiver("cache", "prune", "--to", "600KB").out
+    assert "1 entries removed" in quiver("cache", "prune", "--size", "600KB").out
     assert len(shards(cache)) == 1
     monkeypatch.setenv("QUIVER_CACHE_LIMIT", "none")
     assert json.loads(quiver("cache", "prune", "--json").out)["removed"] == []

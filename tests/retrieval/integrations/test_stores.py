@@ -153,9 +153,9 @@ def test_the_command(quiver: Callable[..., Any], index: Index, tmp_path: Path) -
     for arguments, message in (
         (("--to", "weaviate://x"), "must be qdrant://FOLDER_OR_ADDRESS, lancedb://FOLDER"),
         (("--to", "qdrant://"), "must be qdrant://"),
-        (("--to", "qdrant://x", "--out", "y"), "give either --out FOLDER"),
-        ((), "give either --out FOLDER"),
-        (("--out", tmp_path / "files", "--collection", "c"), "--collection and --overwrite are for --to"),
+        (("--to", "qdrant://x", "--out", "y"), "pass either --out FOLDER"),
+        ((), "pass either --out FOLDER"),
+        (("--out", tmp_path / "files", "--collection", "c"), "--collection and --overwrite apply only to --to"),
         (("--to", f"qdrant://{tmp_path / 'q'}", "--collection", "a/b"), "--collection 'a/b': must be"),
         (("--to", "qdrant://http://127.0.0.1:9"), "Qdrant, collection 'birds': "),
     ):

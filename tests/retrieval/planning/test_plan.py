@@ -227,7 +227,7 @@ def plans(done: Any) -> dict[str, Any]:
 
 
 def test_the_published_collections(quiver: Callable[..., Any]) -> None:
-    preset = ("plan", "--model", "modernbert-base", "--device", "h100", "--price-per-gpu-hour", "2", "--json")
+    preset = ("estimate", "--model", "modernbert-base", "--gpu", "h100", "--price-per-gpu-hour", "2", "--json")
     (marco,) = plans(quiver(*preset, "--preset-collection", "msmarco", "--kind", "colbert")).values()
     assert marco["corpus"]["documents"] == 8_841_823
     assert marco["index"]["engine"] == "ivf-tokens"
@@ -238,8 +238,8 @@ def test_the_published_collections(quiver: Callable[..., Any]) -> None:
     beir = plans(quiver(*preset, "--preset-collection", "beir"))
     assert set(beir) == set(TEXTS)
     assert beir["cqadupstack"]["corpus"]["documents"] == 457_199
-    (billion,) = plans(quiver(*preset, "--preset-collection", "billion", "--memory", "1TB")).values()
-    (one,) = plans(quiver(*preset, "--docs", "1e6", "--devices", "4")).values()
+    (billion,) = plans(quiver(*preset, "--preset-collection", "billion", "--search-memory", "1TB")).values()
+    (one,) = plans(quiver(*preset, "--docs", "1e6", "--gpus", "4")).values()
     assert billion["index"]["engine"] == "ivf-dense"
     assert billion["shards"] > 1 == one["shards"]
     assert billion["encoding_hours"] == pytest.approx(4000 * one["encoding_hours"], rel=1e-3)
@@ -247,16 +247,16 @@ def test_the_published_collections(quiver: Callable[..., Any]) -> None:
 
 
 def test_tables_and_formulas(quiver: Callable[..., Any]) -> None:
-    done = quiver("plan", "--model", "minilm-l6", "--docs", "2e5", "--explain")
+    done = quiver("estimate", "--model", "minilm-l6", "--docs", "2e5", "--explain")
     assert done.code == 0
-    assert "hours are not known: give --measure, --rates FILE or --device" in done.out
+    assert "hours are unknown without a rate; pass --measure, --rates FILE or --gpu" in done.out
     assert "pq-dense" in done.out
     assert "encoding hours" in done.out
 
 
 def test_tables_fit_a_narrow_terminal(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    done = quiver("plan", "--model", "modernbert-base", "--preset-collection", "beir", "--device", "h100", "--price-per-gpu-hour", "2")
+    done = quiver("estimate", "--model", "modernbert-base", "--preset-collection", "beir", "--gpu", "h100", "--price-per-gpu-hour", "2")
     assert done.out.count("webis-touche2020") == done.out.count("climate-fever") == 3, done.out  # parts of one table
     assert all(done.out.count(name) == 1 for name in ("M tokens", "index (h)", "build (GB)", "search (GB)", "cost ┃", "8,841,823"))
     assert max(map(len, done.out.splitlines())) <= 80
@@ -265,7 +265,7 @@ def test_tables_fit_a_narrow_terminal(quiver: Callable[..., Any], monkeypatch: p
 def test_a_sample_and_its_rates(quiver: Callable[..., Any], minilm: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"_id": str(number), "title": "", "text": "a bird has wings " * 5}) for number in range(30)]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
-    arguments = ("plan", "--model", minilm, "--sample", tmp_path / "corpus.jsonl", "--measure", "--seconds", "0.2", "--json")
+    arguments = ("estimate", "--model", minilm, "--sample", tmp_path / "corpus.jsonl", "--measure", "--seconds", "0.2", "--json")
     (alone,) = plans(quiver(*arguments)).values()
     assert (alone["corpus"]["documents"], alone["corpus"]["tokens"], alone["tokens"]) == (30, 22.0, 660)
     assert alone["rates"]["measured"] is True
@@ -275,16 +275,16 @@ def test_a_sample_and_its_rates(quiver: Callable[..., Any], minilm: Path, tmp_pa
 
 def test_mistakes_are_one_line(quiver: Callable[..., Any], tmp_path: Path, minilm: Path) -> None:
     for arguments, message in (
-        (("--model", "minilm-l6"), "give --docs, --preset-collection, or --sample alone"),
-        (("--model", "minilm-l6", "--docs", "5", "--preset-collection", "beir"), "give --docs, --preset-collection"),
-        (("--model", "minilm-l6", "--docs", "5", "--measure"), "give --sample CORPUS"),
-        (("--model", "minilm-l6", "--docs", "5", "--device", "abacus"), "--device must be one of h200"),
+        (("--model", "minilm-l6"), "pass --docs or --preset-collection, or --sample alone"),
+        (("--model", "minilm-l6", "--docs", "5", "--preset-collection", "beir"), "pass --docs or --preset-collection"),
+        (("--model", "minilm-l6", "--docs", "5", "--measure"), "pass --sample CORPUS"),
+        (("--model", "minilm-l6", "--docs", "5", "--gpu", "abacus"), "'abacus' is not one of 'h200'"),
         (("--model", "minilm-l6", "--docs", "5", "--engine", "ivf-tokens"), "does not exist for a dense model"),
         (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits must be 8 or 16"),
-        (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length are for presets"),
+        (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length apply only to presets"),
         (("--model", "minilm-l6", "--docs", "5", "--rates", tmp_path / "none.json"), "none.json"),
         (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense:factory=HNSW32,Flat"), "FAISS's to say"),
     ):
-        done = quiver("plan", *arguments)
+        done = quiver("estimate", *arguments)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err
         assert message in done.err

@@ -225,19 +225,19 @@ def test_a_folder_that_cannot_be_replaced_is_as_it_was(write: Write, tmp_path: P
 
 def test_the_command(quiver: Callable[..., Any], write: Write, tmp_path: Path) -> None:
     one, other, out = write(1), write(2), tmp_path / "mean"
-    done = quiver("average", one, other, "--out", out)
+    done = quiver("average-checkpoints", one, other, "--out", out)
     assert (done.code, done.err) == (0, "")
     assert f"model: {out}, the mean of 2" in done.out
-    printed = quiver("average", one, other, "--out", out, "--overwrite", "--json")
+    printed = quiver("average-checkpoints", one, other, "--out", out, "--overwrite", "--json")
     assert json.loads(printed.out) == {
         "out": str(out),
         "models": [str(one), str(other)],
         "fingerprint": load_model(out).card.fingerprint,
     }
-    again = quiver("average", one, other, "-o", out)
+    again = quiver("average-checkpoints", one, other, "-o", out)
     assert (again.code, again.err.strip()) == (2, f"quiver: error: {out}: not empty; choose another --out, or --overwrite")
-    assert quiver("average", "--out", out).code == 2
-    nowhere = quiver("average", one, tmp_path / "nowhere", "--out", tmp_path / "other")
+    assert quiver("average-checkpoints", "--out", out).code == 2
+    nowhere = quiver("average-checkpoints", one, tmp_path / "nowhere", "--out", tmp_path / "other")
     assert nowhere.code == 2
     assert len(nowhere.err.strip().splitlines()) == 1
     assert "nowhere" in nowhere.err

@@ -204,7 +204,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     (IDS | {"data.format": "beir", "data.queries": None}, "data.documents: only for format: ids, this is beir"),
     (
         TEACHER | {"data.format": "beir"},
-        "data.format: beir has no teacher scores; mine and score first (quiver mine, quiver score), then train on what they write",
+        "data.format: beir has no teacher scores; mine negatives and score them first (quiver mine, quiver teacher-scores)",
     ),
     ({"data.document_fields": []}, "data.document_fields: must name at least one field"),
     ({"data.document_fields": ["text", "text"]}, "data.document_fields: names a field twice: ('text', 'text')"),

@@ -131,11 +131,11 @@ def test_a_sweep_that_was_asked_to_stop_says_how_to_go_on(
     def stop(*arguments: object, **settings: object) -> None:
         raise RunStoppedError(3)
 
-    monkeypatch.setattr("quiver.cli.sweep.train_recipe", stop)
+    monkeypatch.setattr("quiver.retrieval.training.run.train", stop)
     done = quiver("sweep", recipe, "--out", "sweep")
-    assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; the same command goes on\n")
+    assert (done.code, done.err) == (1, "quiver: error: stopped after step 3, with a checkpoint; repeat the command to resume\n")
     done = quiver("sweep", recipe, "--out", "sweep", "--overwrite")
-    assert (done.code, "without --overwrite goes on" in done.err) == (1, True)
+    assert (done.code, "repeat the command without --overwrite to resume" in done.err) == (1, True)
 
 
 def test_torchrun_is_refused(quiver: Callable[..., Any], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

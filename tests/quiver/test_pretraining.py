@@ -106,7 +106,7 @@ def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Pa
 def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:
     """Without its text: that has been tokenised. The model is that of a run in one go."""
     done = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
-    assert (done.code, done.out) == (0, "prepared: out; the same command with --resume instead of --prepare trains\n")
+    assert (done.code, done.out) == (0, "prepared: out; repeat the command with --resume instead of --prepare to train\n")
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["corpus", "recipe.json", "tokenizer"]
     again = quiver("pretrain", "recipe.json", "--out", "out", "--prepare")
     assert again.code == 2

@@ -81,7 +81,7 @@ def test_train_and_report(quiver: Callable[..., Any], recipe: Path, tmp_path: Pa
         patch.setattr(_Loop, "_step", terminated)
         done = quiver("glue", recipe, "--out", out, "--resume")
     assert done.code == 1
-    assert "stopped after step 3, with a checkpoint; the same command goes on" in done.err
+    assert "stopped after step 3, with a checkpoint; repeat the command to resume" in done.err
     done = quiver("glue", recipe, "--out", out, "--resume", "--json")
     assert (done.code, told(done.err)) == (0, [])
     results = json.loads(done.out)

@@ -58,11 +58,11 @@ def test_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
     told = quiver("missing", "beir")
     assert told.code == 0
     # CQADupStack's archive counts once for its twelve forums.
-    assert f"26 of 26 are not in {tmp_path / 'collections'}: 11,169.6 MB to download" in told.out
+    assert f"26 of 26 collections are not in {tmp_path / 'collections'}: 11,169.6 MB to download" in told.out
     assert told.out.rstrip().endswith("quiver collections fetch beir")
     put(tmp_path, registry()["nanobeir/nq"].origin)
     assert json.loads(quiver("missing", "nanobeir/nq", "mldr/ko", "--json").out) == ["mldr/ko"]
-    assert quiver("missing", "nanobeir/nq").out.startswith("nothing is missing: all 1 are in ")
+    assert quiver("missing", "nanobeir/nq").out.startswith("nothing is missing: all 1 collections are in ")
 
 
 def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_cache_of_an_unknown_user_is_one_line(quiver: Callable[..., Any], monk
     [
         (("show", "scifact"), "unknown collection 'scifact'; did you mean beir/scifact or nanobeir/scifact?"),
         (("fetch", "nothing/like/it"), "unknown collection 'nothing/like/it'"),
-        (("fetch", "mldr/en", "--from", "zip"), "mldr/en cannot be had from 'zip'; there is hub"),
+        (("fetch", "mldr/en", "--from", "zip"), "mldr/en has no source 'zip'; its sources are hub"),
         (("fetch", "beir/scifact"), "HF_HUB_OFFLINE is set"),
     ],
 )

@@ -60,9 +60,9 @@ def test_mine_and_score(quiver: Callable[..., Any], model: Path, data: Path, tmp
     rows = rows_of(out)
     assert [row["query_id"] for row in rows] == list(QUERIES)
     assert all(len(row["negatives"]) == 3 and len(row["scores"]) == 4 for row in rows)
-    scored = quiver("score", out / "train.jsonl.gz", "--teacher", model, "--out", tmp_path / "scored", "--normalize", "minmax")
+    scored = quiver("teacher-scores", out / "train.jsonl.gz", "--teacher", model, "--out", tmp_path / "scored", "--normalize", "minmax")
     assert scored.code == 0, scored.err
-    assert "rows whose positive scores best" in scored.out
+    assert "rows whose positive has the highest score" in scored.out
     for row in rows_of(tmp_path / "scored"):
         assert (min(row["scores"]), max(row["scores"])) == (0.0, 1.0)
 
@@ -74,7 +74,7 @@ def test_score_with_several_teachers(quiver: Callable[..., Any], model: Path, pa
     fields = ("--query-field", "question", "--document-field", "pos")
     for name, teachers in (("one", (model,)), ("two", (other,)), ("both", (model, other))):
         given = [part for teacher in teachers for part in ("-t", teacher)] + (["--weight", 3, "--weight", 0.5] if name == "both" else [])
-        done = quiver("score", pairs, *fields, *given, "--out", tmp_path / name)
+        done = quiver("teacher-scores", pairs, *fields, *given, "--out", tmp_path / name)
         assert done.code == 0, done.err
     for one, two, both in zip(*(rows_of(tmp_path / name) for name in ("one", "two", "both")), strict=True):
         assert both["scores"] == pytest.approx(
@@ -100,11 +100,11 @@ def test_an_index_needs_no_model(quiver: Callable[..., Any], model: Path, data: 
 
 def test_ids_and_their_texts(quiver: Callable[..., Any], model: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "mined"
-    mined = quiver("mine", data, "--model", model, "--out", out, "--ids", "-n", 2, "--margin", "none")
+    mined = quiver("mine", data, "--model", model, "--out", out, "--format", "ids", "-n", 2, "--margin", "none")
     assert mined.code == 0, mined.err
     assert "  format: ids\n" in mined.out
     sources = ("--queries", out / "queries.jsonl.gz", "--documents", out / "documents.jsonl.gz")
-    scored = quiver("score", out / "train.jsonl.gz", "--format", "ids", *sources, "-t", model, "-o", tmp_path / "scored", "--json")
+    scored = quiver("teacher-scores", out / "train.jsonl.gz", "--format", "ids", *sources, "-t", model, "-o", tmp_path / "scored", "--json")
     assert scored.code == 0, scored.err
     assert json.loads(scored.out)["result"]["pairs"] == 15
     assert set(rows_of(tmp_path / "scored")[0]) == {"query_id", "document_ids", "scores"}
@@ -123,8 +123,8 @@ def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("{data}",), "give --model (a folder, a hub id or bm25) or --index"),
-        (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has its own corpus"),
+        (("{data}",), "pass --model (a folder, a hub id or bm25) or --index"),
+        (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has a corpus of its own"),
         (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
         (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin is one of perc-pos=VALUE"),
         (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; the splits there are train"),
@@ -149,7 +149,7 @@ def test_mistakes_of_mine(
     [
         (("{pairs}",), "no field 'query'"),
         (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts: queries and documents"),
-        (("{pairs}", "--normalize", "sum"), "one of none, minmax, got 'sum'"),
+        (("{pairs}", "--normalize", "sum"), "'sum' is not one of 'none', 'minmax'"),
         (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
         (("{pairs}", "--teacher", "{model}"), "given twice as a teacher; to make it count more give it a weight"),
         (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),
@@ -158,7 +158,9 @@ def test_mistakes_of_mine(
 def test_mistakes_of_score(
     arguments: tuple[str, ...], message: str, quiver: Callable[..., Any], model: Path, pairs: Path, tmp_path: Path
 ) -> None:
-    done = quiver("score", *(part.format(pairs=pairs, model=model) for part in arguments), "--teacher", model, "--out", tmp_path / "out")
+    done = quiver(
+        "teacher-scores", *(part.format(pairs=pairs, model=model) for part in arguments), "--teacher", model, "--out", tmp_path / "out"
+    )
     assert done.code == 2
     assert message in done.err
     assert len(done.err.splitlines()) == 1
@@ -166,7 +168,9 @@ def test_mistakes_of_score(
 
 
 def test_a_folder_of_bge_m3s_layout_is_a_teacher(quiver: Callable[..., Any], bge_m3: Path, pairs: Path, tmp_path: Path) -> None:
-    done = quiver("score", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out")
+    done = quiver(
+        "teacher-scores", pairs, "--query-field", "question", "--document-field", "pos", "--teacher", bge_m3, "--out", tmp_path / "out"
+    )
     assert done.code == 0, done.err
     model = BiEncoder.from_pretrained(bge_m3)
     for row in rows_of(tmp_path / "out"):
@@ -196,7 +200,7 @@ def test_a_teacher_that_is_a_malicious_pickle_is_refused(
         (bge_m3 / "modules.json").unlink()
     torch.save({"embeddings.word_embeddings.weight": Bomb(tmp_path / "went off")}, bge_m3 / "pytorch_model.bin")
     fields = ("--query-field", "question", "--document-field", "pos")
-    done = quiver("score", pairs, *fields, "--teacher", bge_m3, "--out", tmp_path / "out")
+    done = quiver("teacher-scores", pairs, *fields, "--teacher", bge_m3, "--out", tmp_path / "out")
     assert done.code == 2
     assert len(done.err.splitlines()) == 1
     assert "pytorch_model.bin: refused, and nothing in it was executed" in done.err

@@ -300,9 +300,9 @@ def test_all_problems_of_a_recipe_at_once(quiver: Callable[..., Any], tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("search", "INDEX"), "give either a query text or --queries FILE"),
-        (("search", "INDEX", "x", "--queries", "f"), "give either a query text or --queries FILE"),
-        (("search", "INDEX", "--queries", "f"), "--queries FILE and --run FILE go together"),
+        (("search", "INDEX"), "pass either a query text or --queries FILE"),
+        (("search", "INDEX", "x", "--queries", "f"), "pass either a query text or --queries FILE"),
+        (("search", "INDEX", "--queries", "f"), "--queries FILE and --run FILE must be used together"),
         (("search", "INDEX", "x"), "is not an index"),
         (("evaluate", "--model", "m", "--data", "nowhere", "--out", "o"), "nowhere"),
         (("train", "no-such-recipe", "--out", "o"), "no shipped recipe 'no-such-recipe'"),
@@ -354,7 +354,7 @@ def test_an_interrupt_is_not_a_traceback(quiver: Callable[..., Any], monkeypatch
     def interrupt(recipe: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quiver.cli.training.load_recipe", interrupt)
+    monkeypatch.setattr("quiver.retrieval.training.recipe.load_recipe", interrupt)
     done = quiver("validate", "quickstart")
     assert done.code == 130
     assert "Traceback" not in done.err

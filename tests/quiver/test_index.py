@@ -67,7 +67,10 @@ def test_documents_come_and_go(quiver: Callable[..., Any], index: Path, tmp_path
     compacted = json.loads(quiver("index", "compact", index, "--json").out)
     assert (compacted["documents"], compacted["deleted"], len(compacted["segments"])) == (1, 0, 1)
     assert search(quiver, index) == {"d1"}
-    for arguments, message in ((("delete", index, "d9"), "document 'd9' is not in this index"), (("delete", index), "name the documents")):
+    for arguments, message in (
+        (("delete", index, "d9"), "document 'd9' is not in this index"),
+        (("delete", index), "pass the ids of the documents"),
+    ):
         done = quiver("index", *arguments)
         assert done.code == 2
         assert message in done.err
@@ -164,7 +167,7 @@ def test_build_names_the_line_of_metadata_that_it_refuses(
 
 def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path, tmp_path: Path) -> None:
     done = quiver("index", "check", index)
-    assert (done.code, done.out) == (0, "generation 1: whole\n")
+    assert (done.code, done.out) == (0, "generation 1: intact\n")
     more = tmp_path / "more.jsonl"
     more.write_text(json.dumps({"_id": "d4", "text": "more of the sea"}) + "\n")
     assert quiver("index", "add", index, more).code == 0
@@ -172,7 +175,7 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     damaged.write_bytes(b"d5")
     done = quiver("index", "check", index)
     assert done.code == 1
-    assert "generation 1: whole\ngeneration 2: damaged" in done.out
+    assert "generation 1: intact\ngeneration 2: damaged" in done.out
     assert str(damaged) in done.out
     report = quiver("index", "check", index, "--json")
     assert report.code == 1
@@ -186,14 +189,14 @@ def test_damage_is_reported_and_repaired(quiver: Callable[..., Any], index: Path
     assert search(quiver, index) == {"d1", "d2", "d3", "d4"}
     again = json.loads(quiver("index", "repair", index, "--json").out)
     assert (again["problems"], again["documents"]) == ([], 4)
-    assert "whole, nothing to repair" in quiver("index", "repair", index).out
+    assert "intact, nothing to repair" in quiver("index", "repair", index).out
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--memory", "much"), "'much' is not a size; write one as 500MB or 2GB"),
-        (("--memory", "8"), "--memory 8 is 8 bytes; an index wants 16 MB at least"),
+        (("--memory", "8"), "--memory 8 is 8 bytes; building an index needs at least 16 MB"),
         (("--engine", "ivf-dens"), "unknown index engine 'ivf-dens' (did you mean 'ivf-dense'?); choose one of auto, exact, exact-dense"),
         (("--engine", "ivf-tokens"), "index engine 'ivf-tokens' does not exist for a dense model"),
         (("--engine", "ivf-dense:bits"), "'bits' is not a setting; write key=value"),
@@ -242,7 +245,7 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
     assert "recall was not measured; measure it with quiver index calibrate" in done.err
     shown = quiver("index", "calibrate", lists, "-k", 10, "-k", 20, "--count", 20)
     assert shown.code == 0, shown.err
-    for word in ("hits", "recall", "p50 (ms)", "fast", "balanced", "exact", "nprobe=4", "everything"):
+    for word in ("search parameters", "recall", "p50 (ms)", "fast", "balanced", "exact", "nprobe=4", "exhaustive"):
         assert word in shown.out
     (tmp_path / "queries.jsonl").write_text(
         "".join(json.dumps({"_id": f"q{each}", "text": f"the sea {each}"}) + "\n" for each in range(12))
@@ -255,11 +258,11 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
     assert list(info["presets"]) == ["exact", "balanced", "fast"]
     assert info["presets"]["balanced"]["nprobe"] == 4
     shown = quiver("index", "info", lists)
-    assert "search for 5 hits, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
+    assert "search for 5 results, measured with 12 queries on 60 documents" in " ".join(shown.out.split())
     assert "1.000 (1.000-1.000)" in shown.out
     for arguments, message in (
-        (("-k", 2), "-k 5 at least"),
-        (("--model", "somewhere"), "--model encodes the queries of --queries FILE"),
+        (("-k", 2), "-k must be at least 5"),
+        (("--model", "somewhere"), "--model encodes the queries of --queries"),
         (("-k", 2, "--queries", tmp_path / "none.jsonl"), "none.jsonl"),
     ):
         done = quiver("index", "calibrate", lists, *arguments)
@@ -280,9 +283,9 @@ def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Pat
     assert hits[0]["effort"]["lists"]["exhaustive"] is False
     assert json.loads(quiver("search", index, "wings", "--target-recall", 0.9, "--json").out)[0]["effort"] == {"index": {}}
     for arguments, message in (
-        (("--target-recall", 0.9, "--effort", "fast"), "leave --effort out"),
-        (("--target-recall", 0), "must be above 0 and at most 1"),
-        (("--target-recall", 95), "must be above 0 and at most 1"),
+        (("--target-recall", 0.9, "--effort", "fast"), "exclude each other"),
+        (("--target-recall", 0), "must be > 0 and <= 1"),
+        (("--target-recall", 95), "must be > 0 and <= 1"),
         (("--target-recall", 0.9, "-k", 50), "up to 10 hits, not for 50"),
     ):
         done = quiver("search", lists, "the sea", *arguments)
@@ -292,5 +295,5 @@ def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Pat
 
 def test_an_exact_index_says_that_it_is(quiver: Callable[..., Any], index: Path) -> None:
     shown = quiver("index", "info", index).out
-    assert "everything" in shown
+    assert "exhaustive" in shown
     assert "not measured" not in shown

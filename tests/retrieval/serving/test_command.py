@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quiver.cli.serving import named_folders
+from quiver.cli.serve import named_folders
 from quiver.encoder.errors import InputError
-from tests.retrieval.conftest import Done
+from tests.conftest import Done
 from tests.retrieval.serving.conftest import Indexes
 
 Quiver = Callable[..., Done]
@@ -38,8 +38,8 @@ def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
     assert "16 characters" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "token"))
     assert "none" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "none"))
     assert "is not an index" in refused(quiver("serve", tmp_path))
-    assert "give further indexes" in refused(quiver("serve", indexes.dense, "--with", "another"))
-    assert "built without texts" in refused(quiver("serve", indexes.silent, "--with", "bm25"))
+    assert "pass further indexes" in refused(quiver("serve", indexes.dense, "--fuse", "another"))
+    assert "built without texts" in refused(quiver("serve", indexes.silent, "--fuse", "bm25"))
     assert "not an address" in refused(quiver("serve", indexes.dense, "--host", "no such host"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another --port" in refused(quiver("serve", indexes.dense, "--port", taken.getsockname()[1]))
@@ -52,12 +52,15 @@ def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
         *[("--max-body", value, "is not a size") for value in ("-1", "-1MB", "much", "9" * 400 + "GB", "nan")],
         *[
             (option, "0", option)
-            for option in ("--max-k", "--max-batch", "--max-hits", "--max-queue", "--timeout", "--patience", "--workers")
+            for option in ("--max-k", "--max-batch", "--max-hits", "--max-queue", "--timeout", "--client-timeout", "--concurrency")
         ],
-        *[(option, "-1", option) for option in ("--max-k", "--timeout", "--patience", "--poll", "--drain-delay", "--drain", "--port")],
+        *[
+            (option, "-1", option)
+            for option in ("--max-k", "--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain", "--port")
+        ],
         *[
             (option, value, option)
-            for option in ("--timeout", "--patience", "--poll", "--drain-delay", "--drain")
+            for option in ("--timeout", "--client-timeout", "--poll", "--drain-delay", "--drain")
             for value in ("nan", "inf")
         ],
     ],
@@ -88,4 +91,4 @@ def test_without_the_extra(quiver: Quiver, indexes: Indexes, monkeypatch: pytest
 
 
 def test_help_has_an_example(quiver: Quiver) -> None:
-    assert "quiver serve indexes/scifact --with bm25" in quiver("serve", "--help").out
+    assert "quiver serve indexes/scifact --fuse bm25" in quiver("serve", "--help").out

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from quiver.cli.interchange import Layout
+from quiver.cli.models import Layout
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.export.export import LAYOUTS

@@ -15,8 +15,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from quiver.cli.explained import explanation_json, explanation_view
-from quiver.cli.sources import Explained
+from quiver.cli.rankings import Explained, explanation_json
+from quiver.cli.search import explanation_view
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.data.run import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
@@ -86,7 +86,7 @@ def scores(hits: list[dict[str, Any]]) -> dict[str, float]:
 
 def test_bm25_beside_an_index(quiver: Quiver, built: Built) -> None:
     vectors = scores(found(quiver, built.dense, QUERY))
-    hits = found(quiver, built.dense, QUERY, "--with", "bm25")
+    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25")
     words = WordIndex(open_index(built.dense)).search([QUERY], 100).to_run(["q"])["q"]
     assert set(words) == {"d1", "d2", "d4"}
     assert scores(hits) == pytest.approx(fuse([vectors, words], Fusion()))
@@ -94,14 +94,14 @@ def test_bm25_beside_an_index(quiver: Quiver, built: Built) -> None:
     first = next(hit for hit in hits if hit["id"] == "d3")
     assert first["lists"]["bm25"] is None
     assert first["lists"][built.dense.name]["score"] == pytest.approx(vectors["d3"])
-    options = ("--with", "bm25", "--fusion", "weighted", "--normalise", "z-score", "--weights", "0.3,2", "--candidates", 3)
+    options = ("--fuse", "bm25", "--fusion", "weighted", "--normalize", "z-score", "--weights", "0.3,2", "--candidates", 3)
     hits = found(quiver, built.dense, QUERY, "-k", 2, *options)
     shallow = dict(list(vectors.items())[:3])
     expected = fuse([shallow, words], Fusion("weighted", (0.3, 2.0), normalise="z-score"))
     assert scores(hits) == pytest.approx(dict(list(expected.items())[:2]))
-    hits = found(quiver, built.dense, QUERY, "--with", "bm25", "--filter", "year>=2000")
+    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--filter", "year>=2000")
     assert set(scores(hits)) == {"d2", "d3"}
-    done = quiver("search", built.dense, QUERY, "--with", "bm25")
+    done = quiver("search", built.dense, QUERY, "--fuse", "bm25")
     assert done.code == 0, done.err
     assert "bm25" in done.out
 
@@ -109,7 +109,7 @@ def test_bm25_beside_an_index(quiver: Quiver, built: Built) -> None:
 def test_two_indexes_and_a_run(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "bird wings"}\n{"_id": "q2", "text": "deep sea"}\n')
     run = tmp_path / "run.trec"
-    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", run, "--with", built.colbert, "-k", 3)
+    done = quiver("search", built.dense, "--queries", tmp_path / "queries.jsonl", "--run", run, "--fuse", built.colbert, "-k", 3)
     assert done.code == 0, done.err
     written = read_run(run)
     for query, text in (("q1", QUERY), ("q2", "deep sea")):
@@ -121,8 +121,8 @@ def test_a_ranking_of_weight_0_is_not_even_loaded(quiver: Quiver, built: Built, 
     def refuse(*_: object) -> None:
         raise AssertionError("no model is needed")
 
-    monkeypatch.setattr("quiver.cli.sources.model_of", refuse)
-    hits = found(quiver, built.dense, QUERY, "--with", "bm25", "--weights", "0,1")
+    monkeypatch.setattr("quiver.cli.rankings.model_of", refuse)
+    hits = found(quiver, built.dense, QUERY, "--fuse", "bm25", "--weights", "0,1")
     assert [list(hit["lists"]) for hit in hits] == [["bm25"]] * 3
 
 
@@ -136,14 +136,14 @@ def test_candidates_are_reranked(quiver: Quiver, built: Built) -> None:
         for hit in hits:
             assert hit["score"] == pytest.approx(expected[hit["id"]], rel=1e-5)
             assert hit["candidate"]["score"] == pytest.approx(candidates[hit["id"]])
-    words = found(quiver, built.colbert, QUERY, "--with", "bm25", "--weights", "0,1", "--rerank", built.colbert)
+    words = found(quiver, built.colbert, QUERY, "--fuse", "bm25", "--weights", "0,1", "--rerank", built.colbert)
     assert scores(words) == pytest.approx({key: score for key, score in expected.items() if key != "d3"}, rel=1e-5)
     done = quiver("search", built.dense, QUERY, "--rerank", built.colbert)
     assert "candidate" in done.out
 
 
 def test_explanations_for_machines(quiver: Quiver, built: Built) -> None:
-    hits = found(quiver, built.colbert, QUERY, "--explain", "--with", "bm25")
+    hits = found(quiver, built.colbert, QUERY, "--explain", "--fuse", "bm25")
     texts = {document.id: document.content() for document in DOCUMENTS}
     assert [hit["text"] for hit in hits] == [texts[hit["id"]] for hit in hits]
     for hit in hits:
@@ -226,7 +226,7 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setenv("TERM", "xterm-256color")
-    command = ("search", built.colbert, QUERY, "--explain", "--with", "bm25")
+    command = ("search", built.colbert, QUERY, "--explain", "--fuse", "bm25")
     hits = found(quiver, *command[1:])
     plain = quiver(*command)
     assert plain.code == 0, plain.err
@@ -249,17 +249,17 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--weights", "1,2"), "add --with bm25 or --with INDEX"),
-        (("--fusion", "rrf"), "add --with bm25 or --with INDEX"),
-        (("--with", "bm25", "--weights", "1"), "2 rankings are fused, but 1 weights are given"),
-        (("--with", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers between commas"),
-        (("--with", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
-        (("--with", "bm25", "--normalise", "z-score"), "--normalise is for --fusion weighted"),
-        (("--with", "bm25", "--with", "bm25"), "--with bm25 is there twice"),
-        (("--with", "nowhere"), "nowhere: is not an index"),
+        (("--weights", "1,2"), "add --fuse bm25 or --fuse INDEX"),
+        (("--fusion", "rrf"), "add --fuse bm25 or --fuse INDEX"),
+        (("--fuse", "bm25", "--weights", "1"), "2 rankings are fused, but 1 weights are given"),
+        (("--fuse", "bm25", "--weights", "1,much"), "--weights '1,much': expected numbers separated by commas"),
+        (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
+        (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
+        (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
+        (("--fuse", "nowhere"), "nowhere: is not an index"),
         (("--rerank", "nowhere"), "nowhere"),
-        (("--rerank", "{dense}"), "an index of one vector a text; candidates are re-ranked by a ColBERT"),
-        (("--rerank", "{dense_model}"), "a model of one vector a text; candidates are re-ranked by a ColBERT"),
+        (("--rerank", "{dense}"), "this index has a single vector per document"),
+        (("--rerank", "{dense_model}"), "this model gives a single vector per text"),
     ],
 )
 def test_options_that_do_not_go_together(quiver: Quiver, built: Built, options: tuple[str, ...], message: str) -> None:
@@ -271,8 +271,8 @@ def test_options_that_do_not_go_together(quiver: Quiver, built: Built, options: 
 def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     build_index(DOCUMENTS, load_model(built.dense_model), tmp_path / "bare", options=BuildOptions(store_text=False))
     for options, message in (
-        (("--with", "bm25"), "BM25 needs them"),
-        (("--rerank", built.colbert_model), "built without texts, which a model re-ranks"),
+        (("--fuse", "bm25"), "BM25 needs them"),
+        (("--rerank", built.colbert_model), "the index stores no texts, which a model needs for re-ranking"),
     ):
         done = quiver("search", tmp_path / "bare", QUERY, *options)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err
@@ -280,7 +280,7 @@ def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp
     hits = found(quiver, tmp_path / "bare", QUERY, "--rerank", built.colbert)
     assert all(hit["text"] for hit in hits)  # the other index keeps them
     done = quiver("search", built.dense, "--queries", built.dense / "FORMAT", "--run", tmp_path / "r", "--explain")
-    assert "--explain says why one text finds" in done.err
+    assert "--explain explains the results of one query text" in done.err
 
 
 @pytest.fixture(scope="module")
@@ -304,11 +304,11 @@ def check_nothing(quiver: Quiver, indexes: Built, folder: Path, options: Sequenc
             done = quiver("search", index, "xylophone", *asked, *shown, "--json")
             assert (done.code, json.loads(done.out)) == (0, []), done.err
         done = quiver("search", index, "--queries", folder / "queries.jsonl", "--run", folder / "run", *asked)
-        assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; nothing found for 1 of them\n"), done.err
+        assert (done.code, done.out) == (0, f"{folder / 'run'}: 1 queries, 0 documents; no results for 1 of them\n"), done.err
         assert (folder / "run").read_text() == ""
 
 
-SECOND = [(), ("--with", "bm25"), ("--with", "{colbert}"), ("--rerank", "{colbert}"), ("--rerank", "{colbert_model}")]
+SECOND = [(), ("--fuse", "bm25"), ("--fuse", "{colbert}"), ("--rerank", "{colbert}"), ("--rerank", "{colbert_model}")]
 
 
 @pytest.mark.parametrize("second", SECOND, ids=" ".join)
@@ -324,13 +324,13 @@ def test_search_says_that_nothing_was_found(
 
 @pytest.mark.parametrize("second", [(), *SECOND[3:]], ids=" ".join)
 def test_search_says_that_no_word_was_found(quiver: Quiver, built: Built, tmp_path: Path, second: tuple[str, ...]) -> None:
-    check_nothing(quiver, built, tmp_path, ["--with", "bm25", "--weights", "0,1", *second], documents=4)
+    check_nothing(quiver, built, tmp_path, ["--fuse", "bm25", "--weights", "0,1", *second], documents=4)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\t\n"])
 def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Path, text: str) -> None:
     done = quiver("search", built.dense, text)
-    assert (done.code, done.out, done.err) == (2, "", "quiver: error: the query is blank; give a text to search for\n")
+    assert (done.code, done.out, done.err) == (2, "", "quiver: error: the query is blank; pass a text to search for\n")
     (tmp_path / "queries.jsonl").write_text(
         json.dumps({"_id": "q1", "text": "sea"}) + "\n" + json.dumps({"_id": "q2", "text": text}) + "\n"
     )
@@ -341,10 +341,10 @@ def test_search_refuses_a_blank_query(quiver: Quiver, built: Built, tmp_path: Pa
 def test_search_refuses_to_fuse_indexes_without_a_common_document(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     others = [document._replace(id=f"other-{document.id}") for document in DOCUMENTS[:3]]
     build_index(others, load_model(built.dense_model), tmp_path / "others")
-    done = quiver("search", built.dense, QUERY, "--with", tmp_path / "others")
+    done = quiver("search", built.dense, QUERY, "--fuse", tmp_path / "others")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "none of its 3 document ids is among the 4 of" in done.err
-    assert quiver("search", built.dense, QUERY, "--with", tmp_path / "others", "--weights", "1,0").code == 0
+    assert quiver("search", built.dense, QUERY, "--fuse", tmp_path / "others", "--weights", "1,0").code == 0
 
 
 def test_search_warns_when_fused_indexes_share_only_some_documents(
@@ -354,10 +354,10 @@ def test_search_warns_when_fused_indexes_share_only_some_documents(
     build_index([*DOCUMENTS[:2], Document("d9", "a new one")], model, tmp_path / "some")
     add_documents(tmp_path / "some", DOCUMENTS[2:3], model)
     delete_documents(tmp_path / "some", ["d1"])  # of d1 to d4 it still has d2 and d3
-    assert quiver("search", built.dense, QUERY, "--with", tmp_path / "some").code == 0
+    assert quiver("search", built.dense, QUERY, "--fuse", tmp_path / "some").code == 0
     assert "2 documents are in both, 4 in one and 3 in the other (40% in common)" in caplog.text
     caplog.clear()
-    assert quiver("search", built.dense, QUERY, "--with", built.colbert).code == 0
+    assert quiver("search", built.dense, QUERY, "--fuse", built.colbert).code == 0
     assert caplog.text == ""
 
 

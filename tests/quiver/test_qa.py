@@ -97,7 +97,7 @@ def test_train_and_evaluate(quiver: Callable[..., Any], recipe: Path, tmp_path: 
     assert json.loads((tmp_path / "again" / "predictions.json").read_text()) == predictions
     again = quiver("qa", "evaluate", "--model", out / "model", *asked, *lengths)
     assert again.code == 2
-    assert "exists; choose another --out, or --overwrite" in again.err
+    assert "already exists; choose another --out, or pass --overwrite" in again.err
     again = quiver("qa", "evaluate", "--model", out / "model", *asked, "--overwrite")
     assert again.code == 2
     assert "windows.overlap" in again.err  # a question of 64 tokens leaves no room for 128 in windows of 64

@@ -1,4 +1,4 @@
-"""``quiver plan``: like bench.py beside it, a file of retrieval that may import eval."""
+"""``quiver estimate``: time, disk, memory and cost of an index before it is built."""
 
 from __future__ import annotations
 
@@ -6,45 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quiver.cli.output import JsonOption, ProgressOption, print_json, print_table, say, show_progress
-from quiver.cli.settings import EngineOption, parse_memory
-from quiver.encoder import PRESETS, EncoderConfig, InputError, preset
-from quiver.eval.datasets.beir import beir
-from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.index.engine_table import engine_name, parse_engine
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.planning import (
-    DEVICES,
-    FORMULAS,
-    TEXTS,
-    Corpus,
-    Machine,
-    ModelSize,
-    Plan,
-    Rates,
-    estimated,
-    from_sample,
-    from_words,
-    make_plan,
-    read_rates,
+from quiver.cli.output import (
+    EngineOption,
+    JsonOption,
+    MemoryOption,
+    ProgressOption,
+    parse_memory,
+    print_json,
+    print_table,
+    say,
+    show_progress,
 )
-from quiver.retrieval.planning.corpora import spread_over
-from quiver.retrieval.planning.measuring import measure, text_lengths
-from quiver.retrieval.planning.plan import matrix_weights
-from quiver.retrieval.records import Document, ModelCard
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.errors import InputError
+from quiver.encoder.presets import PRESETS, preset
 from quiver.retrieval.units import parse_size
+
+if TYPE_CHECKING:
+    from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.colbert import ColBERT
+    from quiver.retrieval.planning import Corpus, ModelSize, Plan, Rates
+    from quiver.retrieval.records import Document
 
 BILLION, PASSAGE = 1_000_000_000, "msmarco"
 
 
 class Collection(str, Enum):
-    """What is planned without a corpus at hand."""
+    """Collections whose statistics are known."""
 
     MSMARCO = "msmarco"
     BEIR = "beir"
@@ -52,7 +44,7 @@ class Collection(str, Enum):
 
 
 class ModelKind(str, Enum):
-    """What a preset is to become."""
+    """Kinds of models."""
 
     DENSE = "dense"
     COLBERT = "colbert"
@@ -60,63 +52,88 @@ class ModelKind(str, Enum):
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A model as it is planned with; a preset has no weights and no tokenizer."""
+    """A model, or a preset, which has no weights and no tokenizer."""
 
     size: ModelSize
     config: EncoderConfig
     model: BiEncoder | ColBERT | None
 
 
-def plan(
-    model: Annotated[str, typer.Option("--model", "-m", help=f"Folder or hub id, or a preset: {', '.join(PRESETS)}.")],
-    docs: Annotated[float | None, typer.Option("--docs", min=1, help="Documents, such as 8.8e6.")] = None,
+class Gpu(str, Enum):
+    """GPUs with known arithmetic throughput."""
+
+    H200 = "h200"
+    H100 = "h100"
+    A100 = "a100"
+    L40S = "l40s"
+    L4 = "l4"
+    RTX4090 = "rtx4090"
+
+
+def estimate(
+    model: Annotated[str, typer.Option("--model", "-m", help=f"Folder or hub id of the model, or a preset: {', '.join(PRESETS)}.")],
+    docs: Annotated[float | None, typer.Option("--docs", min=1, help="Number of documents, such as 8.8e6.")] = None,
     collection: Annotated[
-        Collection | None, typer.Option("--preset-collection", help="MS MARCO's passages, BEIR's fifteen data sets, or a billion passages.")
+        Collection | None,
+        typer.Option(
+            "--preset-collection", help="Collection to estimate: MS MARCO passages, the fifteen BEIR collections, or a billion passages."
+        ),
     ] = None,
     sample: Annotated[
-        Path | None, typer.Option("--sample", help="A corpus whose texts are like those planned: tokens and bytes are counted in it.")
+        Path | None, typer.Option("--sample", help="Corpus with typical texts, to count tokens and bytes per document in.")
     ] = None,
-    words: Annotated[float | None, typer.Option(min=1, help="Or the words of a document; by default those of MS MARCO's passages.")] = None,
-    kind: Annotated[ModelKind, typer.Option(help="Of a preset: one vector a text, or one a token.")] = ModelKind.DENSE,
+    words: Annotated[
+        float | None, typer.Option("--words", min=1, help="Mean number of words per document. Default: that of MS MARCO passages.")
+    ] = None,
+    kind: Annotated[
+        ModelKind, typer.Option("--kind", help="Kind of model that a preset becomes: dense (a vector per text) or colbert (per token).")
+    ] = ModelKind.DENSE,
     dim: Annotated[
-        int | None, typer.Option(min=1, help="Of a preset: width of a vector; by default the encoder's, or 128 a token.")
+        int | None, typer.Option("--dim", min=1, help="Vector width, for presets. Default: the encoder's, or 128 for ColBERT.")
     ] = None,
-    length: Annotated[int | None, typer.Option(min=3, help="Of a preset: tokens of a document; by default 512, of a ColBERT 180.")] = None,
+    length: Annotated[
+        int | None, typer.Option("--length", min=3, help="Longest document in tokens, for presets. Default: 512, or 180 for ColBERT.")
+    ] = None,
     engine: Annotated[str, EngineOption] = "auto",
-    text: Annotated[bool, typer.Option("--text/--no-text", help="The texts are kept in the index.")] = True,
+    text: Annotated[bool, typer.Option("--text/--no-text", help="Store the texts in the index, so that search can show them.")] = True,
     rates: Annotated[
         list[Path] | None,
-        typer.Option("--rates", help="A file of quiver bench encoder --json or quiver bench index --json; may be repeated."),
+        typer.Option("--rates", help="Measured rates: output of quiver bench encoder --json or quiver bench index --json. Repeatable."),
     ] = None,
-    measured: Annotated[bool, typer.Option("--measure", help="Time this machine on --sample.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of --measure.")] = 10.0,
-    device: Annotated[
-        str | None,
-        typer.Option(help=f"Estimate instead, from the arithmetic of one of {', '.join(DEVICES)}; less sure than a measurement."),
+    measured: Annotated[bool, typer.Option("--measure", help="Measure the rates of this machine on --sample.")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Duration of --measure, in seconds.")] = 10.0,
+    gpu: Annotated[
+        Gpu | None,
+        typer.Option(
+            "--gpu", help="GPU to estimate the encoding rate of, from its arithmetic throughput; less accurate than measured rates."
+        ),
     ] = None,
-    devices: Annotated[int, typer.Option("--devices", min=1, help="That encode side by side.")] = 1,
-    price: Annotated[float | None, typer.Option("--price-per-gpu-hour", min=0, help="Of a device that encodes.")] = None,
-    memory: Annotated[str, typer.Option("--memory", help="Of a machine that searches.")] = "64GB",
-    build_memory: Annotated[
-        str, typer.Option("--build-memory", help="Of a build beside the model, as quiver index build --memory.")
-    ] = "2GB",
-    explain: Annotated[bool, typer.Option("--explain", help="Show the formulas.")] = False,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices that encode in parallel.")] = 1,
+    price: Annotated[float | None, typer.Option("--price-per-gpu-hour", min=0, help="Price per hour of a device that encodes.")] = None,
+    memory: Annotated[str, MemoryOption] = "2GB",
+    search_memory: Annotated[str, typer.Option("--search-memory", help="Memory of a machine that searches, such as 64GB.")] = "64GB",
+    explain: Annotated[bool, typer.Option("--explain", help="Print the formulas.")] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Say what an index will take: tokens, hours, disk, memory, shards and cost.
+    """Estimate tokens, hours, disk, memory, shards and cost of an index.
 
-    Examples: quiver plan --docs 8.8e6 --model MODEL --sample data/scifact --measure
+    Examples: quiver estimate --docs 8.8e6 --model MODEL --sample data/scifact --measure
 
-    quiver plan --preset-collection msmarco --model modernbert-base --kind colbert --device h100 --price-per-gpu-hour 2.5 --explain
+    quiver estimate --preset-collection msmarco --model modernbert-base --kind colbert --gpu h100 --price-per-gpu-hour 2.5 --explain
     """
+    from quiver.retrieval.index.engine_table import engine_name, parse_engine
+    from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, read_rates
+    from quiver.retrieval.planning.measuring import measure
+
     loaded = _load(model, kind.value, dim, length)
     if measured and sample is None:
-        raise InputError("--measure times the model on real texts: give --sample CORPUS")
+        raise InputError("--measure needs real texts; pass --sample CORPUS")
     texts, count = _sampled(sample) if sample is not None else ([], 0)
     corpora = _corpora(loaded, docs, collection, (sample, texts, count), words)
     spec = parse_engine(engine)
-    machine = Machine(parse_size(memory), parse_memory(build_memory), devices, price)
+    machine = Machine(parse_size(search_memory), parse_memory(memory), gpus, price)
+    bars = show_progress(progress)
     plans = {}
     known: dict[str, Rates] = {}
     for name, corpus in corpora.items():
@@ -124,11 +141,10 @@ def plan(
         found = read_rates(rates or [], tokens=corpus.tokens, kind=loaded.size.card.kind)
         if measured and loaded.model is not None:
             if chosen not in known:
-                shown = show_progress(progress)
-                known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=shown)
+                known[chosen] = measure(loaded.model, texts, name=chosen, settings=spec.settings, seconds=seconds, progress=bars)
             found = known[chosen].filled(found)
-        if device is not None:
-            found = found.filled(estimated(loaded.config, device, tokens=corpus.tokens))
+        if gpu is not None:
+            found = found.filled(estimated(loaded.config, gpu.value, tokens=corpus.tokens))
         plans[name] = make_plan(corpus, loaded.size, machine, found, engine=spec.name, settings=spec.settings, texts=text)
     if as_json:
         print_json({"plans": {name: each.to_json() for name, each in plans.items()}, "formulas": FORMULAS})
@@ -139,6 +155,11 @@ def plan(
 
 
 def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
+    from quiver.retrieval.models.loading import load_model
+    from quiver.retrieval.planning import ModelSize
+    from quiver.retrieval.planning.plan import matrix_weights
+    from quiver.retrieval.records import ModelCard
+
     if name in PRESETS:
         config = preset(name)
         width = dim or (config.hidden_size if kind == "dense" else 128)
@@ -148,13 +169,16 @@ def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
         weights = matrix_weights(config)
         return _Loaded(ModelSize(name, card, weights, 4 * weights), config, None)
     if dim is not None or length is not None:
-        raise InputError("--dim and --length are for presets; a model has its own")
+        raise InputError("--dim and --length apply only to presets; a model has its own")
     model = load_model(name)
     weights = model.encoder.num_parameters
     return _Loaded(ModelSize(name, model.card, weights, 4 * weights), model.encoder.config, model)
 
 
 def _sampled(path: Path, size: int = 512) -> tuple[list[Document], int]:
+    from quiver.retrieval.data.corpus import read_documents
+    from quiver.retrieval.planning.corpora import spread_over
+
     count = sum(1 for _ in read_documents(path))
     return spread_over(read_documents(path), count, size), count
 
@@ -166,12 +190,15 @@ def _corpora(
     sampled: tuple[Path | None, Sequence[Document], int],
     words: float | None,
 ) -> dict[str, Corpus]:
-    """What is planned, by name."""
+    """Corpora to estimate, by name."""
+    from quiver.retrieval.planning import TEXTS, from_sample, from_words
+    from quiver.retrieval.planning.measuring import text_lengths
+
     path, texts, count = sampled
     if (docs is None) == (collection is None) and not (path is not None and docs is None and collection is None):
-        raise InputError("give --docs, --preset-collection, or --sample alone for the corpus itself")
+        raise InputError("pass --docs or --preset-collection, or --sample alone to estimate for the sample itself")
     if path is not None and (words is not None or loaded.model is None):
-        raise InputError("--sample is counted by a model's tokenizer: give a model instead of a preset, and no --words")
+        raise InputError("--sample needs a model with a tokenizer instead of a preset, and excludes --words")
     cut = loaded.size.card.document_length
     if collection is not None:
         return _collections(collection, cut)
@@ -188,7 +215,10 @@ def _corpora(
 
 
 def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
-    """The published ones, by their numbers of documents in the registry of collections and their words in BEIR's paper."""
+    """Published collections, from the document counts of the registry and the words per document of the BEIR paper."""
+    from quiver.eval.datasets.beir import beir
+    from quiver.retrieval.planning import TEXTS, from_words
+
     counts: dict[str, int] = {}
     for entry in beir():
         name = entry.facts.group or entry.name
@@ -214,9 +244,9 @@ def _print(plans: dict[str, Plan]) -> None:
     print_table(f"{first.model.name}: {first.model.card.kind}, width {first.model.card.dim}", header, rows)
     total = [each.cost for each in plans.values() if each.cost is not None]
     if len(plans) > 1 and len(total) == len(plans):
-        say(f"cost of all: {sum(total):,.2f}")
+        say(f"total cost: {sum(total):,.2f}")
     if first.rates.tokens_per_second is None:
-        say("hours are not known: give --measure, --rates FILE or --device")
+        say("hours are unknown without a rate; pass --measure, --rates FILE or --gpu")
     else:
         how = "measured" if first.rates.measured else "estimated, not measured"
         say(f"rate: {first.rates.tokens_per_second:,.0f} tokens/s, {how} ({first.rates.source})")

@@ -96,7 +96,7 @@ def test_the_same_output_by_actors(quiver: Quiver, built: Built, tmp_path: Path)
 @pytest.mark.usefixtures("threads")
 def test_what_is_asked_for_wrongly(quiver: Quiver, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     done = quiver("search", built.index, "a bird", "--replicas", 2)
-    assert (done.code, done.err) == (2, "quiver: error: --replicas and --address are of shards; add --shards or --shard-memory\n")
+    assert (done.code, done.err) == (2, "quiver: error: --replicas and --address need --shards or --shard-memory\n")
     done = quiver("search", built.index, "a bird", "--shard-memory", "much")
     assert (done.code, done.err) == (2, "quiver: error: 'much' is not a size; write one as 500MB or 2GB\n")
     done = quiver("search", built.index, "a bird", "--shard-memory", "0.25KB")
@@ -137,8 +137,8 @@ def test_a_lost_shard(
     hits = json.loads(done.out)
     lost = {"segments": ["s-000000000001-0000"], "documents": 4}
     assert [hit["partial"] for hit in hits] == [lost] * 5
-    assert "partial: 4 documents in 1 segments were not searched, their shards were lost" in caplog.text
+    assert "partial results: 4 documents in 1 segments were not searched, because their shards were lost" in caplog.text
     done = quiver("search", built.index, "--queries", built.queries, "--run", tmp_path / "run.trec", "--shards", 2)
     assert done.code == 1
-    assert f"were lost; {tmp_path / 'run.trec'} is not written: run it again, or with --replicas 2" in done.err
+    assert f"were lost; {tmp_path / 'run.trec'} was not written. Repeat the command, or add --replicas 2" in done.err
     assert not (tmp_path / "run.trec").exists()

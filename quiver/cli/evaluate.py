@@ -1,0 +1,546 @@
+"""Evaluation: quickstart, evaluate, report write | compare | card | mteb | training, collections list | show | fetch | missing | squad."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from quiver.cli.output import (
+    AddressOption,
+    CacheOption,
+    EngineOption,
+    ExecutorOption,
+    Int8Option,
+    JsonOption,
+    NoCacheOption,
+    OverwriteOption,
+    ProgressOption,
+    WorkersOption,
+    command_line,
+    help_alone,
+    print_json,
+    print_table,
+    say,
+    show_progress,
+    vector_cache,
+)
+from quiver.encoder.errors import InputError
+
+if TYPE_CHECKING:
+    from quiver.eval.datasets.cache import Cache
+    from quiver.eval.datasets.entry import Entry
+    from quiver.eval.datasets.origins import Origin
+    from quiver.eval.quickstart import QuickstartResult
+    from quiver.eval.report.compare import Comparison
+    from quiver.eval.results import CollectionResult, Results
+
+_CODE_LINES = 8  # lines of a found function that quickstart prints
+
+
+class Library(str, Enum):
+    """Libraries that run a model."""
+
+    QUIVER = "quiver"
+    SENTENCE_TRANSFORMERS = "sentence-transformers"
+    PYLATE = "pylate"
+
+
+class Layout(str, Enum):
+    """Layouts of a report."""
+
+    RESULTS = "results"
+    PAPER = "paper"
+
+
+class Card(str, Enum):
+    """Kinds of metadata on the Hugging Face Hub."""
+
+    MODEL_INDEX = "model-index"
+    EVAL_RESULTS = "eval-results"
+
+
+class _FoldersFirst(TyperGroup):
+    """A group whose first argument may be a folder: ``quiver report FOLDER...`` means ``quiver report write FOLDER...``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["write", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+report_app = typer.Typer(
+    cls=_FoldersFirst,
+    invoke_without_command=True,
+    callback=help_alone,
+    help="Turn results into reports. A folder as first argument means write (write ./compare for a folder called compare).",
+    epilog="Example: quiver report results/a results/b --out report.html",
+)
+collections_app = typer.Typer(invoke_without_command=True, callback=help_alone, help="List and download published collections.")
+
+FoldersArgument = typer.Argument(help="Results folders of quiver evaluate.")
+FolderArgument = typer.Argument(help="Results folder of quiver evaluate.")
+NamesArgument = typer.Argument(help="Collections, groups or families: beir/scifact, beir/cqadupstack, beir. Default: all.")
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: data, models, index and report.")] = Path("quickstart"),
+    packages: Annotated[
+        list[str] | None, typer.Option("--packages", help="Installed package to take further functions from. Repeatable.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Recipe settings to change, written section.setting=value.")] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Train a small code search model on Python's standard library and evaluate it, in a few minutes and without downloads.
+
+    Example: quiver quickstart --packages numpy --packages rich --out quickstart
+    """
+    from quiver.eval.quickstart import quickstart as run_quickstart
+
+    result = run_quickstart(
+        out,
+        packages=packages or [],
+        overrides=overrides or [],
+        overwrite=overwrite,
+        progress=show_progress(progress),
+        command=command_line(),
+        say=(lambda message: None) if as_json else say,
+    )
+    if as_json:
+        print_json(_quickstart_json(result))
+    else:
+        _print_quickstart(result)
+
+
+def _short_labels() -> Mapping[str, str]:
+    """Measures -> labels that fit a terminal of 80 columns."""
+    from quiver.eval.report.systems import LABELS
+
+    return {key: label.replace("Recall", "R") for key, label in LABELS.items()}
+
+
+def _measures(results: Results) -> dict[str, float]:
+    return dict(results.collections[0].measures)
+
+
+def _quickstart_json(result: QuickstartResult) -> dict[str, object]:
+    bm25 = result.trained.collections[0].baselines[0]
+    answers = {question: [{"id": answer.id, "score": answer.score} for answer in found] for question, found in result.answers.items()}
+    return {
+        "train_pairs": result.train_pairs,
+        "held_out": result.held_out,
+        "untrained": _measures(result.untrained),
+        "trained": _measures(result.trained),
+        "bm25": dict(bm25.measures),
+        "answers": answers,
+        "seconds": result.seconds,
+        "report": str(result.report),
+    }
+
+
+def _print_quickstart(result: QuickstartResult) -> None:
+    bm25 = result.trained.collections[0].baselines[0]
+    systems = (("untrained", _measures(result.untrained)), ("trained", _measures(result.trained)), ("BM25", bm25.measures))
+    labels = _short_labels()
+    rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
+    print_table(f"{result.held_out:,} functions of modules held out from training", ("", *labels.values()), rows)
+    for question, answers in result.answers.items():
+        say(f"\n? {question}")
+        for answer in answers:
+            lines = answer.code.splitlines()
+            say(f"  {answer.score:.3f}  {answer.id}")
+            for line in lines[:_CODE_LINES] if answer is answers[0] else []:
+                say(f"         {line}")
+    times = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in result.seconds.items())
+    say(f"\n{times}; {sum(result.seconds.values()):.0f} s in all\nreport: {result.report}")
+
+
+def evaluate(
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of the model, or bm25.")],
+    data: Annotated[
+        list[str], typer.Option("--data", "-d", help="Collection: a BEIR folder, or a name such as beir/scifact or beir. Repeatable.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Results folder to write: results.json, reports, runs and scores per query.")],
+    split: Annotated[
+        str | None,
+        typer.Option("--split", help="Split of the relevance judgements. Default: the split of the published results, otherwise test."),
+    ] = None,
+    engine: Annotated[str, EngineOption] = "exact",
+    effort: Annotated[
+        str,
+        typer.Option("--effort", help="Search effort: exact, balanced or fast, or search parameters such as nprobe=8,k_factor=2."),
+    ] = "balanced",
+    int8: Annotated[bool, Int8Option] = False,
+    library: Annotated[
+        Library, typer.Option("--library", help="Library that runs the model: quiver, sentence-transformers or pylate.")
+    ] = Library.QUIVER,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of documents to retrieve per query.")] = 1000,
+    bm25: Annotated[bool, typer.Option("--bm25/--no-bm25", help="Evaluate BM25 as a baseline.")] = True,
+    in_domain: Annotated[
+        list[str] | None, typer.Option("--in-domain", help="Collection the model was trained on, reported apart. Repeatable.")
+    ] = None,
+    cache: Annotated[Path | None, CacheOption] = None,
+    no_cache: Annotated[bool, NoCacheOption] = False,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Work offline; list missing files instead of downloading them.")] = False,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Evaluate a model on collections. Repeat the command to resume an interrupted evaluation.
+
+    Example: quiver evaluate --model MODEL --data beir/scifact --data my/folder --out results/model
+    """
+    from quiver.eval.evaluation import evaluate as run_evaluation
+    from quiver.eval.report.writing import write_report
+    from quiver.eval.results_folder import REPORTS
+    from quiver.retrieval.cluster import open_executor
+    from quiver.retrieval.index.engines import parse_effort
+
+    results = run_evaluation(
+        model,
+        data,
+        split=split,
+        out=out,
+        k=k,
+        engine=engine,
+        effort=parse_effort(effort),
+        baselines=("bm25",) if bm25 else (),
+        in_domain=in_domain or (),
+        library=library.value,
+        precision="int8" if int8 else "float",
+        cache=vector_cache(cache, no_cache),
+        executor=open_executor(executor, workers=workers, address=address),
+        offline=offline,
+        progress=show_progress(progress),
+        command=command_line(),
+        overwrite=overwrite,
+    )
+    reports = [out / name for name in REPORTS]
+    for file in reports:
+        write_report([out], file)
+    if as_json:
+        say((out / "results.json").read_text(encoding="utf-8").rstrip())
+        return
+    for collection in results.collections:
+        _print_collection(results, collection)
+    say(f"results: {out / 'results.json'}\nreport: {', '.join(map(str, reports))}")
+
+
+def _print_collection(results: Results, collection: CollectionResult) -> None:
+    systems = [*((each.name, each.measures) for each in collection.baselines), (results.system.source, collection.measures)]
+    labels = {key: label for key, label in _short_labels().items() if key in collection.measures}
+    rows = [(name, *(f"{measures[key]:.4f}" for key in labels)) for name, measures in systems]
+    print_table(f"{collection.key}: {collection.queries:,} queries, {collection.documents:,} documents", ("", *labels.values()), rows)
+    cut, interval = collection.truncated, collection.interval
+    say(f"nDCG@10 {interval.low:.4f} to {interval.high:.4f} at {interval.level:.0%} confidence; top 10 {collection.judged:.0%} judged")
+    say(f"truncated: {cut.documents:,} documents, {cut.queries:,} queries")
+    if (
+        collection.index.recall is not None
+        and results.system.kind != "bm25"
+        and any(share < 1 for share in collection.index.recall.values())
+    ):
+        shares = ", ".join(f"{name} {share:.4f}" for name, share in collection.index.recall.items())
+        say(f"recall of the index {collection.index.kind} against exact search: {shares}")
+
+
+@report_app.command(
+    "write", epilog="Example: quiver report write results/a results/b --layout paper --against ModernBERT-base --out table7.tex"
+)
+def report_write(
+    folders: Annotated[list[Path], FoldersArgument],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Report file to write; .md, .html or .tex.")],
+    layout: Annotated[
+        Layout, typer.Option("--layout", help="Table layout: Quiver's, or that of the ModernBERT paper with its rows.")
+    ] = Layout.RESULTS,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="Row of the paper to show differences from, such as ModernBERT-base, with --layout paper."),
+    ] = None,
+) -> None:
+    """Write a report on the results of one or more systems."""
+    from quiver.eval.report.writing import write_paper, write_report
+
+    if layout is Layout.PAPER:
+        write_paper(folders, out, against=against)
+    elif against is not None:
+        raise InputError("--against names a row of the paper and needs --layout paper")
+    else:
+        write_report(folders, out)
+    say(f"report: {out}")
+
+
+@report_app.command("compare", epilog="Example: quiver report compare results/a results/b --out comparison.md")
+def report_compare(
+    baseline: Annotated[str, typer.Argument(help="Results folder of the baseline, or bm25 for the BM25 baseline in each results folder.")],
+    systems: Annotated[list[Path], typer.Argument(help="Results folders to compare with the baseline.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Markdown file to write, with all measures, p values and the queries that changed most."),
+    ] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Test which differences are significant, by paired tests over the queries with correction for multiple tests."""
+    from quiver.eval.report.compare import compare_results
+    from quiver.eval.report.writing import check_comparison_target, write_comparison
+
+    if out is not None:
+        check_comparison_target(out)
+    comparison = compare_results(baseline, *systems)
+    if out is not None:
+        write_comparison(comparison, out)
+    if as_json:
+        print_json(dataclasses.asdict(comparison))
+        return
+    _print_comparison(comparison)
+    if out is not None:
+        say(f"comparison: {out}")
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    """Print nDCG@10 only, which fits a terminal; --out has all measures, p values and changed queries."""
+    from quiver.eval.report.systems import LABELS
+    from quiver.eval.results import HEADLINE
+
+    for system in comparison.systems:
+        rows = []
+        for pairing in (*comparison.pairings, *comparison.averages):
+            if pairing.system == system and HEADLINE in pairing.measures:
+                measured = pairing.measures[HEADLINE]
+                paired, between = measured.paired, measured.paired.interval
+                scores = (f"{100 * value:.2f}" for value in (paired.first, paired.second))
+                interval = f"{100 * between.low:+.1f} to {100 * between.high:+.1f}"
+                verdict = "unclear" if measured.verdict == "not significant" else measured.verdict
+                rows.append((pairing.data_set, *scores, f"{100 * paired.difference:+.2f}", interval, verdict))
+        title = f"{LABELS[HEADLINE]} of {system}, compared with {comparison.baseline}"
+        print_table(title, ("collection", "before", "now", "change", "95% interval", "verdict"), rows)
+    for each in comparison.unpaired:
+        say(f"not compared: {each.collection}, because {each.lacks} was not evaluated on it")
+
+
+@report_app.command("card", epilog="Example: quiver report card results/a --out model-index.yaml")
+def report_card(
+    folder: Annotated[Path, FolderArgument],
+    out: Annotated[Path, typer.Option("--out", "-o", help="YAML file to write; a file with other content is not overwritten.")],
+    kind: Annotated[
+        Card, typer.Option("--kind", help="model-index: metadata to copy into a model card; eval-results: a file for .eval_results/.")
+    ] = Card.MODEL_INDEX,
+) -> None:
+    """Write results as model metadata for the Hugging Face Hub."""
+    from quiver.eval.report.writing import write_card
+
+    write_card(folder, out, kind=kind.value)
+    say(f"metadata: {out}")
+
+
+@report_app.command("mteb", epilog="Example: quiver report mteb results/a --out mteb-results/model/revision")
+def report_mteb(
+    folder: Annotated[Path, FolderArgument],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: one file per task.")],
+) -> None:
+    """Write results in the file format of mteb."""
+    from quiver.eval.report.writing import write_mteb
+
+    files, without = write_mteb(folder, out)
+    say(f"{len(files)} tasks: {out}")
+    if without:
+        say(f"left out, because mteb has no such task or uses another measure: {', '.join(map(repr, without))}")
+
+
+@report_app.command("training", epilog="Example: quiver report training runs/mine")
+def report_training(
+    folder: Annotated[Path, typer.Argument(help="Run folder of quiver train or quiver pretrain, finished or not.")],
+) -> None:
+    """Write the report of a training run into its folder: curves, settings, data, versions."""
+    from quiver.eval.report.pretraining_run import is_pretraining, write_pretraining_report
+    from quiver.eval.report.training_run import write_run_report
+
+    write = write_pretraining_report if is_pretraining(folder) else write_run_report
+    say(f"report: {write(folder)}")
+
+
+@collections_app.command("list", epilog="Example: quiver collections list beir")
+def collections_list(
+    names: Annotated[list[str] | None, NamesArgument] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """List the collections that can be evaluated by name."""
+    from quiver.eval.datasets.cache import Cache
+    from quiver.eval.datasets.registry import held
+
+    cache, entries = Cache.usual(), _entries(names)
+    if as_json:
+        print_json([_metadata(entry, cache) for entry in entries])
+        return
+    rows = [
+        (
+            entry.key,
+            entry.split,
+            _count(entry.facts.queries),
+            _count(entry.facts.documents),
+            "" if entry.facts.bytes is None else f"{entry.facts.bytes / 1e6:,.1f}",
+            "yes" if held(entry, cache) else "",
+        )
+        for entry in entries
+    ]
+    header = ("name", "split", "queries", "documents", "MB", "cached")
+    print_table(f"{len(entries)} collections; cache: {cache.root}", header, rows)
+
+
+@collections_app.command("show", epilog="Example: quiver collections show beir/webis-touche2020")
+def collections_show(
+    name: Annotated[str, typer.Argument(help="Collection, such as beir/scifact.")],
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Show the size, licence, split and sources of a collection."""
+    from quiver.eval.datasets.cache import Cache
+    from quiver.eval.datasets.registry import require
+
+    cache, entries = Cache.usual(), require(name)
+    described = [_metadata(entry, cache) for entry in entries]
+    if as_json:
+        print_json(described)
+        return
+    for entry, facts in zip(entries, described, strict=True):
+        rows = [
+            ("name", entry.name),
+            ("split", f"{entry.split} (of {', '.join(entry.splits)})"),
+            ("queries", _count(entry.facts.queries)),
+            ("documents", _count(entry.facts.documents)),
+            ("counted in averages", _group(entry)),
+            ("the query's own document", "dropped" if entry.exclude_self else "kept"),
+            ("titles", "prepended to the texts" if entry.use_title else "left out"),
+            ("licence", entry.facts.licence or "not stated"),
+            *((f"from {key}", f"{origin.url} ({origin.revision or 'no fixed revision'})") for key, origin in entry.origins.items()),
+            ("download", _size(entry.facts.bytes) or "size unknown"),
+            (
+                "cached",
+                f"{facts['folder']}, {facts['held']}" if facts["folder"] else f"no; download with: quiver collections fetch {entry.key}",
+            ),
+            ("note", entry.note or "none"),
+        ]
+        print_table(entry.key, ("", "value"), rows)
+
+
+@collections_app.command("fetch", epilog="Example: quiver collections fetch beir/scifact nanobeir")
+def collections_fetch(
+    names: Annotated[list[str], typer.Argument(help="Collections, groups or families.")],
+    origin: Annotated[
+        str | None, typer.Option("--from", help="Source to download from, as listed by quiver collections show. Default: the first.")
+    ] = None,
+    progress: Annotated[bool | None, ProgressOption] = None,
+) -> None:
+    """Download collections into the cache. Collections that are cached already are verified against their checksums."""
+    from quiver.eval.datasets.cache import Cache
+
+    cache, entries = Cache.usual(), _entries(names)
+    if origin is not None and (without := [entry for entry in entries if origin not in entry.origins]):
+        raise InputError(f"{without[0].key} has no source {origin!r}; its sources are {', '.join(without[0].origins)}")
+    done: set[str] = set()
+    for entry in entries:
+        chosen = _origin(entry, origin, cache)
+        if chosen.unit in done:  # an archive that holds several collections
+            continue
+        done.add(chosen.unit)
+        record = cache.fetch(chosen, progress=show_progress(progress))
+        say(f"{entry.key}: {cache.folder(chosen)}, {_size(record.bytes)}, {record.revision}")
+
+
+@collections_app.command("missing", epilog="Example: quiver collections missing beir")
+def collections_missing(
+    names: Annotated[list[str] | None, NamesArgument] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """List the collections that are not in the cache, and the command that downloads them."""
+    from quiver.eval.datasets.cache import Cache
+    from quiver.eval.datasets.registry import missing, shortest
+
+    cache, entries = Cache.usual(), _entries(names)
+    absent = missing(entries, cache)
+    if as_json:
+        print_json([entry.key for entry in absent])
+        return
+    if not absent:
+        say(f"nothing is missing: all {len(entries)} collections are in {cache.root}")
+        return
+    archives = {entry.origin.unit: entry.facts.bytes for entry in absent}
+    known = sum(size for size in archives.values() if size is not None)
+    rest = "" if None not in archives.values() else ", and those of unknown size"
+    say(f"{len(absent)} of {len(entries)} collections are not in {cache.root}: {_size(known) or '0 MB'} to download{rest}")
+    say(f"quiver collections fetch {' '.join(shortest(absent))}")
+
+
+@collections_app.command("squad", epilog="Example: quiver collections squad KorQuAD_v1.0_dev.json --out data/korquad")
+def collections_squad(
+    file: Annotated[Path, typer.Argument(help="Question answering data in SQuAD's JSON format, such as KorQuAD.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="BEIR folder to write.")],
+    qrels: Annotated[
+        Path | None,
+        typer.Option("--qrels", help="Folder of relevance judgements SPLIT.tsv to use. Default: one split, test, with all questions."),
+    ] = None,
+) -> None:
+    """Make a collection from question answering data: the relevant document of a question is its paragraph."""
+    from quiver.eval.datasets.squad import read_squad, write_squad
+
+    found = read_squad(file)
+    splits = write_squad(found, out, qrels=qrels)
+    say(f"{out}: {len(found.documents):,} documents, {len(found.queries):,} queries; {', '.join(splits)}")
+
+
+def _entries(names: Iterable[str] | None) -> list[Entry]:
+    from quiver.eval.datasets.registry import registry, require
+
+    if not names:
+        return list(registry().values())
+    return list({entry.key: entry for name in names for entry in require(name)}.values())
+
+
+def _origin(entry: Entry, asked: str | None, cache: Cache) -> Origin:
+    """The source that was asked for, else the cached one, else the first."""
+    from quiver.eval.datasets.registry import held
+
+    if asked is not None:
+        return entry.origins[asked]
+    present = held(entry, cache)
+    return entry.origin if present is None else present[0]
+
+
+def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
+    from quiver.eval.datasets.registry import held
+
+    present = held(entry, cache)
+    return {
+        "key": entry.key,
+        "name": entry.name,
+        "split": entry.split,
+        "splits": list(entry.splits),
+        "exclude_self": entry.exclude_self,
+        "use_title": entry.use_title,
+        **dataclasses.asdict(entry.facts),
+        "origins": {key: {"url": origin.url, "revision": origin.revision} for key, origin in entry.origins.items()},
+        "folder": None if present is None else str(cache.folder(present[0])),
+        "held": None if present is None else present[1].revision,
+        "note": entry.note,
+    }
+
+
+def _group(entry: Entry) -> str:
+    return "by itself" if entry.facts.group is None else f"as one of the {entry.facts.group_size} parts of {entry.facts.group}"
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _size(number: int | None) -> str:
+    return "" if number is None else f"{number / 1e6:,.1f} MB"

@@ -1,0 +1,227 @@
+"""Commands that turn a model into another one: export, enlarge, extend-positions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quiver.cli.output import JsonOption, OverwriteOption, RevisionOption, print_json, say
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.errors import InputError
+from quiver.encoder.presets import PRESETS, preset
+
+if TYPE_CHECKING:
+    from quiver.encoder import Encoder, MaskedLM
+    from quiver.retrieval.models.export.export import Scores
+
+
+class Layout(str, Enum):
+    """Library to export for."""
+
+    SENTENCE_TRANSFORMERS = "sentence-transformers"
+    PYLATE = "pylate"
+    HF = "hf"
+    STANFORD = "stanford"
+    ONNX = "onnx"
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Model folder or hub id, in any layout that Quiver reads.")],
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            "--layout",
+            help="Layout to write. sentence-transformers: bi-encoders for versions 5 and 6, ColBERT models for 6; pylate: ColBERT models"
+            " for PyLate 1.6 and sentence-transformers 6; hf: the encoder alone, for transformers; stanford: ColBERT models for Stanford's"
+            " ColBERT; onnx: a graph for onnxruntime, verified against Quiver's vectors.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. Its name becomes the model name in the model card.")],
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder of the training, with run.json, for the model card.")] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--results", help="Results folder of quiver evaluate, for the scores in the model card. Repeatable."),
+    ] = None,
+    language: Annotated[
+        list[str] | None, typer.Option("--language", help="Language for the model card, as an ISO 639 code such as en. Repeatable.")
+    ] = None,
+    revision: Annotated[str | None, RevisionOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Export a model in the layout of another library, with the same vectors and a model card.
+
+    Example: quiver export runs/mine/model --layout sentence-transformers --out my-model --run runs/mine --results results/mine
+    """
+    from quiver.retrieval.models.export.export import export_model
+
+    exported = export_model(
+        model,
+        out,
+        layout=layout.value,
+        revision=revision,
+        run=run,
+        scores=[_scores(folder) for folder in results or []],
+        languages=language or [],
+        overwrite=overwrite,
+    )
+    if as_json:
+        print_json(
+            {
+                "folder": str(exported.folder),
+                "layout": exported.layout,
+                "kind": exported.kind,
+                "fingerprint": exported.fingerprint,
+                "bytes": exported.bytes,
+                "left_out": list(exported.left_out),
+            }
+        )
+        return
+    say(f"model: {exported.folder} ({exported.layout}, {exported.bytes / 1e6:,.1f} MB)")
+
+
+def _scores(folder: Path) -> Scores:
+    """Read a results folder as entries of the Hub's ``model-index``."""
+    import yaml
+
+    from quiver.eval.report.model_index import render_model_index
+    from quiver.eval.results_folder import read_results
+    from quiver.retrieval.models.export.export import Scores
+
+    found = read_results(folder)
+    metadata: dict[str, Any] = next(yaml.safe_load_all(render_model_index(found)))
+    [index] = metadata["model-index"]
+    return Scores(str(folder), found.system.fingerprint, index["results"])
+
+
+def enlarge(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of the smaller encoder, with or without a masked-LM head.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", help=f"Architecture of the larger encoder: a config.json, or the sizes of a preset: {', '.join(PRESETS)}."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")],
+    revision: Annotated[str | None, RevisionOption] = None,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared/--as-published",
+            help="Divide weights among the copies of a column, so that outputs stay close; or copy them as published.",
+        ),
+    ] = True,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Initialize a larger encoder by tiling the weights of a smaller one from the centre, to continue pretraining.
+
+    Example: quiver enlarge runs/base/model --to modernbert-large --out large-init
+    """
+    from quiver.encoder import MaskedLM, Tokenizer, load_encoder, load_masked_lm, save_encoder, save_masked_lm
+    from quiver.encoder.checkpoints.folder import local_folder
+    from quiver.encoder.files import read_json
+    from quiver.encoder.pretraining.tiling import enlarge as enlarge_encoder
+    from quiver.encoder.pretraining.tiling import enlarge_masked_lm
+    from quiver.retrieval.models.export.target import check_target, replacing_folder
+
+    folder = local_folder(model, revision=revision)
+    check_target(out, folder, overwrite=overwrite)
+    hf = read_json(folder / "config.json")
+    parent: Encoder | MaskedLM = load_masked_lm(folder) if _has_masked_lm(hf) else load_encoder(folder)
+    small = parent.encoder.config if isinstance(parent, MaskedLM) else parent.config
+    large = _architecture(to, small)
+    with replacing_folder(out) as stage:
+        if isinstance(parent, MaskedLM):
+            save_masked_lm(enlarge_masked_lm(parent, large, shared=shared), stage)
+        else:
+            save_encoder(enlarge_encoder(parent, large, shared=shared), stage)
+        if (folder / "tokenizer.json").is_file():
+            Tokenizer.from_pretrained(folder).save(stage)
+    sizes = {name: _sizes(config) for name, config in (("from", small), ("to", large))}
+    if as_json:
+        print_json({"folder": str(out), "head": isinstance(parent, MaskedLM), **sizes})
+        return
+    told = " -> ".join("{layers} layers of {width} with {heads} heads, MLP {intermediate}".format(**size) for size in sizes.values())
+    say(f"model: {out} ({told})")
+
+
+def _has_masked_lm(hf: dict[str, object]) -> bool:
+    names = hf.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForMaskedLM") for name in names)
+
+
+def _architecture(to: str, small: EncoderConfig) -> EncoderConfig:
+    """Architecture that ``--to`` names. A preset gives only sizes: the weights fix vocabulary, lengths and RoPE thetas."""
+    from quiver.encoder.checkpoints import config_from_hf
+    from quiver.encoder.files import read_json
+
+    if to in PRESETS:
+        sizes = preset(to)
+        return replace(
+            small,
+            hidden_size=sizes.hidden_size,
+            num_heads=sizes.num_heads,
+            intermediate_size=sizes.intermediate_size,
+            layer_types=sizes.layer_types,
+        )
+    path = Path(to)
+    if path.suffix != ".json":
+        raise InputError(f"--to {to}: neither a config.json nor a preset; the presets are {', '.join(PRESETS)}")
+    try:
+        return config_from_hf({key: value for key, value in read_json(path).items() if key != "head"})
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith(to) else f"{to}: {error}") from error
+
+
+def _sizes(config: EncoderConfig) -> dict[str, int]:
+    return {
+        "layers": config.num_layers,
+        "width": config.hidden_size,
+        "heads": config.num_heads,
+        "intermediate": config.intermediate_size,
+    }
+
+
+def extend_positions(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of a model with absolute positions (BERT, RoBERTa, MiniLM, ...).")],
+    factor: Annotated[int, typer.Option("--factor", help="Factor by which the number of positions grows: 2, 4, 8, ...", min=1)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write, in the layout of the model.")],
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="Length that texts are truncated to, in tokens. Default: the number of positions.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Figure of the old and new position embeddings to write; .svg or .png.")
+    ] = None,
+    revision: Annotated[str | None, RevisionOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Interpolate the absolute position embeddings of a model, so that it accepts longer texts.
+
+    Fine-tune the result briefly: the embedding of position p moves to position factor * p.
+
+    Example: quiver extend-positions sentence-transformers/all-MiniLM-L6-v2 --factor 2 --out minilm-1024
+    """
+    from quiver.encoder.checkpoints.folder import local_folder
+    from quiver.encoder.files import check_target
+    from quiver.eval.report.positions import check_format, write_position_plot
+    from quiver.retrieval.models.export.longer import lengthen_model
+
+    if plot is not None:
+        check_format(plot)
+        check_target(plot)
+    folder = local_folder(model, revision=revision)
+    done = lengthen_model(folder, out, factor=factor, max_length=max_length, overwrite=overwrite)
+    if plot is not None:
+        write_position_plot(folder, done.folder, plot)
+    if as_json:
+        print_json({**asdict(done), "folder": str(done.folder), "plot": None if plot is None else str(plot)})
+        return
+    (positions, more), (length, longer) = done.positions, done.max_length
+    cut = f"{'' if length is None else f'{length:,} -> '}{longer:,}"
+    say(f"model: {done.folder} ({positions:,} -> {more:,} positions; texts are truncated to {cut} tokens)")
+    if plot is not None:
+        say(f"plot: {plot}")

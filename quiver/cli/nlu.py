@@ -1,0 +1,220 @@
+"""Fine-tuning on natural language understanding: glue, and qa train | evaluate."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quiver.cli.output import (
+    JsonOption,
+    OverwriteOption,
+    ProgressOption,
+    ResumeOption,
+    command_line,
+    help_alone,
+    print_json,
+    print_table,
+    say,
+    show_progress,
+)
+from quiver.cli.train import OverridesArgument, report_stopped
+from quiver.encoder.errors import InputError
+
+if TYPE_CHECKING:
+    from quiver.eval.nlu.answer_scores import Scores
+    from quiver.eval.nlu.glue_results import GlueResults
+    from quiver.eval.nlu.qa_results import QaResults
+
+qa_app = typer.Typer(
+    help="Train and evaluate models that answer questions with spans of a text.", invoke_without_command=True, callback=help_alone
+)
+
+
+class Task(str, Enum):
+    """GLUE tasks."""
+
+    COLA = "cola"
+    SST2 = "sst2"
+    MRPC = "mrpc"
+    STSB = "stsb"
+    QQP = "qqp"
+    MNLI = "mnli"
+    QNLI = "qnli"
+    RTE = "rte"
+
+
+def glue(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: glue_base, glue_large.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: a folder per task, results.json, report.md, report.html.")],
+    overrides: Annotated[list[str] | None, OverridesArgument] = None,
+    task: Annotated[list[Task] | None, typer.Option("--task", help="Task to train. Repeatable. Default: all tasks.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip finished tasks and resume unfinished ones.")] = False,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Fine-tune a model on each GLUE task and compare its scores with those of the ModernBERT paper.
+
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
+    uninterrupted run.
+
+    Example: quiver glue glue_base --out runs/glue-base --task cola --task rte --task mnli data.source=data/glue
+    """
+    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.eval.nlu.glue_recipe import load_glue_recipe
+    from quiver.eval.nlu.glue_results import RESULTS
+    from quiver.eval.nlu.glue_suite import train_glue
+    from quiver.eval.nlu.glue_tasks import TASKS
+    from quiver.eval.report.glue import write_glue_report
+
+    resolved, bars = load_glue_recipe(recipe, overrides or []), show_progress(progress)
+    asked = {each.value for each in task or []}
+    chosen = [name for name in TASKS if name in asked]
+    try:
+        results = train_glue(resolved, out, tasks=chosen, resume=resume, overwrite=overwrite, progress=bars, command=command_line())
+    except RunStoppedError as stopped:
+        report_stopped(stopped, resume=resume)
+    report = write_glue_report(results, out)
+    if as_json:
+        print_json(asdict(results))
+        return
+    _print_glue(results, out)
+    say(f"results: {out / RESULTS}")
+    say(f"report: {report}")
+
+
+def _print_glue(results: GlueResults, out: Path) -> None:
+    from quiver.eval.nlu.glue_tasks import TASKS
+
+    rows = []
+    for name, run in results.runs.items():
+        measures = ", ".join(f"{measure} {100 * value:.1f}" for measure, value in run.scores.measures.items())
+        rows.append((TASKS[name].title, f"{100 * run.scores.score:.1f}", measures, f"{run.steps:,} of {run.planned_steps:,}"))
+    mean = results.average
+    value = "" if mean.value is None else f"{100 * mean.value:.1f}"
+    rows.append(("average", value, f"{mean.known} of {mean.members} tasks", ""))
+    print_table(str(out), ("task", "score", "measures", "updates"), rows)
+
+
+class OfficialScores(str, Enum):
+    """Official evaluation scripts."""
+
+    SQUAD_V1 = "squad_v1"
+    SQUAD_V2 = "squad_v2"
+    KORQUAD_V1 = "korquad_v1"
+
+
+@qa_app.command("train")
+def qa_train(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: qa_korquad_512, qa_korquad_1024.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: model/, run.json, results.json, predictions.json, ...")],
+    overrides: Annotated[list[str] | None, OverridesArgument] = None,
+    resume: Annotated[bool, ResumeOption] = False,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Train a model that answers questions with spans of a text, and evaluate it on the recipe's test data.
+
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
+    uninterrupted run.
+
+    Example: quiver qa train qa_korquad_512 --out runs/qa-512 model.init=klue/bert-base
+    """
+    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.eval.nlu.qa_recipe import load_qa_recipe
+    from quiver.eval.nlu.qa_training import train_qa
+    from quiver.retrieval.training.run_folder import MODEL
+
+    resolved, bars = load_qa_recipe(recipe, overrides or []), show_progress(progress)
+    try:
+        results = train_qa(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line())
+    except RunStoppedError as stopped:
+        report_stopped(stopped, resume=resume)
+    if as_json:
+        print_json({"model": str(out / MODEL), **asdict(results)})
+        return
+    _print_qa(results, str(out))
+    say(f"model: {out / MODEL}")
+
+
+@qa_app.command("evaluate")
+def qa_evaluate(
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder or hub id of a model that answers with spans.")],
+    data: Annotated[Path, typer.Option("--data", "-d", help="Questions in SQuAD's JSON format: SQuAD 1.1 and 2.0, KorQuAD 1.0.")],
+    official: Annotated[OfficialScores, typer.Option("--official", help="Official evaluation script that defines the scores.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: results.json, predictions.json.")],
+    only: Annotated[
+        Path | None, typer.Option("--only", help="Relevance judgements (.tsv): evaluate only their questions. Default: all questions.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="Length of a window, in tokens. Default: the number of positions of the model.")
+    ] = None,
+    overlap: Annotated[int, typer.Option("--overlap", help="Overlap of consecutive windows, in tokens.")] = 128,
+    max_question_length: Annotated[int, typer.Option(help="Length that questions are truncated to, in tokens.")] = 64,
+    max_answer_length: Annotated[int, typer.Option(help="Length of the longest answer, in tokens; at most --overlap.")] = 30,
+    no_answer_margin: Annotated[float, typer.Option(help="For squad_v2: margin by which no answer must outscore the best span.")] = 0.0,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Evaluate a model by exact match and F1, as the official evaluation script defines them.
+
+    Example: quiver qa evaluate --model runs/qa-512/model --data KorQuAD_v1.0_dev.json --official korquad_v1 --out results/qa-512
+    """
+    from quiver.encoder.schema import parse
+    from quiver.eval.nlu.answering import answer_questions
+    from quiver.eval.nlu.qa_model import open_span_qa, warn_of_token_types
+    from quiver.eval.nlu.qa_results import RESULTS, answer_texts, score_predictions, write_qa_results
+    from quiver.eval.nlu.qa_training import check_answerable
+    from quiver.eval.nlu.questions import read_questions, read_split
+    from quiver.eval.nlu.windows import WindowSettings, check_settings
+
+    if (out / RESULTS).exists() and not overwrite:
+        raise InputError(f"{out / RESULTS}: already exists; choose another --out, or pass --overwrite")
+    questions = read_questions(data, only=None if only is None else read_split(only)).questions
+    may_have_none = official is OfficialScores.SQUAD_V2
+    if not may_have_none:
+        check_answerable(questions, where=str(data), official=official.value)
+    opened, tokenizer = open_span_qa(model, seed=None)
+    warn_of_token_types(opened, tokenizer, model)
+    positions = opened.encoder.config.max_positions
+    lengths = {
+        "max_length": positions if max_length is None else max_length,
+        "overlap": overlap,
+        "max_question_length": max_question_length,
+        "max_answer_length": max_answer_length,
+    }
+    settings = parse(WindowSettings, lengths, source="options")
+    check_settings(settings, tokenizer, positions=positions)
+    bars = show_progress(progress)
+    predictions = answer_questions(
+        opened, tokenizer, questions, settings, may_have_none=may_have_none, no_answer_margin=no_answer_margin, progress=bars
+    )
+    results = score_predictions(questions, predictions, tokenizer, official.value)
+    made_with = {"model": model, "data": str(data), "split": None if only is None else str(only), "settings": settings.model_dump()}
+    write_qa_results(out, results, answer_texts(questions, predictions), made_with=made_with)
+    if as_json:
+        print_json(asdict(results))
+        return
+    _print_qa(results, model)
+    say(f"results: {out / RESULTS}")
+
+
+def _print_qa(results: QaResults, title: str) -> None:
+    rows = [_row("all", results.scores)]
+    rows += [
+        _row(name, part) for name, part in (("with an answer", results.answerable), ("without an answer", results.unanswerable)) if part
+    ]
+    for each in results.by_length:
+        name = f"{each.above + 1:,} tokens or more" if each.up_to is None else f"{each.above + 1:,} to {each.up_to:,} tokens"
+        rows.append(_row(name, each.scores))
+    print_table(f"{title} ({results.official})", ("subset", "questions", "EM", "F1"), rows)
+
+
+def _row(name: str, scores: Scores) -> tuple[str, str, str, str]:
+    return name, f"{scores.questions:,}", f"{100 * scores.exact:.2f}", f"{100 * scores.f1:.2f}"

@@ -1,0 +1,167 @@
+"""``quiver serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quiver.cli.index import ModelOption
+from quiver.cli.output import JsonOption, VerifyOption, print_json, say, short_names
+from quiver.encoder.errors import InputError
+from quiver.retrieval.units import parse_size
+
+_EXTRA = ("fastapi", "uvicorn", "prometheus_client")  # modules of the extra `serve`
+
+
+def serve(
+    indexes: Annotated[
+        list[str],
+        typer.Argument(metavar="INDEX...", help="Index folders, each as FOLDER or NAME=FOLDER. The first is the default of requests."),
+    ],
+    fuse: Annotated[
+        list[str] | None, typer.Option("--fuse", help="bm25: also serve BM25 over the texts of the first index, alone or for fusion.")
+    ] = None,
+    model: Annotated[str | None, ModelOption] = None,
+    host: Annotated[str, typer.Option("--host", help="Network interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8080,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help="File with the token that allows adding and deleting documents. Default: QUIVER_TOKEN, otherwise read-only.",
+        ),
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin", help="Origin of web pages that may send requests (CORS), such as https://example.com, or *. Repeatable."
+        ),
+    ] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            help="Host name to accept in requests, such as search.example.com, *.example.com, or * for any. Repeatable. Always accepted:"
+            " localhost, 127.0.0.1, [::1] and --host; if --host is not a loopback address, also this machine's name and every IP address,"
+            " which health checks of orchestrators use. Other requests are answered with status 421.",
+        ),
+    ] = None,
+    max_k: Annotated[int, typer.Option("--max-k", min=1, help="Largest number of results per query.")] = 1000,
+    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Largest number of queries per request.")] = 64,
+    max_hits: Annotated[int, typer.Option("--max-hits", min=1, help="Largest number of results per request, over all its queries.")] = 2000,
+    max_body: Annotated[str, typer.Option("--max-body", help="Largest size of a request body, such as 1MB.")] = "1MB",
+    max_queue: Annotated[
+        int, typer.Option("--max-queue", min=1, help="Largest number of waiting queries; further requests are answered with status 429.")
+    ] = 256,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Time limit of a search, in seconds.")] = 10.0,
+    client_timeout: Annotated[
+        float, typer.Option("--client-timeout", min=0.1, help="Time limit for a client to send a request or read a response, in seconds.")
+    ] = 10.0,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Number of batches that are searched at the same time, per index.")
+    ] = 2,
+    poll: Annotated[
+        float, typer.Option("--poll", min=0.05, help="Interval between checks for a newer generation of an index, in seconds.")
+    ] = 2.0,
+    drain_delay: Annotated[
+        float,
+        typer.Option(
+            "--drain-delay", min=0, help="Time after SIGTERM in which requests are still accepted while /readyz fails, in seconds."
+        ),
+    ] = 1.0,
+    drain: Annotated[
+        float, typer.Option("--drain", min=1, help="Grace period for running requests after --drain-delay, in seconds.")
+    ] = 30.0,
+    verify: Annotated[bool, VerifyOption] = True,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Serve indexes over HTTP, with a search page, until SIGTERM or Ctrl-C.
+
+    Examples: quiver serve indexes/scifact --fuse bm25
+
+    quiver serve dense=indexes/dense colbert=indexes/colbert --port 9000 --token-file token
+    """
+    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"quiver serve needs {', '.join(missing)}: pip install 'quiver-retrieval[serve]'")
+    from quiver.retrieval.serving.access import read_token
+    from quiver.retrieval.serving.hosts import host_name, web_origin
+    from quiver.retrieval.serving.limits import Limits
+    from quiver.retrieval.serving.server import Address, run_service
+    from quiver.retrieval.serving.service import open_service
+
+    if fuse not in (None, [], ["bm25"]):
+        raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")
+    _check_finite(
+        {"--timeout": timeout, "--client-timeout": client_timeout, "--poll": poll, "--drain-delay": drain_delay, "--drain": drain}
+    )
+    limits = Limits(
+        k=max_k,
+        batch=max_batch,
+        hits=max_hits,
+        body_bytes=_body_size(max_body),
+        queue=max_queue,
+        seconds=timeout,
+        read_seconds=client_timeout,
+    )
+    address = Address(
+        host,
+        port,
+        [web_origin(each) for each in origins or ()],
+        [host_name(each) for each in hosts or ()],
+        poll_seconds=poll,
+        drain_delay=drain_delay,
+        drain_seconds=drain,
+    )
+    folders = named_folders(indexes)
+    token = read_token(token_file)
+    service = open_service(folders, words=bool(fuse), model=model, token=token, limits=limits, workers=concurrency, verify=verify)
+
+    def started(url: str) -> None:
+        if as_json:
+            print_json({"url": url, "retrievers": list(service.retrievers), "writable": service.access.writable})
+        else:
+            say(f"serving {', '.join(service.retrievers)} at {url}; press Ctrl-C to stop")
+
+    run_service(service, address, started=started)
+
+
+def _body_size(text: str) -> int:
+    size = parse_size(text)
+    if size < 1:
+        raise InputError(f"--max-body must be at least 1 byte, got {text}; write it as 64KB or 1MB")
+    return size
+
+
+def _check_finite(seconds: Mapping[str, float]) -> None:
+    """Refuse nan and inf, which pass the check of a minimum."""
+    for option, value in seconds.items():
+        if not math.isfinite(value):
+            raise InputError(f"{option} must be a finite number of seconds, got {value}")
+
+
+def named_folders(given: Sequence[str]) -> dict[str, Path]:
+    """Parse indexes given as FOLDER or NAME=FOLDER. The default name is the last part of the path.
+
+    Raises:
+        InputError: Two indexes have the same name, or a name or a folder is missing.
+
+    Example:
+        >>> named_folders(["indexes/a", "second=indexes/b"])
+        {'a': PosixPath('indexes/a'), 'second': PosixPath('indexes/b')}
+    """
+    named = ["=" in each and not Path(each).is_dir() for each in given]
+    paths = [each.partition("=")[2] if has_name else each for each, has_name in zip(given, named, strict=True)]
+    short = iter(short_names([path for path, has_name in zip(paths, named, strict=True) if not has_name]))
+    names = [each.partition("=")[0] if has_name else next(short) for each, has_name in zip(given, named, strict=True)]
+    for name, path in zip(names, paths, strict=True):
+        if not name or not path:
+            raise InputError(f"expected an index as FOLDER or NAME=FOLDER, got {'='.join((name, path))!r}")
+        if names.count(name) > 1:
+            raise InputError(f"two indexes have the name '{name}'; name them with NAME=FOLDER")
+    return dict(zip(names, map(Path, paths), strict=True))

@@ -1,0 +1,606 @@
+"""Training commands: train, pretrain, sweep, validate, average-checkpoints, mine, teacher-scores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from quiver.cli.output import (
+    AddressOption,
+    CacheOption,
+    ExecutorOption,
+    Int8Option,
+    JsonOption,
+    NoCacheOption,
+    OverwriteOption,
+    ProgressOption,
+    ResumeOption,
+    TitleOption,
+    WorkersOption,
+    command_line,
+    print_json,
+    print_table,
+    say,
+    say_error,
+    show_progress,
+    vector_cache,
+)
+from quiver.encoder.errors import InputError
+
+if TYPE_CHECKING:
+    from quiver.encoder.config import Precision
+    from quiver.retrieval.cluster import Executor
+    from quiver.retrieval.index import Index
+    from quiver.retrieval.training.mining.ensemble import Ensemble
+    from quiver.retrieval.training.mining.negatives import System
+    from quiver.retrieval.training.mining.positives import BeirSource, PairSource
+    from quiver.retrieval.training.mining.teachers import Teacher
+    from quiver.retrieval.training.sections import Recipe
+    from quiver.retrieval.training.sweep import Sweep
+
+DOCUMENT_FIELDS = {"texts": ["positive", "negatives"], "ids": ["document_ids"]}
+"""Default fields of the documents of a row, by format: as ``quiver mine`` writes them."""
+
+OverridesArgument = typer.Argument(help="Recipe settings to change, written section.setting=value.")
+RunFolderOption = typer.Option("--out", "-o", help="Run folder to write: model/, run.json, log.jsonl, checkpoints/, report.md.")
+
+
+class Choice(str, Enum):
+    """How negatives are chosen among the candidates."""
+
+    TOP = "top"
+    RANDOM = "random"
+
+
+class Format(str, Enum):
+    """Whether rows hold texts or ids of texts."""
+
+    TEXTS = "texts"
+    IDS = "ids"
+
+
+class Normalizer(str, Enum):
+    """How the scores of a row are normalized."""
+
+    NONE = "none"
+    MINMAX = "minmax"
+
+
+def is_main_process() -> bool:
+    """Whether this is process 0 of torchrun, or the only process."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def report_stopped(stopped: Exception, *, resume: bool, overwrite: bool = False) -> NoReturn:
+    """Say how to resume a run that a signal stopped, and exit.
+
+    Raises:
+        typer.Exit: With status 1.
+    """
+    if is_main_process():
+        change = " without --overwrite" * overwrite + " with --resume" * (not resume)
+        say_error(f"{stopped}; repeat the command{change} to resume")
+    raise typer.Exit(1) from stopped
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="Recipe file (.yaml, .json), or the name of a shipped recipe.")],
+    out: Annotated[Path, RunFolderOption],
+    overrides: Annotated[list[str] | None, OverridesArgument] = None,
+    resume: Annotated[bool, ResumeOption] = False,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Train a retriever from a recipe.
+
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
+    uninterrupted run. For several processes: torchrun --no-python --nproc-per-node 8 quiver train ...
+
+    Example: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
+    """
+    from quiver.eval.development import development_scorer
+    from quiver.eval.report.training_run import write_run_report
+    from quiver.retrieval.training.recipe import load_recipe
+    from quiver.retrieval.training.run import RunStoppedError
+    from quiver.retrieval.training.run import train as train_recipe
+
+    resolved = load_recipe(recipe, overrides or [])
+    bars = show_progress(progress)
+    section = resolved.development
+    # Only the process that scores holds the development collection in memory.
+    scorer = None if section is None else development_scorer(section, progress=bars) if is_main_process() else _broadcast_score
+    try:
+        record = train_recipe(resolved, out, resume=resume, overwrite=overwrite, progress=bars, command=command_line(), scorer=scorer)
+    except RunStoppedError as stopped:
+        report_stopped(stopped, resume=resume)
+    if is_main_process():
+        report = write_run_report(out)
+        print_json(record) if as_json else _print_run(record, out, report)
+
+
+def _broadcast_score(model: object) -> float:
+    raise ValueError("only process 0 computes development scores; the other processes receive them by broadcast")
+
+
+def _print_run(record: dict[str, Any], out: Path, report: Path) -> None:
+    result, data, batch = record["result"], record["data"], record["batch"]
+    rows = [
+        ("rows", f"{data['rows']:,}"),
+        ("rows per update", f"{batch['effective']:,}"),
+        ("negatives per query", f"{batch['negatives_per_query']:,}"),
+        ("updates", f"{result['steps']:,}"),
+        ("last loss", f"{result['losses'][-1][1]:.4f}"),
+        *([("last nDCG@10", f"{result['development'][-1]['ndcg@10']:.4f}")] if result["development"] else []),
+        ("truncated texts", f"{result['texts_truncated'] / result['texts']:.1%}"),
+        ("seconds", f"{result['seconds']:.0f}"),
+    ]
+    print_table(str(out), ("", "value"), rows)
+    say(f"model: {out / 'model'}")
+    say(f"report: {report}")
+
+
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe: pretrain_small, pretrain_base, ...")],
+    out: Annotated[Path, RunFolderOption],
+    overrides: Annotated[list[str] | None, OverridesArgument] = None,
+    resume: Annotated[bool, ResumeOption] = False,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only train the tokenizer and tokenize the corpus, in one process; --resume then trains.")
+    ] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Pretrain an encoder by masked language modelling, in one or more phases.
+
+    SIGTERM and Ctrl-C finish the current step and save a checkpoint; --resume continues from it and gives the same weights as an
+    uninterrupted run. For several processes: torchrun --no-python --nproc-per-node 8 quiver pretrain ...; for a large corpus run
+    --prepare first, without torchrun.
+
+    Example: quiver pretrain pretrain_small --out runs/small phases.0.tokens=500000
+    """
+    from quiver.encoder.pretraining import load_pretraining_recipe
+    from quiver.encoder.pretraining import prepare as prepare_recipe
+    from quiver.encoder.pretraining import pretrain as run_recipe
+    from quiver.encoder.training.stopping import RunStoppedError
+    from quiver.eval.report.pretraining_run import write_pretraining_report
+
+    resolved = load_pretraining_recipe(recipe, overrides or [])
+    if prepare:
+        prepare_recipe(resolved, out, resume=resume)
+        say(f"prepared: {out}; repeat the command with --resume instead of --prepare to train")
+        return
+    try:
+        record = run_recipe(resolved, out, resume=resume, progress=show_progress(progress), command=command_line())
+    except RunStoppedError as stopped:
+        report_stopped(stopped, resume=resume)
+    if is_main_process():
+        report = write_pretraining_report(out)
+        print_json(record) if as_json else _print_pretraining(record, out, report)
+
+
+def _print_pretraining(record: dict[str, Any], out: Path, report: Path) -> None:
+    result, held_out = record["result"], record["result"]["curves"]["held_out_loss"]
+    rows = [
+        ("parameters", f"{record['model']['parameters']:,}"),
+        ("updates", f"{result['steps']:,}"),
+        ("tokens", f"{result['tokens']:,}"),
+        ("packing", f"{result['packing']:.2%}"),
+        ("last loss", f"{result['curves']['loss'][-1][1]:.4f}"),
+        *([("held-out loss", f"{held_out[-1][1]:.4f}")] if held_out else []),
+        ("seconds", f"{result['seconds']:.0f}"),
+    ]
+    print_table(str(out), ("", "value"), rows)
+    say(f"model: {out / 'model'}")
+    say(f"report: {report}")
+
+
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped recipe; it needs a development section.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: one folder per run, sweep.json, sweep.md and sweep.svg.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="section.setting=value,value to sweep over; section.setting=value for all runs. Default: the paper's learning rates."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Train a recipe with every combination of some settings and select the best on its development collection.
+
+    An interrupted sweep resumes when the command is repeated; values may be added to a finished sweep. Seeds are replicates:
+    candidates are compared by their mean over the seeds.
+
+    Example: quiver sweep recipes/pycodesearch-dense.yaml --out sweeps/pycodesearch training.learning_rate=3e-5,8e-5 training.seed=1,2
+    """
+    from quiver.eval.development import development_scorer
+    from quiver.eval.report.sweep import write_sweep_report
+    from quiver.retrieval.training.grid import make_grid
+    from quiver.retrieval.training.run import RunStoppedError
+    from quiver.retrieval.training.run import train as train_recipe
+    from quiver.retrieval.training.sweep import RECORD, run_sweep
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
+    grid = make_grid(recipe, settings or [])
+    development = grid.runs[0].recipe.development
+    if development is None:  # make_grid requires one
+        raise ValueError("the runs of a sweep have a development section")
+    bars = show_progress(progress)
+    scorer = development_scorer(development, progress=bars)
+
+    def train(recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> None:
+        train_recipe(recipe, out, resume=resume, progress=bars, command=command_line(), scorer=scorer, data_folder=data_folder)
+
+    def report(sweep: Sweep) -> None:
+        write_sweep_report(sweep, out)
+
+    tell = (lambda line: typer.echo(line, err=True)) if bars else lambda line: None
+    try:
+        found = run_sweep(grid, out, train=train, overwrite=overwrite, command=command_line(), tell=tell, changed=report)
+    except RunStoppedError as stopped:
+        report_stopped(stopped, resume=True, overwrite=overwrite)
+    if as_json:
+        say((out / RECORD).read_text(encoding="utf-8").rstrip())
+    else:
+        _print_sweep(found, out)
+    if failed := [run for run in found.runs if run.error is not None]:
+        say_error(
+            f"{len(failed)} of {len(found.runs)} runs failed, {failed[0].folder} with: {failed[0].error}; repeat the command to try again"
+        )
+        raise typer.Exit(1)
+
+
+def _print_sweep(sweep: Sweep, out: Path) -> None:
+    from quiver.eval.report.sweep import cautions, train_command
+    from quiver.retrieval.training.grid import show_settings
+
+    rows = [
+        (
+            show_settings(candidate.settings) or "the recipe",
+            "" if candidate.mean is None else f"{candidate.mean:.4f}",
+            "" if candidate.deviation is None else f"{candidate.deviation:.4f}",
+            str(len(candidate.scores)),
+        )
+        for candidate in sweep.candidates
+    ]
+    data = f"{sweep.development['data']}, split {sweep.development['split']}"
+    print_table(f"nDCG@10 on {data}", ("candidate", "mean", "deviation", "runs"), rows)
+    for caution in cautions(sweep):
+        say(caution)
+    if sweep.best is not None:
+        say(f"best: {', '.join(str(out / folder / 'model') for folder in sweep.best.folders)}")
+        say(f"to train it again: {train_command(sweep, out / 'best')}")
+    say(f"report: {out / 'sweep.md'}")
+
+
+def validate(
+    recipes: Annotated[list[str], typer.Argument(help="Recipe files, or names of shipped recipes.")],
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Check recipes of any kind without training, and list all their problems.
+
+    Example: quiver validate recipes/*.yaml
+    """
+    problems = {}
+    for name in recipes:
+        try:
+            _load_recipe(name)
+        except InputError as error:
+            problems[name] = str(error)
+    if as_json:
+        print_json({"checked": len(recipes), "problems": problems})
+    if problems:
+        raise InputError("\n".join(problems.values()))
+    if not as_json:
+        say(f"{len(recipes)} recipe{'s' if len(recipes) != 1 else ''} checked, no problems")
+
+
+def _load_recipe(name: str) -> object:
+    """Load a recipe according to its ``kind``; a recipe of an unknown kind as a retriever's, whose loader reports the kind."""
+    from quiver.encoder.pretraining.recipe import KINDS as PRETRAINING_KINDS
+    from quiver.encoder.pretraining.recipe import load_pretraining_recipe
+    from quiver.encoder.training.recipe_file import find_recipe, recipe_kind
+    from quiver.eval.nlu.glue_recipe import KINDS as GLUE_KINDS
+    from quiver.eval.nlu.glue_recipe import load_glue_recipe
+    from quiver.eval.nlu.qa_recipe import KINDS as QA_KINDS
+    from quiver.eval.nlu.qa_recipe import load_qa_recipe
+    from quiver.retrieval.training.recipe import load_recipe
+
+    kind = recipe_kind(find_recipe(name))
+    if kind in PRETRAINING_KINDS:
+        return load_pretraining_recipe(name)
+    if kind in GLUE_KINDS:
+        return load_glue_recipe(name)
+    return load_qa_recipe(name) if kind in QA_KINDS else load_recipe(name)
+
+
+def average_checkpoints(
+    models: Annotated[list[str], typer.Argument(help="Model folders or hub ids; a checkpoint of a run is a model folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")],
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Average the weights of models that have the same architecture, tokenizer and settings.
+
+    Example: quiver average-checkpoints runs/mine/checkpoints/step-000400 runs/mine/checkpoints/step-000500 --out runs/averaged
+    """
+    from quiver.retrieval.training.averaging import write_average
+
+    card = write_average(models, out, overwrite=overwrite)
+    if as_json:
+        print_json({"out": str(out), "models": models, "fingerprint": card.fingerprint})
+    else:
+        say(f"model: {out}, the mean of {len(models)} models")
+
+
+def mine(
+    data: Annotated[
+        list[str], typer.Argument(help="BEIR folder; or files of pairs (.jsonl[.gz], .parquet), folders of such files, or hub:// sources.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Model to search with: a bi-encoder, a ColBERT model or bm25. Default: the model of --index."),
+    ] = None,
+    index: Annotated[Path | None, typer.Option("--index", help="Index folder to search instead of encoding the corpus.")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Additional documents to search when mining for pairs: a corpus.jsonl[.gz] or its folder.")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Split of the relevance judgements of a BEIR folder.")] = "train",
+    query_field: Annotated[str, typer.Option(help="Field of the query in pairs.")] = "query",
+    positive_field: Annotated[str, typer.Option(help="Field of the positive, or of a list of positives, in pairs.")] = "positive",
+    negatives: Annotated[int, typer.Option("--negatives", "-n", min=1, help="Number of hard negatives per query.")] = 7,
+    ranks: Annotated[
+        str, typer.Option(help="Range of ranks to take negatives from; positives and duplicates of them are not ranked.")
+    ] = "1-200",
+    choose: Annotated[Choice, typer.Option(help="Take the best candidates within --ranks, or random ones.")] = Choice.TOP,
+    margins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--margin",
+            help="Upper limit on the score of a negative: perc-pos=SHARE of the positive's score, margin-pos=DISTANCE below it, or"
+            " max-score=VALUE; none for no limit. Repeatable. Default: perc-pos=0.95.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed, for --choose random.")] = 42,
+    form: Annotated[
+        Format, typer.Option("--format", help="Write rows of texts, or rows of ids with the texts in files of their own.")
+    ] = Format.TEXTS,
+    suspects: Annotated[int, typer.Option(min=0, help="Number of suspected false negatives to list per query.")] = 5,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of queries to mine for, from the first. Default: all.")] = None,
+    title: Annotated[bool, TitleOption] = True,
+    int8: Annotated[bool, Int8Option] = False,
+    cache: Annotated[Path | None, CacheOption] = None,
+    no_cache: Annotated[bool, NoCacheOption] = False,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Mine hard negatives with a model, an index or BM25. Repeat the command to resume an interrupted run.
+
+    Examples: quiver mine data/scifact --model MODEL --out mined
+
+    quiver mine pairs.jsonl.gz --positive-field pos -m bm25 --margin none --ranks 10-200 --choose random --out mined
+    """
+    from quiver.retrieval.cluster import open_executor
+    from quiver.retrieval.index import open_index
+    from quiver.retrieval.search import bm25
+    from quiver.retrieval.training.mining.margins import PERC_POS, Rules, parse_margins, parse_ranks
+    from quiver.retrieval.training.mining.negatives import Output, mine_negatives
+
+    rules = Rules(
+        negatives=negatives,
+        ranks=parse_ranks(ranks),
+        margins=(PERC_POS,) if margins is None else parse_margins(margins),
+        choice=choose.value,
+        seed=seed,
+    )
+    source = _pairs(data, split=split, query_field=query_field, positive_field=positive_field, corpus=corpus, use_title=title)
+    opened = None if index is None else open_index(index)
+    if opened is not None and corpus is not None:
+        raise InputError("--index and --corpus exclude each other: the index already holds the documents")
+    if model == bm25.NAME and (executor, workers, address) != ("local", None, None):
+        raise InputError(f"--executor, --workers and --address distribute encoding, and {bm25.NAME} encodes nothing; leave them out")
+    searched = _searched(model, opened, int8=int8, cache=vector_cache(cache, no_cache))
+    record = mine_negatives(
+        source,
+        replace(searched, executor=open_executor(executor, workers=workers, address=address)),
+        out,
+        rules=rules,
+        output=Output(ids=form is Format.IDS, suspects=suspects, limit=limit),
+        overwrite=overwrite,
+        progress=show_progress(progress),
+        command=command_line(),
+    )
+    if as_json:
+        print_json(record)
+        return
+    _print_mined(record, out, negatives, ids=form is Format.IDS)
+
+
+def _pairs(
+    data: list[str], *, split: str, query_field: str, positive_field: str, corpus: Path | None, use_title: bool
+) -> BeirSource | PairSource:
+    from quiver.encoder.files import expand_home
+    from quiver.retrieval.training.mining.positives import BeirSource, PairSource
+
+    folder = expand_home(data[0])
+    if len(data) > 1 or not (folder / "qrels").is_dir():
+        return PairSource(tuple(data), query_field, positive_field, corpus, use_title)
+    if corpus is not None:
+        raise InputError(f"{folder}: a BEIR folder has a corpus of its own; --corpus is only for pairs")
+    return BeirSource(folder, split, use_title)
+
+
+def _searched(model: str | None, index: Index | None, *, int8: bool, cache: Path | None) -> System:
+    from quiver.retrieval.models.loading import load_model
+    from quiver.retrieval.search import bm25
+    from quiver.retrieval.training.mining.negatives import System
+
+    if model == bm25.NAME:
+        return System(None, index, cache)
+    if model is None and index is None:
+        raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
+    if index is None:
+        return System(load_model(str(model), precision="int8" if int8 else "float"), None, cache)
+    card = index.manifest.model
+    return System(load_model(model or card.source, precision=card.precision), index, cache)
+
+
+def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
+    from quiver.retrieval.training.mining.mined import ROWS, SUSPECTS
+
+    result = record["result"]
+    rows = [
+        ("queries", f"{result['queries']:,}"),
+        ("rows (one per positive)", f"{result['rows']:,}"),
+        ("positives within the ranks", f"{result['positives_within_ranks']:,}"),
+        ("documents", f"{record['data']['documents']:,}"),
+        ("candidates within the ranks", f"{result['candidates']:,}"),
+        *((f"dropped by {name}", f"{count:,}") for name, count in result["dropped"].items()),
+        ("negatives", f"{result['negatives']:,}"),
+        (f"rows with fewer than {negatives} negatives", f"{result['rows_short']:,}"),
+        ("rows without negatives", f"{result['rows_without_negatives']:,}"),
+        ("mean score of positives", f"{result['mean_scores']['positive']:.4f}"),
+        ("mean score of negatives", f"{result['mean_scores']['negative']:.4f}"),
+        ("seconds", f"{record['seconds']:,.0f}"),
+    ]
+    print_table(str(out), ("", "value"), rows)
+    say(f"suspected false negatives: {out / SUSPECTS}, {result['suspects']:,}")
+    say(f"rows: {out / ROWS}; in a recipe:\n")
+    fields: Mapping[str, str] = {"format": "ids", "query_field": "query_id", "document_fields": "[document_ids]"} if ids else {}
+    fields = {"train": f"[{out / ROWS}]", **(fields or {"document_fields": "[positive, negatives]"})}
+    if ids:
+        fields |= {name: str(out / f"{name}.jsonl.gz") for name in ("queries", "documents")}
+    fields |= {"documents_per_row": str(negatives + 1), "short_rows": "skip"}
+    say("\n".join(["data:", *(f"  {name}: {value}" for name, value in fields.items())]))
+
+
+def teacher_scores(
+    data: Annotated[
+        list[str], typer.Argument(help="Training rows: .jsonl[.gz] or .parquet files, folders of such files, or hub:// sources.")
+    ],
+    teachers: Annotated[
+        list[str],
+        typer.Option(
+            "--teacher", "-t", help="Teacher model: folder or hub id of a cross-encoder, a bi-encoder or a ColBERT model. Repeatable."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    form: Annotated[
+        Format, typer.Option("--format", help="Format of the rows: texts, or ids of texts in --queries and --documents.")
+    ] = Format.TEXTS,
+    query_field: Annotated[str | None, typer.Option(help="Field of the query. Default: query; with --format ids query_id.")] = None,
+    document_fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--document-field", help="Field of documents. Repeatable. Default: positive and negatives; with --format ids document_ids."
+        ),
+    ] = None,
+    queries: Annotated[str | None, typer.Option("--queries", help="Source of the query texts, with --format ids.")] = None,
+    documents: Annotated[str | None, typer.Option("--documents", help="Source of the document texts, with --format ids.")] = None,
+    query_id_field: Annotated[str, typer.Option(help="Field of the id in --queries.")] = "query_id",
+    document_id_field: Annotated[str, typer.Option(help="Field of the id in --documents.")] = "document_id",
+    text_field: Annotated[str, typer.Option(help="Field of the text in --queries and --documents.")] = "text",
+    weights: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--weight",
+            help="Weight of a teacher's scores in their sum; one --weight per --teacher. Default: the mean of the teachers' scores, each"
+            " scaled to 0..1 within a row.",
+        ),
+    ] = None,
+    normalize: Annotated[
+        Normalizer, typer.Option("--normalize", help="Normalization of the scores of a row: none, or minmax to 0..1.")
+    ] = Normalizer.NONE,
+    int8: Annotated[bool, Int8Option] = False,
+    cache: Annotated[Path | None, CacheOption] = None,
+    no_cache: Annotated[bool, NoCacheOption] = False,
+    executor: Annotated[str, ExecutorOption] = "local",
+    workers: Annotated[int | None, WorkersOption] = None,
+    address: Annotated[str | None, AddressOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Score the documents of training rows with one or more teachers, for distillation. Repeat the command to resume an interrupted run.
+
+    Examples: quiver teacher-scores mined/train.jsonl.gz --teacher BAAI/bge-reranker-v2-m3 --normalize minmax --out scored
+
+    quiver teacher-scores mined/train.jsonl.gz -t runs/colbert/model -t runs/dense/model --weight 0.5 --weight 10 --out scored
+
+    quiver teacher-scores kd.parquet --format ids --queries queries.parquet --documents docs.parquet -t BAAI/bge-m3 --out scored
+    """
+    from quiver.encoder.schema import parse
+    from quiver.retrieval.cluster import open_executor
+    from quiver.retrieval.training.mining.scoring import score_rows
+    from quiver.retrieval.training.sections import DataSection
+
+    fields = {
+        "train": tuple(data),
+        "format": form.value,
+        "query_field": query_field or ("query" if form is Format.TEXTS else "query_id"),
+        "document_fields": tuple(document_fields or DOCUMENT_FIELDS[form.value]),
+        "queries": queries,
+        "documents": documents,
+        "query_id_field": query_id_field,
+        "document_id_field": document_id_field,
+        "text_field": text_field,
+    }
+    section = parse(DataSection, fields, source="options")
+    encoding = open_executor(executor, workers=workers, address=address)
+    record = score_rows(
+        section,
+        _teacher(teachers, weights, precision="int8" if int8 else "float", executor=encoding),
+        out,
+        normalize=normalize.value,
+        cache=vector_cache(cache, no_cache),
+        overwrite=overwrite,
+        progress=show_progress(progress),
+        command=command_line(),
+    )
+    if as_json:
+        print_json(record)
+        return
+    _print_scores(record, out)
+
+
+def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher | Ensemble:
+    from quiver.retrieval.training.mining.ensemble import Ensemble, check_weights
+    from quiver.retrieval.training.mining.teachers import load_teacher
+
+    if len(sources) == 1:
+        if weights is not None:
+            raise InputError("--weight is for several teachers, and only one --teacher is given")
+        return load_teacher(sources[0], precision=precision, executor=executor)
+    check_weights(len(sources), weights)  # before models are downloaded and loaded
+    return Ensemble([load_teacher(source, precision=precision, executor=executor) for source in sources], weights)
+
+
+def _print_scores(record: dict[str, Any], out: Path) -> None:
+    from quiver.retrieval.training.mining.mined import ROWS
+
+    result = record["result"]
+    rows = [
+        ("rows", f"{result['rows']:,}"),
+        ("pairs", f"{result['pairs']:,}"),
+        ("rows whose positive has the highest score", f"{result['positive_first']:,}"),
+        ("mean score of positives", f"{result['mean_scores']['positive']:.4f}"),
+        ("mean score of the other documents", f"{result['mean_scores']['others']:.4f}"),
+        ("lowest and highest score", f"{result['lowest']:.4f} {result['highest']:.4f}"),
+        ("seconds", f"{record['seconds']:,.0f}"),
+    ]
+    print_table(str(out), ("", "value"), rows)
+    say(f"rows: {out / ROWS} (in a recipe: data.score_fields: [scores])")

@@ -1,0 +1,81 @@
+"""Help, version and completion load no heavy library, so that the command line answers at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from quiver.cli.main import COMMANDS, app
+
+HEAVY = {"torch", "faiss", "numba", "transformers", "pyarrow", "datasets", "fastapi"}
+SCRIPT = """
+import sys
+from quiver.cli.main import main
+for words in {commands!r}:
+    sys.argv = ["quiver", *words]
+    try:
+        main()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+print("loaded", *sorted(sys.modules))
+"""
+COMPLETION = "import sys; from quiver.cli.main import main; sys.argv = ['quiver']; main(); "
+
+
+def loaded(*commands: list[str]) -> set[str]:
+    """Modules that a new process has loaded after these commands."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(commands=commands)], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_and_version_load_no_command_and_no_heavy_library() -> None:
+    modules = loaded(["--help"], ["--version"])
+    assert not modules & (HEAVY | {"numpy"})
+    assert {name for name in modules if name.startswith("quiver.cli.")} == {"quiver.cli.main", "quiver.cli.output"}
+
+
+def test_help_of_a_command_loads_no_heavy_library() -> None:
+    assert not loaded(*([name, "--help"] for name in COMMANDS if name != "bench")) & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("quiver tr", {"train"}),
+        ("quiver cache ", {"info", "prune"}),
+        ("quiver search --ef", {"--effort"}),
+        ("quiver search index --effort b", {"balanced"}),
+    ],
+)
+def test_completion_offers_commands_options_and_values(typed: str, expected: set[str]) -> None:
+    words = typed.split(" ")
+    environment = {"_QUIVER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run([sys.executable, "-c", COMPLETION], capture_output=True, text=True, env=environment, check=True)
+    assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "bench"])
+def test_the_help_of_every_command_has_an_example(name: str) -> None:
+    runner = CliRunner(env={"COLUMNS": "200"})
+
+    def check(words: list[str]) -> None:
+        shown = runner.invoke(app, [*words, "--help"])
+        assert shown.exit_code == 0
+        family = "Commands" in shown.output
+        assert family or "Example" in shown.output, words
+        if family:
+            for command in commands(shown.output):
+                check([*words, command])
+
+    check([name])
+
+
+def commands(text: str) -> list[str]:
+    """Names in the panel of commands of a help text."""
+    lines = text[text.index(" Commands ") :].splitlines()[1:]
+    names = [line.strip("│ ").split(" ")[0] for line in lines if line.startswith("│") and line[2:3] != " "]
+    return [name for name in names if name]
