@@ -163,9 +163,9 @@ class ShardedIndex:
             self._closed = True
             self._fleet.retire()
 
-    def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
-        """See `quiver.retrieval.index.index.Index.effort_for`."""
-        return self.whole.effort_for(target_recall, k)
+    def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
+        """See `quiver.retrieval.index.index.Index.search_params_for`."""
+        return self.whole.search_params_for(target_recall, k)
 
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """See `quiver.retrieval.index.index.Index.presets`."""

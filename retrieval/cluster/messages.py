@@ -31,14 +31,14 @@ class PackedRequest:
         vectors: (Q, d) for one vector a document; (N, d) for one a token, query after query.
         ends: Where the vectors of each query end, (Q,); None for one vector a document.
         k: Hits a query.
-        effort: The knobs, as the codec has them.
+        params: Search parameters, as the codec has them.
         filter: Which documents may be found.
     """
 
     vectors: NDArray[np.float32]
     ends: NDArray[np.int64] | None
     k: int
-    effort: Any
+    params: Any
     filter: Filter | None
 
     @classmethod
@@ -46,15 +46,15 @@ class PackedRequest:
         """Pack a request."""
         queries = request.queries
         if isinstance(queries, np.ndarray):
-            return cls(queries, None, request.k, request.effort, request.filter)
+            return cls(queries, None, request.k, request.params, request.filter)
         vectors = np.concatenate(queries) if queries else np.zeros((0, 0), np.float32)
         ends = np.cumsum([len(query) for query in queries], dtype=np.int64)
-        return cls(vectors, ends, request.k, request.effort, request.filter)
+        return cls(vectors, ends, request.k, request.params, request.filter)
 
     def request(self) -> SearchRequest:
         """The request; its queries are views."""
         queries = self.vectors if self.ends is None else np.split(self.vectors, self.ends[:-1]) if len(self.ends) else []
-        return SearchRequest(queries, self.k, self.effort, self.filter)
+        return SearchRequest(queries, self.k, self.params, self.filter)
 
     @property
     def queries(self) -> int:

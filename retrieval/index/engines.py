@@ -40,7 +40,7 @@ was not, they are chosen from its size.
 """
 
 Setting: TypeAlias = str | int | float | bool | None
-"""A value of an engine's settings or knobs, as JSON and reports have it."""
+"""Value of an engine setting or a search parameter, as in JSON and reports."""
 
 Bitmap: TypeAlias = NDArray[np.bool_]
 """One truth value a row, (P,)."""
@@ -48,13 +48,13 @@ Bitmap: TypeAlias = NDArray[np.bool_]
 Queries = TypeVar("Queries", contravariant=True)
 """(Q, d) float32 for one vector a document; a list of Q arrays (n_i, d) float32 for one a token."""
 
-Effort = TypeVar("Effort", contravariant=True)
-"""The knobs of a search: one frozen dataclass an engine, whose fields are numbers or truth values."""
+SearchParams = TypeVar("SearchParams", contravariant=True)
+"""Search parameters of an engine: a frozen dataclass whose fields are numbers or booleans."""
 
 SegmentType = TypeVar("SegmentType")
 """The engine's segments."""
 
-EffortType = TypeVar("EffortType", covariant=True)
+ParamsType = TypeVar("ParamsType", covariant=True)
 """The engine's efforts."""
 
 
@@ -119,7 +119,7 @@ class SegmentWriter(Protocol):
         """
 
 
-class Segment(Protocol[Queries, Effort]):
+class Segment(Protocol[Queries, SearchParams]):
     """The vectors of some documents, opened for searching. Several threads may search at once."""
 
     def __len__(self) -> int:
@@ -133,16 +133,18 @@ class Segment(Protocol[Queries, Effort]):
     def lengths(self) -> NDArray[np.int64]:
         """How many vectors each row has, (P,); for one vector a document all 1."""
 
-    def search(self, queries: Queries, k: int, *, effort: Effort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None) -> list[Found]:
+    def search(
+        self, queries: Queries, k: int, *, params: SearchParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+    ) -> list[Found]:
         """The k best rows of each query.
 
         Args:
             queries: Finite and of the codec's width; (Q, d), or Q arrays of (n_i >= 1, d).
             k: At least 1; may exceed the number of rows.
-            effort: The knobs of the search, as the codec's ``effort`` gives them.
+            params: Search parameters, as the codec's ``preset_params`` or ``search_params_from`` returns them.
             ranks: The rank of each row's document id among the ids of the segment, ascending, (P,): ties go to the greater. It may be
                 mapped, and is looked at only where scores are equal.
-            allowed: The rows that may be found, (P,); None for all. With an effort that looks at everything, the result is that of brute
+            allowed: The rows that may be found, (P,); None for all. With exhaustive parameters the result is that of brute
                 force over these rows.
 
         Returns:
@@ -171,7 +173,7 @@ class Segment(Protocol[Queries, Effort]):
         """The rows whose vectors a salvaged file has lost, (P,)."""
 
 
-class Codec(Protocol[SegmentType, EffortType]):
+class Codec(Protocol[SegmentType, ParamsType]):
     """What is trained once; every segment of an index is written and read with the same one."""
 
     @property
@@ -219,32 +221,32 @@ class Codec(Protocol[SegmentType, EffortType]):
             File name -> what it holds; the bytes are those that a writer would have written of the same documents.
         """
 
-    def effort(self, preset: Preset, *, k: int) -> EffortType:
-        """The knobs of a preset for k hits of an index that was not measured; ``exact`` looks at everything the segment has."""
+    def preset_params(self, preset: Preset, *, k: int) -> ParamsType:
+        """Search parameters of a preset for k hits, for an index without calibration; ``exact`` searches exhaustively."""
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[EffortType]:
-        """Efforts for k hits from cheap to thorough, each once: what ``effort`` gives is among them, ``exact`` is last.
+    def param_grid(self, k: int, *, documents: int) -> Sequence[ParamsType]:
+        """The parameter grid for k hits, from cheap to exhaustive, without duplicates: the presets are among the points, ``exact`` is last.
 
         Args:
             k: Hits.
-            documents: Documents of the largest segment: the last efforts before ``exact`` look at about all of them.
+            documents: Documents of the largest segment: the last points before ``exact`` visit nearly all of them.
         """
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The knobs that look at as much of the index for k hits as these do for ``measured`` of them."""
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """Search parameters that visit as much of the index for k hits as the given ones do for ``measured`` hits."""
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> EffortType:
-        """The knobs from their names and values, as a manifest or a command line has them.
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> ParamsType:
+        """Search parameters from names and values, as in a manifest or on a command line.
 
-        What is not named is as in ``balanced`` of an index that was not measured.
+        Missing parameters have the value of the uncalibrated ``balanced``.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
 
 
 AnyCodec: TypeAlias = Codec[Any, Any]
-"""A codec of either kind of vectors, with knobs of its own."""
+"""A codec of dense or token vectors, with its own search parameters."""
 
 AnySegment: TypeAlias = Segment[Any, Any]
 """A segment of either kind of vectors."""

@@ -24,7 +24,7 @@ from quiver.retrieval.index.engine_table import ENGINES, open_codec
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting, check_preset
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file
 from quiver.retrieval.index.ranking import check_k
-from quiver.retrieval.index.recall_table import Calibration, Rung, check_target
+from quiver.retrieval.index.recall_table import Calibration, GridPoint, check_target
 from quiver.retrieval.index.segments import OpenSegment, SegmentHits, merged, open_segment, shared_documents
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import Manifest, SegmentEntry
@@ -39,13 +39,13 @@ class SearchRequest:
     Attributes:
         queries: As `dense_queries` or `token_queries` gives them.
         k: Hits a query, at least 1.
-        effort: The knobs, as the codec has them.
+        params: Search parameters, as the codec has them.
         filter: Which documents may be found; None for all.
     """
 
     queries: Any
     k: int
-    effort: Any
+    params: Any
     filter: Filter | None
 
 
@@ -235,7 +235,7 @@ class Index:
         # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
         remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
-        self._efforts: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
+        self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -295,14 +295,14 @@ class Index:
             k: Hits a query; capped at the number of documents that have a vector and may be found.
             filter: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
                 or a `Filter`. It is applied inside the search, so that k are found if there are k.
-            effort: How much of the index is looked at: a preset, see ``presets``, or the engine's knobs by name; None for ``balanced``.
-            target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
-                ``effort_for``. It was measured without a filter; under one a search looks more widely.
+            effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
+            target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
+                queries; see ``search_params_for``. It was measured without a filter; filtered searches look more widely.
 
         Raises:
             InputError: The filter is malformed or names a field that no document has, there is no such preset, the engine has no such
-                knob, or its recall was not measured.
-            ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
+                parameter, or its recall was not measured.
+            ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target recall.
         """
         return self.answer(self.request(queries, k, filter=filter, effort=effort, target_recall=target_recall))
 
@@ -315,7 +315,7 @@ class Index:
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> SearchRequest:
-        """What `search` is asked, checked, with the knobs of the effort that was chosen; see there.
+        """The checked arguments of `search`, with the chosen search parameters.
 
         Raises:
             InputError: As `search`.
@@ -325,10 +325,10 @@ class Index:
         asked = self._checked(queries)
         if target_recall is not None:
             if effort is not None:
-                raise ValueError("give either an effort or a target_recall")
-            effort = self.effort_for(target_recall, k)
+                raise ValueError("give either effort or target_recall, not both")
+            effort = self.search_params_for(target_recall, k)
         chosen = self.check_filter(filter)
-        return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), chosen)
+        return SearchRequest(asked, k, self._params("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
         """The hits of a request, which may have been checked by an index of more segments than this one has: nothing else is asked here.
@@ -342,12 +342,12 @@ class Index:
         for segment, allowed in zip(self.segments, bitmaps, strict=True):
             if allowed is None or allowed.any():
                 ranks = segment.documents.ids.ranks
-                results = segment.vectors.search(asked, k, effort=request.effort, ranks=ranks, allowed=allowed)
+                results = segment.vectors.search(asked, k, params=request.params, ranks=ranks, allowed=allowed)
                 found.append((segment.documents.ids.strings, results))
         return merged([[SegmentHits(strings, results[query]) for strings, results in found] for query in range(len(asked))], k)
 
-    def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
-        """The knobs of the fastest effort that was measured to reach a recall, by the lower end of its 95% interval.
+    def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
+        """The fastest search parameters that were measured to reach a recall, by the lower end of its 95% interval.
 
         Args:
             target_recall: Above 0 and at most 1: the share of the k documents with the best scores that a search finds, on average, by the
@@ -355,8 +355,7 @@ class Index:
             k: Hits a query. Where so many were not measured, the next greater number is looked up, and as many candidates are taken.
 
         Returns:
-            The engine's knobs by name: those of the effort that looks at everything where no other reaches the target; none for an exact
-            engine.
+            Search parameters by name: those of exhaustive search if no others reach the target; none for an exact engine.
 
         Raises:
             InputError: Nothing was measured, or not so many hits.
@@ -364,21 +363,21 @@ class Index:
         """
         check_target(target_recall)
         k = check_k(k)
-        ladder = self.codec.ladder(k, documents=1)
-        if len(ladder) == 1:
-            return asdict(ladder[0])
+        param_grid = self.codec.param_grid(k, documents=1)
+        if len(param_grid) == 1:
+            return asdict(param_grid[0])
         if self.calibration is None:
             raise InputError(f"{self.path}: recall was not measured; measure it with quiver index calibrate")
         wanted = max(1, min(k, len(self)))
-        measured, rung = self.calibration.choose(target_recall, wanted)
-        return self.codec.resized(rung.knobs, measured=measured, k=k)
+        measured, point = self.calibration.choose(target_recall, wanted)
+        return self.codec.resized(point.search_params, measured=measured, k=k)
 
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
-        """The knobs of the presets for k hits.
+        """Search parameters of the presets for k hits.
 
         ``exact`` looks at everything. Where recall was measured, ``balanced`` is the fastest effort with a recall of 0.95, and ``fast``
         that with 0.90 (`retrieval.index.recall_table.RecallTable.preset`). Where it was not, they are chosen from the size of the index;
-        for more hits than were measured each knob is the greater of that choice and of the preset for the most that were.
+        for more hits than were measured each parameter is the greater of that choice and of the preset for the most that were.
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}
@@ -393,9 +392,9 @@ class Index:
         Raises:
             InputError: There is no such preset or search parameter.
         """
-        return asdict(self._knobs(effort, check_k(k)))
+        return asdict(self._params(effort, check_k(k)))
 
-    def preset_recall(self) -> Mapping[int, Mapping[Preset, Rung]]:
+    def preset_recall(self) -> Mapping[int, Mapping[Preset, GridPoint]]:
         """What was measured of the presets, by the number of hits; nothing where recall was not measured."""
         tables = () if self._measured is None else self._measured.tables
         return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
@@ -493,29 +492,29 @@ class Index:
         card = self.manifest.model
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
-    def _knobs(self, effort: str | Mapping[str, Setting], k: int) -> Any:
-        """An effort as the engine has it."""
+    def _params(self, effort: str | Mapping[str, Setting], k: int) -> Any:
+        """A search effort as parameters of the engine."""
         if not isinstance(effort, str):
-            return self.codec.effort_from(effort)
+            return self.codec.search_params_from(effort)
         check_preset(effort)
-        return self.codec.effort_from(self._preset(cast("Preset", effort), k))
+        return self.codec.search_params_from(self._preset(cast("Preset", effort), k))
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
-        """The knobs of a preset; see `presets`."""
-        found = self._efforts.get((name, k))
+        """Search parameters of a preset; see `presets`."""
+        found = self._preset_params.get((name, k))
         if found is None:
-            found = self._efforts[name, k] = self._chosen(name, k)
+            found = self._preset_params[name, k] = self._chosen(name, k)
         return found
 
     def _chosen(self, name: Preset, k: int) -> Mapping[str, Setting]:
-        usual = asdict(self.codec.effort(name, k=k))
+        usual = asdict(self.codec.preset_params(name, k=k))
         if self._measured is None or name == "exact":
             return usual
         table = self._measured.table(max(1, min(k, len(self))))
         if table is not None:
-            return self.codec.resized(table.preset(name).knobs, measured=table.k, k=k)
-        most = self._measured.tables[-1].preset(name).knobs
-        return {knob: max(value, most.get(knob, value)) for knob, value in usual.items()}  # numbers and truth values
+            return self.codec.resized(table.preset(name).search_params, measured=table.k, k=k)
+        most = self._measured.tables[-1].preset(name).search_params
+        return {parameter: max(value, most.get(parameter, value)) for parameter, value in usual.items()}  # numbers and truth values
 
     @cached_property
     def _measured(self) -> Calibration | None:
@@ -523,8 +522,8 @@ class Index:
         try:
             calibration = self.calibration
             for table in () if calibration is None else calibration.tables:
-                for rung in table.rungs:
-                    self.codec.effort_from(rung.knobs)
+                for point in table.points:
+                    self.codec.search_params_from(point.search_params)
         except InputError as error:
             logger.warning("%s: the presets are chosen from the size of the index: %s", self.path, error)
             return None

@@ -64,7 +64,7 @@ def search(
     index.check_model(model.card)
     filter = index.check_filter(filter)
     if target_recall is not None:
-        index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
+        index.search_params_for(target_recall, k)  # says before anything is encoded that it was not measured
     if not queries:
         raise InputError("there are no queries to search")
     query_ids = [query.id for query in queries]

@@ -48,14 +48,14 @@ from quiver.retrieval.index.dense.refine import (
 from quiver.retrieval.index.dense.settings import (
     LISTS,
     SCAN,
-    ListEffort,
+    ListParams,
     ListSettings,
-    ScanEffort,
+    ScanParams,
     ScanSettings,
     bits_of,
     coordinates,
-    effort_grid,
     k_factor,
+    param_grid,
     probes,
     resized,
     sizes,
@@ -238,10 +238,10 @@ _COPIES = 8
 # What the files of a segment hold back.
 _BUFFERS = 4 << 20
 
-ListsEffort: TypeAlias = ScanEffort | ListEffort
-"""The knobs of either engine."""
+ListsParams: TypeAlias = ScanParams | ListParams
+"""Search parameters of either engine."""
 
-ListsSegment: TypeAlias = DenseSegment[ListsEffort]
+ListsSegment: TypeAlias = DenseSegment[ListsParams]
 """A segment of either engine."""
 
 
@@ -269,9 +269,9 @@ class ListFinder:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
         return Size(InvertedLists.nbytes(self._coding, len(self._records)), self._records.nbytes)
 
-    def find(self, queries: NDArray[np.float32], count: int, *, effort: ListsEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+    def find(self, queries: NDArray[np.float32], count: int, *, params: ListsParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
-        return self._lists.get(self._make_lists).find(queries, count, nprobe=widened(effort.nprobe, allowed), allowed=allowed)
+        return self._lists.get(self._make_lists).find(queries, count, nprobe=widened(params.nprobe, allowed), allowed=allowed)
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
         """See `quiver.retrieval.index.dense.refine.Finder`."""
@@ -385,29 +385,29 @@ class ListCodec:
             segment.copy(files, keep)
         return files.close()
 
-    def effort(self, preset: Preset, *, k: int) -> ListsEffort:
-        """The knobs of a preset for k hits."""
+    def preset_params(self, preset: Preset, *, k: int) -> ListsParams:
+        """Search parameters of a preset for k hits."""
         factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
         if self.name == SCAN:
-            return ScanEffort(factor, exhaustive)
-        return ListEffort(probes(len(self._coarse.centroids), preset), factor, exhaustive)
+            return ScanParams(factor, exhaustive)
+        return ListParams(probes(len(self._coarse.centroids), preset), factor, exhaustive)
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[ListsEffort]:
-        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
-        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
+    def param_grid(self, k: int, *, documents: int) -> Sequence[ListsParams]:
+        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return param_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The knobs that look at as much for k hits as these do for others; see `quiver.retrieval.index.engines.Codec`."""
-        return resized(knobs, measured=measured, k=k)
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """Search parameters rescaled to k hits; see `quiver.retrieval.index.engines.Codec`."""
+        return resized(search_params, measured=measured, k=k)
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> ListsEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> ListsParams:
+        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
-        return turned(self.effort("balanced", k=10), knobs, engine=self.name)
+        return turned(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
 def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
@@ -426,13 +426,13 @@ def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int
 
 
 def check_scan(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Refuse settings of ``pq-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``pq-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
     del card
     ScanSettings.parse(settings)
 
 
 def check_lists(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Refuse settings of ``ivf-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``ivf-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
     del card
     ListSettings.parse(settings)
 

@@ -333,25 +333,25 @@ _MANY = 20_000
 _WIDER = 4.0
 
 
-class DenseEffort(Protocol):
-    """What the knobs of all compressed dense engines have in common."""
+class DenseParams(Protocol):
+    """Search parameters that all compressed dense engines have."""
 
     @property
     def k_factor(self) -> float:
-        """Candidates whose final scores are computed, for each hit wanted."""
+        """Candidates per requested hit whose final scores are computed."""
 
     @property
     def exhaustive(self) -> bool:
         """Whether the final scores of all documents are computed."""
 
 
-def widened(knob: int, allowed: Bitmap | None) -> int:
-    """A knob that says how much of an index is looked at, for a search under a filter.
+def widened(parameter: int, allowed: Bitmap | None) -> int:
+    """A parameter that says how much of an index is looked at, for a search under a filter.
 
     Where one document in f is allowed, the ten best of those are among the ten f best of all, which lie somewhat farther apart.
 
     Args:
-        knob: Its value without a filter.
+        parameter: Its value without a filter.
         allowed: The rows that may be found, (P,); None for all.
 
     Example:
@@ -359,29 +359,29 @@ def widened(knob: int, allowed: Bitmap | None) -> int:
         (20, 10)
     """
     if allowed is None:
-        return knob
+        return parameter
     sparser = len(allowed) / max(1, int(np.count_nonzero(allowed)))
-    return round(knob * min(_WIDER, math.sqrt(sparser)))
+    return round(parameter * min(_WIDER, math.sqrt(sparser)))
 
 
-Effort = TypeVar("Effort", bound=DenseEffort, contravariant=True)
-"""The knobs of one engine."""
+SearchParams = TypeVar("SearchParams", bound=DenseParams, contravariant=True)
+"""Search parameters of one engine."""
 
 
-class Finder(Protocol[Effort]):
+class Finder(Protocol[SearchParams]):
     """Finds candidates in one segment. Several threads may search at once."""
 
     @property
     def size(self) -> Size:
         """What it takes in memory, whether or not it is there yet, and on the disk."""
 
-    def find(self, queries: NDArray[np.float32], count: int, *, effort: Effort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+    def find(self, queries: NDArray[np.float32], count: int, *, params: SearchParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
         """Documents that may be among the best of each query.
 
         Args:
             queries: (Q, d) float32, contiguous.
             count: Documents a query, at most.
-            effort: The knobs of the search.
+            params: The search_params of the search.
             allowed: The rows that may be found, (P,); None for all.
 
         Returns:
@@ -395,7 +395,7 @@ class Finder(Protocol[Effort]):
         """The rows that a salvaged file has lost, (P,)."""
 
 
-class DenseSegment(Generic[Effort]):
+class DenseSegment(Generic[SearchParams]):
     """The documents of one segment; see `quiver.retrieval.index.engines.Segment`.
 
     Args:
@@ -403,7 +403,7 @@ class DenseSegment(Generic[Effort]):
         finder: Finds candidates among them.
     """
 
-    def __init__(self, store: RefineStore, finder: Finder[Effort]) -> None:
+    def __init__(self, store: RefineStore, finder: Finder[SearchParams]) -> None:
         self.store = store
         self._finder = finder
 
@@ -426,21 +426,21 @@ class DenseSegment(Generic[Effort]):
         queries: NDArray[np.float32],
         k: int,
         *,
-        effort: Effort,
+        params: SearchParams,
         ranks: NDArray[np.uint32],
         allowed: Bitmap | None = None,
     ) -> list[Found]:
         """The k best rows of each query; see `quiver.retrieval.index.engines.Segment`."""
         count = len(self) if allowed is None else int(np.count_nonzero(allowed))
-        wanted = min(math.ceil(effort.k_factor * k), count)
+        wanted = min(math.ceil(params.k_factor * k), count)
         if not len(queries):
             return []
         few = wanted if allowed is None else max(_FEW * wanted, min(len(self) // _SHARE, _MANY))
-        if effort.exhaustive or count <= few:
+        if params.exhaustive or count <= few:
             return self.store.search(queries, k, ranks=ranks, allowed=allowed)
         matrix = np.ascontiguousarray(queries, np.float32)
         found = []
-        for number, rows in enumerate(self._finder.find(matrix, wanted, effort=effort, allowed=allowed)):
+        for number, rows in enumerate(self._finder.find(matrix, wanted, params=params, allowed=allowed)):
             best, scores, least = self.store.nearest_of(rows, matrix[number], k, ranks=ranks)
             # Fewer were met than there are, or all from the last hit on are equal: then some that were not met may be so too.
             if len(rows) < k or (len(rows) > k and scores[-1] == least):

@@ -33,12 +33,12 @@ from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding, check_bits, l
 from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
 from quiver.retrieval.index.tokens.settings import (
     NAME,
-    TokenEffort,
+    TokenParams,
     TokenSettings,
     default_centroids,
     default_grouping,
-    effort_grid,
-    preset_effort,
+    param_grid,
+    preset_params,
 )
 from quiver.retrieval.records import ModelCard
 
@@ -67,7 +67,7 @@ class TokenCodec:
     Args:
         coding: How vectors become bytes.
         pool_factor: Every document's vectors are merged until one in so many is left.
-        vectors: Vectors the index was expected to have, before pooling; chooses the knobs of a search.
+        vectors: Vectors the index was expected to have, before pooling; chooses the search_params of a search.
     """
 
     name = NAME
@@ -141,27 +141,27 @@ class TokenCodec:
         """Write one segment from the rows of others that are kept, byte for byte."""
         return copy(parts, folder, disk)
 
-    def effort(self, preset: Preset, *, k: int) -> TokenEffort:
-        """The knobs of a preset for k hits."""
-        return preset_effort(preset, k=k, vectors=self._vectors // self._pool_factor)
+    def preset_params(self, preset: Preset, *, k: int) -> TokenParams:
+        """Search parameters of a preset for k hits."""
+        return preset_params(preset, k=k, vectors=self._vectors // self._pool_factor)
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[TokenEffort]:
-        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
-        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
+    def param_grid(self, k: int, *, documents: int) -> Sequence[TokenParams]:
+        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return param_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The knobs as they are: they count candidates, not candidates a hit."""
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """The given parameters: they count candidates in total, not per hit."""
         del measured, k
-        return knobs
+        return search_params
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> TokenEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> TokenParams:
+        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
-        return self.effort("balanced", k=10).changed(knobs)
+        return self.preset_params("balanced", k=10).changed(search_params)
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:

@@ -32,7 +32,7 @@ from quiver.retrieval.index.mapped import COPIED, Files, RecordFiles, lengths_ar
 from quiver.retrieval.index.quantization import Clustering, FastScanLists
 from quiver.retrieval.index.threads import Lazy, one_thread
 from quiver.retrieval.index.tokens.coding import WINDOW, Coding, pool
-from quiver.retrieval.index.tokens.settings import TokenEffort
+from quiver.retrieval.index.tokens.settings import TokenParams
 from quiver.retrieval.records import TokenVectors
 
 LENGTHS = "lengths.u32"
@@ -263,27 +263,27 @@ class TokenSegment:
         queries: Sequence[TokenVectors],
         k: int,
         *,
-        effort: TokenEffort,
+        params: TokenParams,
         ranks: NDArray[np.uint32],
         allowed: Bitmap | None = None,
     ) -> list[Found]:
         """The k best rows of each query; see `quiver.retrieval.index.engines.Segment`."""
         may = None if allowed is None else self._filled & allowed
         count = self._findable if may is None else int(np.count_nonzero(may))
-        wanted = max(k, effort.candidates)
-        if effort.exhaustive or count <= k:
+        wanted = max(k, params.candidates)
+        if params.exhaustive or count <= k:
             everything = self._rows(may)
             return [_best(everything, self.exact_scores(query, everything), k, ranks) for query in queries]
-        nprobe = effort.nprobe if may is None else round(effort.nprobe * min(_WIDER, len(may) / count))
+        nprobe = params.nprobe if may is None else round(params.nprobe * min(_WIDER, len(may) / count))
         all_rows = self._rows(may) if count <= (wanted if may is None else _FEW * wanted) else None
         found = []
         for query in queries:
             query = np.ascontiguousarray(query, np.float32)
             lists, closeness, similarities = self._coding.clustering.probe(query, nprobe)
-            rows = self._met(query, lists, closeness, wanted, effort.tokens_k, may) if all_rows is None else all_rows
+            rows = self._met(query, lists, closeness, wanted, params.tokens_k, may) if all_rows is None else all_rows
             if len(rows) < k:  # the lists met fewer documents than are wanted: all are looked at
                 rows = self._rows(may)
-            found.append(_best(*self._likely(query, rows, k, similarities, effort.slack), k, ranks))
+            found.append(_best(*self._likely(query, rows, k, similarities, params.slack), k, ranks))
         return found
 
     def _rows(self, allowed: Bitmap | None) -> NDArray[np.int64]:
