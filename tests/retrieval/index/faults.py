@@ -229,7 +229,7 @@ def prepared(path: Path, engine: str = "exact-dense") -> None:
 
 def interrupted(path: Path, engine: str) -> None:
     """A build that stopped after its second piece of three."""
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 4
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
     calls = 0
 
     def stop(name: str, at: Path) -> None:
@@ -243,7 +243,7 @@ def interrupted(path: Path, engine: str) -> None:
     except OSError:
         return
     finally:
-        pieces._CHUNK, pieces._PIECE_DOCUMENTS = 512, 8192
+        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
     raise AssertionError("the build was to be interrupted")
 
 
@@ -271,11 +271,11 @@ def compacted(path: Path, engine: str) -> None:
 
 def several_pieces(path: Path, engine: str, disk: Disk) -> None:
     """A build in three pieces, which are merged."""
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 4
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
     try:
         build(path, engine, iter(FIRST), disk=disk)
     finally:
-        pieces._CHUNK, pieces._PIECE_DOCUMENTS = 512, 8192
+        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
 
 
 def add(path: Path, engine: str, disk: Disk) -> None:
@@ -443,11 +443,11 @@ class Counting:
 
 
 def add_in_pieces(path: Path, model: Any, disk: Disk) -> None:
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 4
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
     try:
         add_documents(path, LATER, model, disk=disk)
     finally:
-        pieces._CHUNK, pieces._PIECE_DOCUMENTS = 512, 8192
+        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
 
 
 def soak(folder: Path, seconds: float) -> None:

@@ -173,7 +173,7 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.projection import Projection
 
 if __name__ == "__main__":
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 8
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 8
     model, corpus, out, workers = sys.argv[1:]
     build_index(corpus, load_model(model), Path(out), options=BuildOptions(calibrate=False), executor=LocalProcesses(int(workers)))
 """
@@ -277,11 +277,11 @@ def killing_a_node(cluster: Any, folder: Path, workers: int) -> threading.Thread
 def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: bool, size: int) -> Index:
     executor: Executor = open_executor("ray", address=cluster.address)
     thread = killing_a_node(cluster, out, 3) if kill else None
-    pieces._PIECE_DOCUMENTS, former = size, pieces._PIECE_DOCUMENTS
+    pieces.PIECE_DOCUMENTS, former = size, pieces.PIECE_DOCUMENTS
     try:
         index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False), executor=executor)
     finally:
-        pieces._PIECE_DOCUMENTS = former
+        pieces.PIECE_DOCUMENTS = former
     if thread is not None:
         thread.join(1)
         assert not thread.is_alive(), "the build had ended before a node was killed"
