@@ -57,7 +57,7 @@ class Lazy(Generic[Made]):
 
     Example:
         >>> calls = []
-        >>> once = Once()
+        >>> once = Lazy()
         >>> once.get(lambda: calls.append("made")), once.get(lambda: calls.append("made again")), calls
         (None, None, ['made'])
     """
