@@ -485,19 +485,18 @@ def rows_with(vectors: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray
     return found
 
 
-def strings_lost(ends: CheckedArray, content: CheckedArray) -> NDArray[np.bool_]:
-    """Which of some strings that lie one after the other have lost a byte or one of their borders, (n,).
+def strings_lost(offsets: CheckedArray, content: CheckedArray) -> NDArray[np.bool_]:
+    """Which of some strings have lost a byte or one of their borders, (n,).
 
     Args:
-        ends: Where each string ends, (n,) int64.
+        offsets: Where each string begins, and the number of bytes, (n + 1,) int64.
         content: The bytes of all of them.
     """
-    lost = ends.damaged()
-    lost[1:] |= lost[:-1].copy()
+    damaged = offsets.damaged()
+    lost = damaged[:-1] | damaged[1:]
     lost_before = np.append(0, np.cumsum(content.damaged()))
-    places = np.where(lost, 0, ends.whole())
-    begins = np.where(lost, 0, np.append(0, ends.whole()[:-1]))
-    found: NDArray[np.bool_] = lost | (lost_before[places] > lost_before[begins])
+    places = offsets.whole()
+    found: NDArray[np.bool_] = lost | (lost_before[np.where(lost, 0, places[1:])] > lost_before[np.where(lost, 0, places[:-1])])
     return found
 
 

@@ -31,7 +31,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.index import exact
 from quiver.retrieval.index.disk import REAL, Disk, write_file
 from quiver.retrieval.index.documents.metadata import MetadataTable, MetadataWriter, is_metadata
-from quiver.retrieval.index.documents.strings import STEM, IdTable, PackedStrings, Texts, lost_line
+from quiver.retrieval.index.documents.strings import STEM, IdTable, StringColumn, Texts, lost_line
 from quiver.retrieval.index.documents.table import DocumentTable, open_tokens
 from quiver.retrieval.index.engine_table import open_codec
 from quiver.retrieval.index.engines import AnyCodec, Bitmap
@@ -87,7 +87,7 @@ def salvage_documents(files: Files, count: int, *, texts: bool, fields: Sequence
     Raises:
         DamagedIndexError: The files do not fit each other.
     """
-    strings = PackedStrings.open(files, STEM, count)
+    strings = StringColumn.open(files, STEM, count)
     lines = Texts(files, count) if texts else None
     without_text = np.zeros(count, bool) if lines is None else lines.lost()
     ids = _ids(strings, lines, without_text)
@@ -97,13 +97,13 @@ def salvage_documents(files: Files, count: int, *, texts: bool, fields: Sequence
     metadata, without_fields = _metadata(files, count, lines, fields)
     stored = open_tokens(files, count)
     tokens = np.where(stored.damaged(), 0, stored.whole()).astype(np.uint32)
-    packed = PackedStrings.pack(key or "" for key in ids)
+    packed = StringColumn.pack(key or "" for key in ids)
     nothing = CheckedArray(np.zeros(0, np.uint64))
     table = DocumentTable(IdTable(packed, nothing, nothing, nothing), metadata, CheckedArray(tokens), lines)
     return SalvagedDocuments(table, ids, without_text, without_fields)
 
 
-def _ids(strings: PackedStrings, lines: Texts | None, without_text: NDArray[np.bool_]) -> list[str | None]:
+def _ids(strings: StringColumn, lines: Texts | None, without_text: NDArray[np.bool_]) -> list[str | None]:
     lost = strings.lost()
     ids: list[str | None] = [None] * len(strings)
     whole = np.flatnonzero(~lost)

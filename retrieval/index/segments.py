@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.index.disk import Disk
-from quiver.retrieval.index.documents.strings import PackedStrings
+from quiver.retrieval.index.documents.strings import StringColumn
 from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
 from quiver.retrieval.index.engines import AnyCodec, AnySegment, Bitmap, Found
 from quiver.retrieval.index.mapped import Files
@@ -47,7 +47,7 @@ class SegmentHits:
         found: Rows and scores.
     """
 
-    strings: PackedStrings
+    strings: StringColumn
     found: Found
 
     @property

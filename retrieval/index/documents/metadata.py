@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import Disk, write_array, write_file
-from quiver.retrieval.index.documents.strings import LOOK, PackedStrings
+from quiver.retrieval.index.documents.strings import LOOK, StringColumn
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked
 from quiver.retrieval.records import Metadata, Value
@@ -38,7 +38,7 @@ from quiver.retrieval.records import Metadata, Value
 logger = logging.getLogger(__name__)
 
 Type: TypeAlias = Literal["boolean", "integer", "number", "string"]
-Values: TypeAlias = PackedStrings | NDArray[Any]
+Values: TypeAlias = StringColumn | NDArray[Any]
 
 _STEM = "metadata"
 _LIST = f"{_STEM}.json"
@@ -63,20 +63,20 @@ class Column:
         self,
         field: str,
         type: Type,  # noqa: A002
-        values: PackedStrings | NDArray[Any] | CheckedArray,
+        values: StringColumn | NDArray[Any] | CheckedArray,
         ends: NDArray[np.int64] | CheckedArray,
         rows: NDArray[np.uint32] | CheckedArray,
     ) -> None:
         self.field = field
         self.type: Type = type
-        self._values = values if isinstance(values, PackedStrings) else as_checked(values)
+        self._values = values if isinstance(values, StringColumn) else as_checked(values)
         self._ends = as_checked(ends)
         self._rows = as_checked(rows)
 
     @property
     def values(self) -> Values:
         """The n distinct values in ascending order."""
-        return self._values if isinstance(self._values, PackedStrings) else self._values.whole()
+        return self._values if isinstance(self._values, StringColumn) else self._values.whole()
 
     @property
     def ends(self) -> NDArray[np.int64]:
@@ -169,7 +169,7 @@ class MetadataWriter:
         for (field, kind), collected in self._columns.items():
             values: Values
             if kind == "string":
-                values = PackedStrings.pack(str(value) for value in collected.numbers)
+                values = StringColumn.pack(str(value) for value in collected.numbers)
             else:
                 values = np.array(list(collected.numbers), _DTYPES[kind])
             codes, rows = np.array(collected.codes, np.int64), np.array(collected.rows, np.uint32)
@@ -206,7 +206,7 @@ def write_columns(folder: Path, columns: Sequence[Column], disk: Disk) -> dict[s
     listed = []
     for number, column in enumerate(sorted(columns, key=lambda each: (each.field, each.type))):
         stem, what = f"{_STEM}-{number:04d}", f"of the metadata's field {column.field!r} ({column.type})"
-        if isinstance(column.values, PackedStrings):
+        if isinstance(column.values, StringColumn):
             holds |= column.values.save(folder / f"{stem}.values", disk, f"distinct values {what}")
         else:
             write_array(folder / f"{stem}.values", column.values, disk)
@@ -246,12 +246,8 @@ def merge_columns(parts: Sequence[tuple[MetadataTable, NDArray[np.bool_]]]) -> l
 
 
 def _concatenated(values: Sequence[Values]) -> Values:
-    packed = [part for part in values if isinstance(part, PackedStrings)]
-    if not packed:
-        return np.concatenate([np.asarray(part) for part in values])
-    offsets = np.cumsum([0, *(len(part.blob) for part in packed)])
-    ends = [part.ends + offset for part, offset in zip(packed, offsets, strict=False)]
-    return PackedStrings(np.concatenate([part.blob for part in packed]), np.concatenate(ends))
+    packed = [part for part in values if isinstance(part, StringColumn)]
+    return StringColumn.concatenate(packed) if packed else np.concatenate([np.asarray(part) for part in values])
 
 
 def _to_column(field: str, kind: Type, values: Values, codes: NDArray[np.int64], rows: NDArray[np.uint32]) -> Column:
@@ -269,13 +265,13 @@ def _to_column(field: str, kind: Type, values: Values, codes: NDArray[np.int64],
     # One number an entry, so that they can be sorted and those that are there twice dropped at once.
     entries = np.unique(codes * (1 << 32) + rows)
     used, counts = np.unique(entries >> 32, return_counts=True)
-    kept: Values = distinct.select(used) if isinstance(distinct, PackedStrings) else distinct[used]
+    kept: Values = distinct.select(used) if isinstance(distinct, StringColumn) else distinct[used]
     return Column(field, kind, kept, np.cumsum(counts), (entries & 0xFFFFFFFF).astype(np.uint32))
 
 
 def _distinct(values: Values) -> tuple[Values, NDArray[np.int64]]:
     """The distinct values in ascending order, and the place of each value among them."""
-    if not isinstance(values, PackedStrings):
+    if not isinstance(values, StringColumn):
         distinct, inverse = np.unique(values, return_inverse=True)
         return distinct, inverse.astype(np.int64)
     order = values.order()
@@ -288,9 +284,9 @@ def _distinct(values: Values) -> tuple[Values, NDArray[np.int64]]:
 
 def _open_column(files: Files, number: int, *, field: str, type: Type, values: int, entries: int) -> Column:  # noqa: A002
     stem = f"{_STEM}-{number:04d}"
-    opened: PackedStrings | CheckedArray
+    opened: StringColumn | CheckedArray
     if type == "string":
-        opened = PackedStrings.open(files, f"{stem}.values", values)
+        opened = StringColumn.open(files, f"{stem}.values", values)
     else:
         opened = files.map(f"{stem}.values", _DTYPES[type], (values,))
     ends = files.map(f"{stem}.ends", np.int64, (values,))
@@ -446,7 +442,7 @@ def _bounds(column: Column, value: Value) -> tuple[int, int] | None:
     """How many of a column's values are less than a value, and how many are not greater; None where they cannot be compared."""
     kind, stored = typed(value)
     if column.type == "string" or kind == "string":
-        if not isinstance(column.values, PackedStrings) or not isinstance(stored, str):
+        if not isinstance(column.values, StringColumn) or not isinstance(stored, str):
             return None
         return _bisect(column.values, stored.encode("utf-8", "surrogatepass"))
     if (column.type == "boolean") != (kind == "boolean"):
@@ -462,7 +458,7 @@ def _bounds(column: Column, value: Value) -> tuple[int, int] | None:
     return int(np.searchsorted(values, number)), int(np.searchsorted(values, number, "right"))
 
 
-def _bisect(values: PackedStrings, wanted: bytes) -> tuple[int, int]:
+def _bisect(values: StringColumn, wanted: bytes) -> tuple[int, int]:
     low, high = 0, len(values)
     while low < high:
         middle = (low + high) // 2

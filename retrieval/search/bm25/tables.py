@@ -6,7 +6,7 @@ nothing into its folder, and who never asks for words pays nothing for them. Wha
 frequencies, is summed over the living documents when a search begins.
 
     CACHE/<key>/words.json                     sizes and checksums of the other files
-    CACHE/<key>/<block>.{words.utf8,words.ends,starts,documents,counts,lengths}
+    CACHE/<key>/<block>.{words.utf8,words.offsets,starts,documents,counts,lengths}
 
 The key is a hash of the texts' checksum and of how words are made of texts, so that nothing kept can be out of date. Folders appear whole
 or not at all, may be deleted at any time, and one that is damaged is made again.
@@ -35,7 +35,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index.disk import REAL, write_array, write_file
-from quiver.retrieval.index.documents.strings import PackedStrings
+from quiver.retrieval.index.documents.strings import StringColumn
 from quiver.retrieval.index.mapped import Files, map_array
 from quiver.retrieval.index.store.manifest import FileEntry
 from quiver.retrieval.index.store.reading import verify_files
@@ -60,14 +60,14 @@ class WordTable:
         postings: Where they stand.
     """
 
-    words: PackedStrings
+    words: StringColumn
     postings: Postings
 
     @classmethod
     def of(cls, words: Words) -> WordTable:
         """Count the words of some texts."""
         ordered = sorted(words.vocabulary)
-        return cls(PackedStrings.pack(ordered), count_words(words, {word: number for number, word in enumerate(ordered)}))
+        return cls(StringColumn.pack(ordered), count_words(words, {word: number for number, word in enumerate(ordered)}))
 
     def select(self, words: Iterable[str]) -> Postings:
         """The postings of some words alone, which get the numbers of their order."""
@@ -99,7 +99,12 @@ def word_tables(texts: Iterable[str], *, texts_sha256: str, cache: Path | None, 
     """
     if cache is None:
         return [WordTable.of(words) for words in _split_blocks(texts)]
-    rule = {"texts": texts_sha256, "bm25s": installed_version("bm25s"), **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")}}
+    rule = {
+        "layout": 2,
+        "texts": texts_sha256,
+        "bm25s": installed_version("bm25s"),
+        **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")},
+    }
     folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]
     limit = limit_of(cache)
     if folder.is_dir():
@@ -175,7 +180,7 @@ def _open_block(stem: Path, sizes: Sequence[int]) -> WordTable:
     lengths = map_array(stem.with_name(f"{stem.name}.lengths"), np.uint32, (documents,))
     starts = map_array(stem.with_name(f"{stem.name}.starts"), np.int64, (words + 1,))
     return WordTable(
-        PackedStrings.open(Files(stem.parent), f"{stem.name}.words", words),
+        StringColumn.open(Files(stem.parent), f"{stem.name}.words", words),
         Postings(lengths, arrays["documents"], arrays["counts"], starts),
     )
 

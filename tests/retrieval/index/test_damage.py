@@ -333,7 +333,7 @@ def test_documents_without_a_text_are_no_damage_once_they_are_repaired(exact: Pa
 
 
 def test_repair_finds_the_lines_of_the_texts_again(exact: Path) -> None:
-    only(exact, "documents.ends").unlink()
+    only(exact, "documents.offsets").unlink()
     report = repair_index(exact)
     assert (report.documents, report.without_text) == (COUNT, ())
     assert list(open_index(exact).documents) == DOCUMENTS
