@@ -169,7 +169,7 @@ class Kind(NamedTuple):
     Attributes:
         model: Gives its vectors.
         settings: Of its codec.
-        narrow: The knobs of a search that looks at as little as it can, so that lists are probed where all could be compared.
+        narrow: The search_params of a search that looks at as little as it can, so that lists are probed where all could be compared.
     """
 
     model: Words

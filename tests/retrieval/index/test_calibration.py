@@ -143,7 +143,7 @@ def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, Index],
     assert recalls[0] < 0.98  # otherwise nothing would have been tested
     assert table.points[-1].recall == 1
     formula = [asdict(index.codec.preset_params(name, k=k)) for name in ("exact", "balanced", "fast")]
-    assert all(knobs in [dict(point.search_params) for point in table.points] for knobs in formula)
+    assert all(search_params in [dict(point.search_params) for point in table.points] for search_params in formula)
     assert len({json.dumps(point.search_params) for point in table.points}) == len(table.points)
 
 
@@ -246,7 +246,7 @@ def test_a_balanced_preset_that_finds_too_little_is_said() -> None:
     assert replace(content, tables=(good,)).advice() is None
 
 
-def test_a_search_for_a_target_is_that_with_the_chosen_knobs(built: dict[str, Index]) -> None:
+def test_a_search_for_a_target_is_that_with_the_chosen_search_params(built: dict[str, Index]) -> None:
     for engine, index in built.items():
         assert index.calibration is not None
         queries = real_queries(engine, 6)
@@ -341,7 +341,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         lambda content: content["tables"][0]["points"][0].update(recall=1.5),
         lambda content: content["tables"][0]["points"][0].update(recall=float("nan")),
         lambda content: content["tables"][0]["points"][0].update(low="0.4"),
-        lambda content: content["tables"][0]["points"][0].update(knobs=[1]),
+        lambda content: content["tables"][0]["points"][0].update(search_params=[1]),
         lambda content: content["tables"][0]["points"][0].update(p95_ms=0.5),
     ],
 )
@@ -542,8 +542,8 @@ def test_a_ladder_climbs_and_has_the_presets() -> None:
             assert [step["exhaustive"] for step in param_grid] == [False] * (len(param_grid) - 1) + [True]
             assert all(codec.preset_params(name, k=k) in codec.param_grid(k, documents=600) for name in ("exact", "balanced", "fast"))
             for name in param_grid[0]:
-                knobs = [step[name] for step in param_grid[:-1]]
-                assert knobs == sorted(knobs), (engine, k, name)
+                search_params = [step[name] for step in param_grid[:-1]]
+                assert search_params == sorted(search_params), (engine, k, name)
             assert all(asdict(codec.search_params_from(step)) == step for step in param_grid)
 
 

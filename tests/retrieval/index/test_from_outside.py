@@ -97,7 +97,7 @@ def test_threads_that_search_first_make_the_lists_once(
     engine: str, module: ModuleType, name: str, tmp_path: Path, faults: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index, make, made = built(engine, tmp_path / "i", faults), getattr(module, name), []
-    queries, knobs = queries_for(index, faults), faults.ENGINES[engine].narrow
+    queries, search_params = queries_for(index, faults), faults.ENGINES[engine].narrow
 
     def slow(*arguments: Any, **named: Any) -> Any:
         made.append(threading.get_ident())
@@ -107,7 +107,7 @@ def test_threads_that_search_first_make_the_lists_once(
     slow.size, slow.nbytes = getattr(make, "size", None), getattr(make, "nbytes", None)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, name, slow)
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(index.search(queries, 2, effort=knobs).ids)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(index.search(queries, 2, effort=search_params).ids)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The table of sizes, and settings and knobs that the user gets wrong."""
+"""The table of sizes, and settings and search_params that the user gets wrong."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_right_settings_pass() -> None:
         ("pq", {"exhaustive": 1}, "exhaustive must be true or false, got 1"),
     ],
 )
-def test_wrong_knobs_are_named(segments: Any, kind: str, knobs: Any, message: str) -> None:
+def test_wrong_search_parameters_are_named(segments: Any, kind: str, search_params: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        segments[kind][0].search_params_from(knobs)
+        segments[kind][0].search_params_from(search_params)
     assert str(caught.value).startswith(message)
 
 

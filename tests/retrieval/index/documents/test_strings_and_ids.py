@@ -83,10 +83,10 @@ def test_hashes_are_the_same_on_every_machine() -> None:
 
 def test_files_that_do_not_fit_are_damage(tmp_path: Path) -> None:
     write_ids(tmp_path, StringColumn.pack(["a", "bb", "c"]), REAL)
-    with pytest.raises(DamagedIndexError, match=r"ids\.ends: 24 bytes are not an array of shape \(4,\)"):
+    with pytest.raises(DamagedIndexError, match=r"ids\.offsets: 32 bytes are not an array of shape \(5,\)"):
         IdTable.open(Files(tmp_path), 4)
     (tmp_path / "ids.utf8").write_bytes(b"abb")
-    with pytest.raises(DamagedIndexError, match=r"ids\.ends: does not fit 3 bytes"):
+    with pytest.raises(DamagedIndexError, match=r"ids\.offsets: does not fit 3 bytes"):
         IdTable.open(Files(tmp_path), 3)
     (tmp_path / "ids.rows").unlink()
     (tmp_path / "ids.utf8").write_bytes(b"abbc")

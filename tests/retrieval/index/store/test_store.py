@@ -105,11 +105,11 @@ def damaged_or_equal(folder: Path, name: str, expected: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 4}, "index format version 4, this Quiver reads version 3; update Quiver"),
-        ({"version": 1}, "index format version 1, this Quiver reads version 3; build the index again"),
+        ({"version": 5}, "index format version 5, this Quiver reads version 4; update Quiver"),
+        ({"version": 1}, "index format version 1, this Quiver reads version 4; build the index again"),
         ({"format": "other"}, "not the manifest of a Quiver index"),
-        ({"surprise": 1}, "the fields are not those of version 3"),
-        ({"segments": [{}]}, "the fields are not those of version 3"),
+        ({"surprise": 1}, "the fields are not those of version 4"),
+        ({"segments": [{}]}, "the fields are not those of version 4"),
         ({"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}}, "name is none that Quiver gives"),
     ],
 )
@@ -135,7 +135,7 @@ def test_an_edited_manifest_is_damage(built: Path) -> None:
 def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_path: Path, word_sum: Any) -> None:
     (built / "FORMAT").write_bytes(format_line(9))
     for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old1"]), lambda: check_index(built)):
-        with pytest.raises(InputError, match="index format version 9, this Quiver reads version 3; update Quiver"):
+        with pytest.raises(InputError, match="index format version 9, this Quiver reads version 4; update Quiver"):
             attempt()
     with pytest.raises(InputError, match="format version 9, which a newer Quiver wrote"):
         build_index(NEW, word_sum, built, overwrite=True)
@@ -144,7 +144,7 @@ def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_pat
     (legacy / "g-0123456789ab").mkdir(parents=True)
     (legacy / "g-0123456789ab" / "ids.json").write_text("[]")
     (legacy / "manifest.json").write_text('{"format": "quiver-index", "version": 1}')
-    with pytest.raises(InputError, match="index format version 1, this Quiver reads version 3; build the index again"):
+    with pytest.raises(InputError, match="index format version 1, this Quiver reads version 4; build the index again"):
         open_index(legacy)
     with pytest.raises(InputError, match="there is an index already"):
         build_index(NEW, word_sum, legacy)

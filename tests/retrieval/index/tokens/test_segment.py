@@ -325,9 +325,9 @@ def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tok
         ({"candidates": True}, "candidates must be a whole number >= 1, got True"),
     ],
 )
-def test_wrong_knobs_are_named(codec: TokenCodec, knobs: Mapping[str, Any], message: str) -> None:
+def test_wrong_search_parameters_are_named(codec: TokenCodec, search_params: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        codec.search_params_from(knobs)
+        codec.search_params_from(search_params)
 
 
 def test_knobs_by_name(codec: TokenCodec) -> None:
