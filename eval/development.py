@@ -21,7 +21,7 @@ from quiver.eval.metrics import score
 from quiver.eval.ranking import ModelRanker
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.training.sections import DevelopmentSection
@@ -54,7 +54,7 @@ class DevelopmentScorer:
 
     def _part(self, model: BiEncoder | ColBERT, benchmark: Benchmark, collection: Collection) -> Part:
         # A store of its own for every score: it knows vectors by the model's fingerprint, and a model remembers the one it had first.
-        with vector_store(None) as store:
+        with open_embedding_store(None) as store:
             ranking = ModelRanker(model, store)(collection, benchmark.policy, DEPTH)
         value = score(collection.qrels, ranking.run, [HEADLINE]).means[HEADLINE]
         return Part(benchmark.name, benchmark.split, benchmark.facts.group, benchmark.facts.group_size, value)

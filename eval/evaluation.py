@@ -42,15 +42,15 @@ from quiver.eval.significance import bootstrap_interval
 from quiver.eval.worst import Explain, worst_queries
 from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.corpus import Collection
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.data.run import write_run
-from quiver.retrieval.data.vectors import vector_store
 from quiver.retrieval.index.engine_table import check_engine
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Run
-from quiver.retrieval.search.token_matches import token_matches
+from quiver.retrieval.search.explain import token_matches
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ def _ranker(
     if model is None:
         yield rank_with_bm25
         return
-    with vector_store(None if cache is None else Path(cache), executor) as store:
+    with open_embedding_store(None if cache is None else Path(cache), executor) as store:
         yield ModelRanker(model, store, choices.engine, choices.effort, progress)
 
 

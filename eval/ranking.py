@@ -1,6 +1,6 @@
 """A collection to a run: one function a kind of system, which is all that tells a model from BM25.
 
-A model's vectors go through a ``VectorStore``, so that a text is encoded once for as long as the store lives, and from there through
+A model's vectors go through a ``EmbeddingStore``, so that a text is encoded once for as long as the store lives, and from there through
 a real index. An index that is not exact is compared with exact search over the same vectors.
 """
 
@@ -18,7 +18,7 @@ from quiver.eval.benchmark import Policy, cut, depth
 from quiver.eval.bm25 import bm25_run
 from quiver.eval.results import IndexUsed, Truncated
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.data.vectors import StoredVectors, VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors
 from quiver.retrieval.index.engine_table import EXACT
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
@@ -79,7 +79,7 @@ class ModelRanker:
     """
 
     model: DenseModel | TokenModel
-    store: VectorStore
+    store: EmbeddingStore
     engine: str = EXACT
     effort: str | Mapping[str, Setting] = "balanced"
     progress: bool = False

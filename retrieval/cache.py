@@ -1,7 +1,7 @@
 """What Quiver keeps in the user's cache folder between runs, and how much of it.
 
-    vectors/      vectors of texts (`quiver.retrieval.data.vectors`); an entry is a shard
-    words/        words of texts for BM25 (`quiver.retrieval.search.bm25.tables`); an entry is the folder of a segment
+    vectors/      vectors of texts (`quiver.retrieval.data.embedding_store`); an entry is a shard
+    words/        words of texts for BM25 (`quiver.retrieval.search.bm25_index`); an entry is the folder of a segment
     collections/  downloaded collections (`quiver.eval.datasets`)
 
 Vectors and words can be computed again. Together they take no more than ``QUIVER_CACHE_LIMIT`` allows: a process that has added to them

@@ -23,7 +23,7 @@ import numpy as np
 from quiver.encoder.errors import InputError
 from quiver.eval.benchmark import Policy, cut, depth
 from quiver.eval.ranking import query_vectors
-from quiver.retrieval.data.vectors import VectorStore, vector_store
+from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.memory import index_vectors
@@ -140,7 +140,7 @@ class IndexRetriever:
         """
         del score_function
         wanted = [Query(key, text) for key, text in queries.items()]
-        with vector_store(self._cache) as store:
+        with open_embedding_store(self._cache) as store:
             search = _CorpusSearch(
                 self._model, store, list(corpus), _contents(corpus.values()), engine=self._engine, progress=self._progress
             )
@@ -242,7 +242,7 @@ class QuiverSearch:
         self._stack.close()
         if "text" not in corpus.column_names:
             raise InputError(f"{task_metadata.name}: the documents have no text, and this model reads only text")
-        store = self._stack.enter_context(vector_store(self._cache))
+        store = self._stack.enter_context(open_embedding_store(self._cache))
         ids = list(corpus["id"])
         self._corpus = _CorpusSearch(self._model, store, ids, _contents(corpus), engine=self._engine, progress=_progress(encode_kwargs))
 
@@ -320,7 +320,7 @@ class _CorpusSearch:
     def __init__(
         self,
         model: DenseModel | TokenModel,
-        store: VectorStore,
+        store: EmbeddingStore,
         ids: Sequence[str],
         texts: Iterable[str],
         *,

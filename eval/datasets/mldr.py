@@ -13,7 +13,7 @@ from quiver.eval.datasets.entry import Entry
 from quiver.eval.datasets.facts import Facts
 from quiver.eval.datasets.layouts import HubTable
 from quiver.eval.datasets.origins import HubTables
-from quiver.retrieval.data.entries import Columns
+from quiver.retrieval.data.corpus import Columns
 
 _REPOSITORY = "Shitao/MLDR"
 _REVISION = "d67138e705d963e346253a80e59676ddb418810a"

@@ -17,8 +17,7 @@ from quiver.eval.datasets.download import check_room, download, unpack
 from quiver.eval.datasets.hub import fetch_files
 from quiver.eval.datasets.layouts import CARD, HubTable, table_files
 from quiver.eval.datasets.tables import table_documents, table_judgements, table_queries
-from quiver.retrieval.data.corpus import Collection, assemble, load_collection
-from quiver.retrieval.data.entries import BEIR_COLUMNS, Columns
+from quiver.retrieval.data.corpus import BEIR_COLUMNS, Collection, Columns, assemble, load_collection
 from quiver.retrieval.progress import progress_bar
 
 

@@ -12,8 +12,7 @@ from types import ModuleType
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json_lines
-from quiver.retrieval.data.corpus import read_judgements
-from quiver.retrieval.data.entries import Columns, Judgement, Place, key_of, to_document, to_judgement, to_query
+from quiver.retrieval.data.corpus import Columns, Judgement, Place, key_of, read_judgements, to_document, to_judgement, to_query
 from quiver.retrieval.records import Document, Query
 
 QUERY_COLUMNS = ("query-id", "query_id")

@@ -15,8 +15,8 @@ from torch import Tensor
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing
 from quiver.encoder.pretraining.position_extension import read_positions
-from quiver.eval.report.efficiency_plot import COLOURS, check_plotting
-from quiver.retrieval.models.model_folder import read_model_folder
+from quiver.eval.report.charts import PALETTE, check_matplotlib
+from quiver.retrieval.models.loading import read_model_folder
 
 COMPONENTS = 3
 FORMATS = (".png", ".svg")
@@ -30,7 +30,7 @@ def check_format(path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: a plot is written as {' or '.join(FORMATS)}")
-    check_plotting()
+    check_matplotlib()
 
 
 def principal_components(old: Tensor, new: Tensor, *, count: int = COMPONENTS) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def write_position_plot(old: Path, new: Path, path: Path) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     for axes, table, projected in zip(panels, tables, principal_components(*tables), strict=True):
         for place, values in enumerate(projected.T):
-            axes.plot(values.numpy(), color=COLOURS[place], linewidth=1.0, label=f"component {place + 1}")
+            axes.plot(values.numpy(), color=PALETTE[1 + place], linewidth=1.0, label=f"component {place + 1}")
         axes.set_title(f"{len(table):,} positions", fontsize=10)
         axes.set_xlabel("position p")
         axes.grid(alpha=0.3)

@@ -16,7 +16,7 @@ from quiver.encoder.presets import PRESETS, preset
 
 if TYPE_CHECKING:
     from quiver.encoder import Encoder, MaskedLM
-    from quiver.retrieval.models.export.export import Scores
+    from quiver.retrieval.models.export.export import ModelScores
 
 
 class Layout(str, Enum):
@@ -84,18 +84,18 @@ def export(
     say(f"model: {exported.folder} ({exported.layout}, {exported.bytes / 1e6:,.1f} MB)")
 
 
-def _scores(folder: Path) -> Scores:
+def _scores(folder: Path) -> ModelScores:
     """Read a results folder as entries of the Hub's ``model-index``."""
     import yaml
 
     from quiver.eval.report.model_index import render_model_index
     from quiver.eval.results_folder import read_results
-    from quiver.retrieval.models.export.export import Scores
+    from quiver.retrieval.models.export.export import ModelScores
 
     found = read_results(folder)
     metadata: dict[str, Any] = next(yaml.safe_load_all(render_model_index(found)))
     [index] = metadata["model-index"]
-    return Scores(str(folder), found.system.fingerprint, index["results"])
+    return ModelScores(str(folder), found.system.fingerprint, index["results"])
 
 
 def enlarge(
@@ -125,7 +125,7 @@ def enlarge(
     from quiver.encoder.files import read_json
     from quiver.encoder.pretraining.tiling import enlarge as enlarge_encoder
     from quiver.encoder.pretraining.tiling import enlarge_masked_lm
-    from quiver.retrieval.models.export.target import check_target, replacing_folder
+    from quiver.retrieval.models.export.export import check_target, replacing_folder
 
     folder = local_folder(model, revision=revision)
     check_target(out, folder, overwrite=overwrite)
@@ -208,7 +208,7 @@ def extend_positions(
     from quiver.encoder.checkpoints.folder import local_folder
     from quiver.encoder.files import check_target
     from quiver.eval.report.positions import check_format, write_position_plot
-    from quiver.retrieval.models.export.longer import lengthen_model
+    from quiver.retrieval.models.export.export import lengthen_model
 
     if plot is not None:
         check_format(plot)

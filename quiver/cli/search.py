@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from quiver.cli.rankings import Explained, Found
     from quiver.retrieval.cluster.index import ShardedIndex
     from quiver.retrieval.records import Missing, Query, Run
-    from quiver.retrieval.search.bm25 import WordScore
-    from quiver.retrieval.search.explain import Explanation
-    from quiver.retrieval.search.token_matches import TokenMatch
+    from quiver.retrieval.search.bm25_index import WordScore
+    from quiver.retrieval.search.explain import Explanation, TokenMatch
 
 logger = logging.getLogger(__name__)
 

@@ -1,34 +1,313 @@
 """Collections on disk: documents, queries and judgements, streamed from their files and checked entry by entry.
 
-Whatever is wrong with a file is an ``InputError`` that begins with ``file:line``. This module knows nothing of models or
-indexes; title and text are kept apart here and joined in ``quiver.retrieval.records``.
+Every error about an entry begins with its place, ``file:line``. Title and text are kept apart here; `quiver.retrieval.records` joins them.
 
 Source: the BEIR folder layout, arXiv:2104.08663 and https://github.com/beir-cellar/beir.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json_lines, read_lines
-from quiver.retrieval.data.entries import Judgement, Place, check_id, to_document, to_judgement, to_metadata, to_query, unique
-from quiver.retrieval.records import Document, Query
+from quiver.retrieval.records import Document, Metadata, Query, Value
+
+# Nine digits fit every integer type that scorers use for grades; a longer number means a damaged file.
+_GRADE = re.compile(r"[+-]?[0-9]{1,9}")
+_MAX_GRADE = 10**9
+
+Identified = TypeVar("Identified", Document, Query)
+
+
+class Place(NamedTuple):
+    """Place of an entry: its file and line (in a table: row), from 1."""
+
+    file: Path
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+    def seen_from(self, other: Place) -> str:
+        """Describe this place for an error that begins with another place.
+
+        Example:
+            >>> Place(Path("c.jsonl"), 3).seen_from(Place(Path("c.jsonl"), 9))
+            'on line 3'
+        """
+        if self.file != other.file:
+            return f"in {self}"
+        return f"{'in row' if self.file.suffix == '.parquet' else 'on line'} {self.number}"
+
+
+class Judgement(NamedTuple):
+    """A judgement and its place."""
+
+    place: Place
+    query: str
+    document: str
+    grade: int
+
+
+class Columns(NamedTuple):
+    """Names of the fields of documents or queries in a file.
+
+    Attributes:
+        id: Names of the id, in order of preference.
+        text: Name of the text.
+        title: Name of the optional title.
+    """
+
+    id: tuple[str, ...] = ("_id", "id")
+    text: str = "text"
+    title: str = "title"
+
+
+BEIR_COLUMNS = Columns()
+"""Field names of BEIR files."""
+
+
+def to_document(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Document:
+    """Make a document of a row, without metadata. The text may be empty, the id may be an integer.
+
+    Raises:
+        InputError: A field is missing or has the wrong type, or the id is blank.
+    """
+    key = _id(place, row, columns)
+    title = row.get(columns.title)
+    if title is not None and not isinstance(title, str):
+        raise InputError(f"{place}: '{columns.title}' must be a string, got {_shown(title)}")
+    return Document(key, _text(place, row, columns), title or "")
+
+
+def to_metadata(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Metadata | None:
+    """Make the metadata of a row: all fields that are not part of the document, see `flat_metadata`; None if there are none.
+
+    The fields of BEIR's object ``metadata`` are treated as fields of the row; the row's own take precedence. A ``metadata`` that is not an
+    object is a field of that name.
+
+    Raises:
+        InputError: A value cannot be metadata; names the field.
+
+    Example:
+        >>> to_metadata(Place(Path("c.jsonl"), 1), {"_id": "a", "text": "x", "year": 2019, "metadata": {"tags": ["b", "c"]}})
+        {'tags': ['b', 'c'], 'year': 2019}
+    """
+    inner = row.get("metadata")
+    fields = {**inner} if isinstance(inner, Mapping) else {"metadata": inner}
+    own = {*columns.id, columns.text, columns.title, "metadata"}
+    fields |= {name: value for name, value in row.items() if name not in own}
+    return flat_metadata(fields, where=str(place))
+
+
+def checked_document(document: Document) -> Document:
+    """Apply the rules for files to a document from Python code: an integer id becomes a string, metadata are flattened.
+
+    Raises:
+        InputError: The id is blank or neither a string nor an integer, or a value cannot be metadata.
+
+    Example:
+        >>> checked_document(Document(7, "x", metadata={"author": {"name": "Bo"}, "year": None}))
+        Document(id='7', text='x', title='', metadata={'author.name': 'Bo'})
+    """
+    key = as_id(document.id)
+    if not key.strip():
+        raise InputError("the id of a document is blank")
+    given: object = document.metadata
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"document {key!r}: the metadata must be a mapping from field to value, got {_shown(given)}")
+    return document._replace(id=key, metadata=flat_metadata(given or {}, where=f"document {key!r}"))
+
+
+def flat_metadata(fields: Mapping[str, object], *, where: str) -> Metadata | None:
+    """Flatten metadata to what an index stores: field -> string, finite number, boolean, or list of these.
+
+    Fields of a nested object are named ``object.field``; those of objects in a list become lists. Null and NaN mean a missing value.
+
+    Args:
+        fields: Metadata of one document.
+        where: Place of the document, for errors.
+
+    Returns:
+        The fields; None if there are none.
+
+    Raises:
+        InputError: A value has another type, a field's name is not a string, or two fields get the same name.
+
+    Example:
+        >>> flat_metadata({"venue": {"name": "ACL", "year": 2020}, "authors": [{"name": "A"}, {"name": "B"}], "doi": None}, where="d1")
+        {'venue.name': 'ACL', 'venue.year': 2020, 'authors.name': ['A', 'B']}
+    """
+    found: dict[str, Value | list[Value]] = {}
+    lists: dict[str, list[Value]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
+    left: list[tuple[tuple[Any, ...], object, bool]] = [((name,), value, False) for name, value in reversed(list(fields.items()))]
+    while left:
+        path, value, listed = left.pop()
+        if not isinstance(path[-1], str):
+            raise InputError(f"{where}: names of metadata fields must be strings, got {path[-1]!r}")
+        name = ".".join(path)
+        if isinstance(value, Mapping):
+            left += [((*path, inner), each, listed) for inner, each in reversed(list(value.items()))]
+        elif not _is_missing(value):
+            if paths.setdefault(name, path) != path:
+                raise InputError(f"{where}: two metadata fields have the name {name!r}: one with a dot and one in an object; rename one")
+            if isinstance(value, list | tuple):
+                left += [(path, each, True) for each in reversed(value)]
+                found.update({} if value else {name: lists.setdefault(name, [])})
+            elif listed:
+                found[name] = lists.setdefault(name, [])
+                lists[name].append(_value(value, name, where))
+            else:
+                found[name] = _value(value, name, where)
+    return cast(Metadata, found) or None
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float | np.floating) and math.isnan(value))
+
+
+def _value(value: object, name: str, where: str) -> Value:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, str | int) or (isinstance(plain, float) and math.isfinite(plain)):
+        return plain
+    kinds = "strings, finite numbers, booleans, or lists or objects of these"
+    raise InputError(f"{where}: metadata field {name!r} must hold {kinds}, got {_shown(plain)}")
+
+
+def to_query(place: Place, row: Mapping[str, object], columns: Columns = BEIR_COLUMNS) -> Query:
+    """Make a query of a row, as `to_document` does.
+
+    Raises:
+        InputError: A field is missing or has the wrong type, or the id is blank.
+    """
+    return Query(check_id(place, _id(place, row, columns)), _text(place, row, columns))
+
+
+def to_judgement(place: Place, query: str, document: str, grade: object) -> Judgement:
+    """Make a judgement. The grade may be an integer, a string of digits, or a float without a fraction.
+
+    Raises:
+        InputError: An id is blank, or the grade is not an integer of at most nine digits.
+    """
+    if isinstance(grade, str):
+        whole = int(grade) if _GRADE.fullmatch(grade) else None
+    elif isinstance(grade, (int, float)) and not isinstance(grade, bool) and abs(grade) < _MAX_GRADE and grade == int(grade):
+        whole = int(grade)
+    else:
+        whole = None
+    if whole is None:
+        raise InputError(f"{place}: the grade must be an integer of at most 9 digits, got {_shown(grade)}")
+    if not query.strip() or not document.strip():
+        raise InputError(f"{place}: the {'document' if query.strip() else 'query'} id is blank")
+    return Judgement(place, query, document, whole)
+
+
+def check_id(place: Place, key: str) -> str:
+    """Return the id unchanged.
+
+    Raises:
+        InputError: The id is blank.
+    """
+    if not key.strip():
+        raise InputError(f"{place}: the id is blank")
+    return key
+
+
+def key_of(value: object) -> str | None:
+    """Return a string or integer id as a string; None for other types."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    return value if isinstance(value, str) else None
+
+
+def as_id(value: object) -> str:
+    """Return a string or integer id from Python code as a string.
+
+    Raises:
+        InputError: The id is neither a string nor an integer.
+    """
+    key = key_of(value)
+    if key is None:
+        raise InputError(f"the id of a document must be a string or an integer, got {value!r}")
+    return key
+
+
+def unique(
+    read: Callable[[], Iterable[tuple[Place, Identified]]], *, hashed: Callable[[str], int] = hash
+) -> Iterator[tuple[Place, Identified]]:
+    """Yield entries, and check at the end that all ids are unique.
+
+    Only 8-byte hashes are kept, so five million ids take 40 MB (80 MB while they are sorted). Entries of equal hash are read a second time
+    and compared.
+
+    Args:
+        read: Function that starts a pass over the entries.
+        hashed: A hash function of at most 64 bits.
+
+    Raises:
+        InputError: At the end, if an id is repeated; names the places of both.
+    """
+    hashes = array("q")
+    for place, entry in read():
+        hashes.append(hashed(entry.id))
+        yield place, entry
+    ordered = np.sort(np.frombuffer(hashes, np.int64)) if hashes else np.empty(0, np.int64)
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    seen: dict[str, Place] = {}
+    for place, entry in read() if suspects else ():
+        if hashed(entry.id) in suspects:
+            first = seen.setdefault(entry.id, place)
+            if first != place:
+                raise InputError(f"{place}: id '{entry.id}' is already used {first.seen_from(place)}; ids must be unique")
+
+
+def _id(place: Place, row: Mapping[str, object], columns: Columns) -> str:
+    value = next((row[name] for name in columns.id if name in row), None)
+    key = key_of(value)
+    if key is None:
+        first, *others = (f"'{name}'" for name in columns.id)
+        raise InputError(f"{place}: {first}{f' (or {others[0]})' if others else ''} must be a string or an integer, got {_shown(value)}")
+    return check_id(place, key)
+
+
+def _text(place: Place, row: Mapping[str, object], columns: Columns) -> str:
+    text = row.get(columns.text)
+    if not isinstance(text, str):
+        raise InputError(f"{place}: '{columns.text}' must be a string, got {_shown(text)}")
+    return text
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
-# Names of the third column that mark the first line of a judgement file as its header; a mistyped grade must not pass as one.
+# A first line whose third column has one of these names is a header; anything else that is not a grade is an error.
 _GRADE_HEADINGS = frozenset({"score", "relevance", "rel", "grade", "label"})
 
 
 class Documents(Protocol):
-    """Documents that can be gone through as often as one likes, and whose number is known: a tuple, or files that are streamed."""
+    """Documents that can be iterated repeatedly and whose number is known: a tuple, or files that are streamed."""
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents in their order, from the first one each time."""
+        """Iterate over the documents from the first one."""
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -36,15 +315,15 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Collection:
-    """One split of a test collection.
+    """One split of a collection.
 
     Attributes:
         name: Name of the folder.
         split: Name of the judgement file without its suffix.
-        documents: All documents, in file order; those of a file stay there, and each time round reads it again.
-        queries: The queries that the split judges, in file order.
+        documents: All documents, in file order; those in files are read again in every pass.
+        queries: The queries with judgements in the split, in file order.
         qrels: Query id -> document id -> grade; its queries are exactly ``queries``.
-        empty_texts: Documents whose text is blank (a title may still be there).
+        empty_texts: Number of documents whose text is blank (they may have a title).
     """
 
     name: str
@@ -56,23 +335,23 @@ class Collection:
 
 
 class StreamedDocuments:
-    """Documents that stay in their files: one is held at a time, however large the corpus."""
+    """Documents that are read from their files one at a time."""
 
     def __init__(self, read: Callable[[], Iterable[tuple[Place, Document]]], count: int) -> None:
-        """Documents that have been read once and found sound.
+        """Make a stream of documents that have been checked in a first pass.
 
         Args:
-            read: Starts a reading.
-            count: How many there were.
+            read: Function that starts a pass.
+            count: Number of documents in the first pass.
         """
         self._read = read
         self._count = count
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents in file order.
+        """Iterate over the documents in file order.
 
         Raises:
-            InputError: An entry is malformed, or their number is another than at first: somebody has changed the files.
+            InputError: An entry is malformed, or the number of documents has changed since the first pass.
         """
         file, found = None, 0
         for place, document in self._read():
@@ -80,7 +359,7 @@ class StreamedDocuments:
             yield document
         if found != self._count:
             where = "the corpus" if file is None else file
-            raise InputError(f"{where}: {self._count:,} documents at the first reading, {found:,} at a later one; leave the files alone")
+            raise InputError(f"{where}: changed while in use: {self._count:,} documents at first, {found:,} now; run the command again")
 
     def __len__(self) -> int:
         return self._count
@@ -89,15 +368,15 @@ class StreamedDocuments:
 def load_collection(folder: Path, split: str) -> Collection:
     """Read a BEIR folder: ``corpus.jsonl``, ``queries.jsonl`` (each may be ``.gz``) and ``qrels/<split>.tsv``.
 
-    The whole corpus is read once and checked; what stays in memory of it is the number of documents.
+    The corpus is read once to check it, and not kept in memory.
 
     Args:
-        folder: The collection's folder.
-        split: Which judgements to use, such as ``test``; a bare name, never a path.
+        folder: Folder of the collection.
+        split: Name of the judgements, such as ``test``.
 
     Raises:
-        InputError: A file is missing or malformed, the split is a path or does not exist (lists those that do), or a judgement
-            names a query or document that the collection lacks (names the judgement's line).
+        InputError: A file is missing or malformed, the split does not exist (lists those that do), or a judgement names a query or document
+            that the collection lacks (names the judgement's line).
     """
     qrels_file = find_split(folder, split)
     return assemble(
@@ -117,18 +396,17 @@ def assemble(
     queries: Callable[[], Iterable[tuple[Place, Query]]],
     judgements: Iterable[Judgement],
 ) -> Collection:
-    """A collection from entries of any origin, with the checks that every collection has to pass.
+    """Make a collection of entries from any source, and check it.
 
     Args:
-        name: What the collection is called.
+        name: Name of the collection.
         split: Name of the judgements.
-        documents: Starts a reading of the corpus; called again for every time the collection's documents are gone through.
-        queries: Starts a reading of the queries; those that the split does not judge are dropped.
-        judgements: The split's judgements.
+        documents: Function that starts a pass over the corpus; called for every pass over the collection's documents.
+        queries: Function that starts a pass over the queries; those without judgements are dropped.
+        judgements: The judgements of the split.
 
     Raises:
-        InputError: An id of a document or query, or a pair that is judged, comes twice; or a judgement names a query or document that
-            is not there. Names the entry.
+        InputError: A document id, query id or judged pair is repeated, or a judgement names a missing query or document. Names the entry.
     """
     judged = tuple(judgements)
     qrels = _by_query(judged)
@@ -138,31 +416,31 @@ def assemble(
         count += 1
         empty += not document.text.strip()
         wanted.discard(document.id)
-    asked: list[Query] = []
-    unasked = set(qrels)
+    judged_queries: list[Query] = []
+    missing_queries = set(qrels)
     for _, query in unique(queries):
         if query.id in qrels:
-            asked.append(query)
-            unasked.discard(query.id)
-    for judgement in judged if wanted or unasked else ():
-        if judgement.query in unasked:
+            judged_queries.append(query)
+            missing_queries.discard(query.id)
+    for judgement in judged if wanted or missing_queries else ():
+        if judgement.query in missing_queries:
             raise InputError(f"{judgement.place}: query '{judgement.query}' is not among the collection's queries")
         if judgement.document in wanted:
             raise InputError(f"{judgement.place}: document '{judgement.document}' is not in the corpus")
-    return Collection(name, split, StreamedDocuments(documents, count), tuple(asked), qrels, empty)
+    return Collection(name, split, StreamedDocuments(documents, count), tuple(judged_queries), qrels, empty)
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Stream the documents of a corpus, one JSON object a line: ``_id`` (or ``id``), ``text`` and perhaps ``title``.
+    """Stream the documents of a corpus, one JSON object per line: ``_id`` (or ``id``), ``text`` and optionally ``title``.
 
-    An id may be a JSON integer, as in some BEIR collections; it becomes a string. A text may be empty. Further fields, and those of
-    BEIR's object ``metadata``, become the document's metadata, see `quiver.retrieval.data.entries.flat_metadata`.
+    An integer id becomes a string. A text may be empty. Further fields, and those of BEIR's object ``metadata``, become the document's
+    metadata, see `flat_metadata`.
 
     Args:
         path: A ``.jsonl`` or ``.jsonl.gz`` file, or a folder that holds ``corpus.jsonl[.gz]``.
 
     Raises:
-        InputError: While iterating, at the first line that is malformed; at the end, if an id came twice (names both lines).
+        InputError: While iterating, at the first malformed line; at the end, if an id is repeated (names both lines).
     """
     return (document for _, document in unique(partial(_documents, path)))
 
@@ -171,7 +449,7 @@ def read_queries(path: Path) -> Iterator[Query]:
     """Stream queries from ``.jsonl[.gz]`` (``_id`` or ``id``, and ``text``) or ``.tsv[.gz]`` (id, tab, text; no header).
 
     Raises:
-        InputError: While iterating, at the first line that is malformed; at the end, if an id came twice; or the suffix is another.
+        InputError: While iterating, at the first malformed line; at the end, if an id is repeated; or the suffix is not supported.
     """
     return (query for _, query in unique(partial(_queries, path)))
 
@@ -179,55 +457,55 @@ def read_queries(path: Path) -> Iterator[Query]:
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """Read judgements: BEIR's three tab-separated columns with or without a header, or TREC's four columns.
 
-    The first line decides which of the two the file is: ``query, document, grade`` split at tabs, or
-    ``query, iteration, document, grade`` split at white space. Fields are taken as they stand, without CSV quoting.
+    The first line decides the format: ``query, document, grade`` split at tabs, or ``query, iteration, document, grade`` split at white
+    space. There is no CSV quoting.
 
     Raises:
-        InputError: Names the line with a wrong column count, an id that is blank, a grade that is no integer of at most nine
-            digits, or a pair that an earlier line has judged.
+        InputError: A line has the wrong number of columns, a blank id, a grade that is not an integer of at most nine digits, or a pair
+            that an earlier line judges. Names the line.
     """
     return _by_query(read_judgements(path))
 
 
 def find_jsonl(folder: Path, stem: str) -> Path:
-    """The file ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` of a folder.
+    """Return the path of ``<stem>.jsonl`` or ``<stem>.jsonl.gz`` in a folder.
 
     Raises:
-        InputError: Neither is there, or both are.
+        InputError: Neither exists, or both do.
     """
     found = [folder / f"{stem}{suffix}" for suffix in _SUFFIXES if (folder / f"{stem}{suffix}").is_file()]
     if not found:
         raise InputError(f"{folder}: no {stem}.jsonl or {stem}.jsonl.gz in this folder")
     if len(found) > 1:
-        raise InputError(f"{folder}: both {found[0].name} and {found[1].name} are there; remove one")
+        raise InputError(f"{folder}: both {found[0].name} and {found[1].name} exist; remove one")
     return found[0]
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """The file with a BEIR folder's judgements of a split.
+    """Return the path of a split's judgements in a BEIR folder.
 
     Raises:
-        InputError: There is no such folder or split (lists those that there are), or the split is a path.
+        InputError: The folder or the split does not exist (lists the splits that do), or the split is a path.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
     if split != PurePath(split).name:
-        raise InputError(f"{folder}: a split is the name of a file in qrels/ without its suffix, not a path; got '{split}'")
+        raise InputError(f"{folder}: a split must be the name of a file in qrels/ without suffix, not a path; got '{split}'")
     file = folder / "qrels" / f"{split}.tsv"
     if file.is_dir():
-        raise InputError(f"{file}: is a folder; the judgements of a split are a file")
+        raise InputError(f"{file}: is a folder; the judgements of a split must be a file")
     if not file.is_file():
         splits = sorted(path.name.removesuffix(".tsv") for path in (folder / "qrels").glob("*.tsv") if path.is_file())
-        there = f"the splits there are {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv"
-        raise InputError(f"{file}: no split '{split}'; {there}")
+        existing = f"existing splits: {', '.join(splits)}" if splits else "the folder has no qrels/*.tsv"
+        raise InputError(f"{file}: no split '{split}'; {existing}")
     return file
 
 
 def read_judgements(path: Path) -> Iterator[Judgement]:
-    """The judgements of a file as `read_qrels` knows them, with their places; a pair that comes twice is not noticed here.
+    """Stream the judgements of a file that `read_qrels` can read, with their places; repeated pairs are not checked.
 
     Raises:
-        InputError: While iterating, at the first line that is malformed; at the end, if there was nothing but a header.
+        InputError: While iterating, at the first malformed line; at the end, if there is only a header.
     """
     split: str | None = "\t"
     found = False
@@ -235,7 +513,7 @@ def read_judgements(path: Path) -> Iterator[Judgement]:
         place = Place(path, line_number)
         columns = line.split(split)
         if number == 0 and len(columns) != 3:
-            split = None  # not BEIR's layout; str.split(None) splits at white space, as TREC's files are
+            split = None  # TREC's format: str.split(None) splits at white space
             columns = line.split()
         if len(columns) != (3 if split else 4):
             layout = "3 (query, document, grade; tab-separated)" if split else "3 tab-separated or 4 (query, iteration, document, grade)"
@@ -263,7 +541,7 @@ def _queries(path: Path) -> Iterator[tuple[Place, Query]]:
             yield place, to_query(place, row)
         return
     if not path.name.endswith((".tsv", ".tsv.gz")):
-        raise InputError(f"{path}: queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
+        raise InputError(f"{path}: unsupported type; queries are read from .jsonl, .jsonl.gz, .tsv or .tsv.gz")
     for number, line in read_lines(path):
         place = Place(path, number)
         columns = line.split("\t")
@@ -273,12 +551,12 @@ def _queries(path: Path) -> Iterator[tuple[Place, Query]]:
 
 
 def _by_query(judgements: Iterable[Judgement]) -> dict[str, dict[str, int]]:
-    """Judgements as query id -> document id -> grade, each pair once."""
+    """Query id -> document id -> grade; repeated pairs are errors."""
     qrels: dict[str, dict[str, int]] = {}
     places: dict[tuple[str, str], Place] = {}
     for place, query, document, grade in judgements:
         first = places.setdefault((query, document), place)
         if first != place:
-            raise InputError(f"{place}: document '{document}' was judged for query '{query}' {first.seen_from(place)} already")
+            raise InputError(f"{place}: document '{document}' is already judged for query '{query}' {first.seen_from(place)}")
         qrels.setdefault(query, {})[document] = grade
     return qrels

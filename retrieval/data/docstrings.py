@@ -1,79 +1,216 @@
-"""Docstring -> function pairs mined from Python source: a code search collection that needs no download.
+"""Mine docstring -> function pairs from Python source: a code search collection that needs no download.
 
-The rules are CodeSearchNet's, as its Python parser applies them; where the paper leaves a rule open, the choice is stated
-at the constant or function that makes it. Source is read, never imported. Nothing here knows of models or indexes.
+The rules are those of CodeSearchNet's Python parser; where the paper leaves a rule open, the constant or function that implements it says
+what was chosen. Source files are parsed, never imported.
 
-- Functions and methods with a docstring, at module or class level. A function inside a function is part of its
-  parent's text and would only be a near-duplicate of it.
-- The query is the docstring's first paragraph; the document is the source, decorators and comments included, without
-  the docstring.
-- Out go names with ``test`` in them, dunder methods, bodies that only pass or raise, short bodies, queries that are not
-  English text, repeated code, repeated queries, and near-duplicates.
+- Functions and methods with a docstring, at module or class level. Nested functions are part of their parent's text.
+- The query is the docstring's first paragraph. The document is the source without the docstring, with decorators and comments.
+- Excluded are names containing ``test``, dunder methods, bodies that only pass or raise, short bodies, queries that are not English text,
+  repeated code, repeated queries, and near-duplicates.
 
-The standard library differs from interpreter to interpreter, and the pairs with it: compare figures only where the
-version of Python is the same.
+The standard library differs between Python versions, and so do the pairs: compare scores only within one version.
 
 Source: CodeSearchNet, arXiv:1909.09436, section 2; its parser, github.com/github/CodeSearchNet at e792e1c,
-function_parser/parsers/python_parser.py; the 256-token and URL rules are those of CodeXGLUE's AdvTest,
-arXiv:2102.04664.
+function_parser/parsers/python_parser.py; the 256-token and URL rules are those of CodeXGLUE's AdvTest, arXiv:2102.04664.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
+import keyword
 import logging
+import math
 import re
+import sys
+import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file
-from quiver.retrieval.data.near_duplicates import first_of_each
-from quiver.retrieval.data.python_sources import package_files, stdlib_files
 from quiver.retrieval.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
+
+_APPLICATIONS = frozenset({"idlelib", "turtledemo"})
+"""Packages of the standard library that are programs rather than libraries."""
+
+_TEST = re.compile(r"(^|_)tests?(_|$)|^conftest$")
+"""Module names of tests; ``unittest`` and ``doctest`` do not match."""
+
+
+def stdlib_files() -> dict[str, Path]:
+    """List the source files of the standard library, without IDLE and the turtle demos.
+
+    Returns:
+        Module name -> file, sorted by top-level module. Modules written in C have no file.
+
+    Raises:
+        InputError: Python was installed without the library's source.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files: dict[str, Path] = {}
+    for name in sorted(sys.stdlib_module_names - _APPLICATIONS):  # excludes site-packages and the test package
+        if (root / name).is_dir():
+            files.update(_files_below(root / name, name))
+        elif (root / f"{name}.py").is_file():
+            files[name] = root / f"{name}.py"
+    if not files:
+        raise InputError(f"{root}: the source of the standard library is missing; install it, or mine only packages")
+    return files
+
+
+def package_files(package: str) -> dict[str, Path]:
+    """List the source files of an installed package.
+
+    Args:
+        package: Top-level import name.
+
+    Returns:
+        Module name -> file, sorted by name.
+
+    Raises:
+        InputError: The package is not installed, has no Python source, or belongs to the standard library.
+    """
+    if package in sys.stdlib_module_names:
+        raise InputError(f"{package!r} belongs to the standard library, which is mined as a whole")
+    # find_spec would import the parent of a dotted name, and a script's __main__ has no spec.
+    spec = importlib.util.find_spec(package) if package.isidentifier() and package != "__main__" else None
+    if spec is None:
+        raise InputError(f"package {package!r} is not installed{_hint(package, importlib.metadata.packages_distributions())}")
+    files: dict[str, Path] = {}
+    for folder in spec.submodule_search_locations or ():
+        files.update(_files_below(Path(folder), package))
+    if spec.submodule_search_locations is None and spec.origin is not None and spec.origin.endswith(".py"):
+        files[package] = Path(spec.origin)
+    if not files:
+        raise InputError(f"package {package!r} has no Python source where it is installed")
+    return files
+
+
+def _hint(name: str, distributions: Mapping[str, list[str]]) -> str:
+    """Suggestion for a name that was not found; ``distributions`` maps import names to distributions."""
+    wanted = name.lower().replace("_", "-")
+    imports = sorted(module for module, owners in distributions.items() if wanted in {owner.lower().replace("_", "-") for owner in owners})
+    if imports:
+        return f": it is the name of a distribution; use its import name {' or '.join(imports)}"
+    close = difflib.get_close_matches(name, distributions, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; install it, or use its top-level import name"
+
+
+def _files_below(folder: Path, package: str) -> dict[str, Path]:
+    """Module name -> file of a package folder and its subpackages, sorted by name."""
+    if not folder.is_dir():  # a namespace package of an editable install lists a placeholder folder
+        return {}
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if not path.stem.isidentifier() or _TEST.search(path.stem):
+            continue
+        if path.suffix == ".py" and path.is_file():
+            files[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path
+        elif path.suffix == "" and path.is_dir() and not path.is_symlink():  # a link may point to a parent folder
+            files.update(_files_below(path, f"{package}.{path.stem}"))
+    return files
+
+
+SET_SIMILARITY = Fraction(8, 10)
+"""Minimum Jaccard similarity of two sets of identifiers. A fraction, so that 0.8 times a count rounds up exactly."""
+
+MULTISET_SIMILARITY = Fraction(7, 10)
+"""Minimum Jaccard similarity of two multisets of identifiers."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+def first_of_each(texts: Sequence[str]) -> list[int]:
+    """Return the rows of texts that are not near-duplicates of an earlier returned row, ascending.
+
+    Two texts are near-duplicates if the Jaccard similarity of their sets of identifiers is at least `SET_SIMILARITY` and that of their
+    multisets at least `MULTISET_SIMILARITY`. Words in comments and strings count as identifiers, Python keywords do not. The search is
+    exact: such sets share one of their few rarest members, so only texts that do are compared. A text without identifiers is not a
+    duplicate.
+
+    Args:
+        texts: Source code, in order of preference.
+
+    Source: Allamanis 2019, arXiv:1812.06469 (measure and thresholds); the prefix filter is Chaudhuri, Ganti and Kaushik 2006, "A primitive
+    operator for similarity joins in data cleaning".
+
+    Example:
+        >>> first_of_each(["total = a + b + c + d", "total = a+b + c + d # sum", "total = x * y", "TOTAL = a + b + c + d"])
+        [0, 2, 3]
+    """
+    bags = [Counter(word for word in _IDENTIFIER.findall(text) if not keyword.iskeyword(word)) for text in texts]
+    frequency = Counter(word for bag in bags for word in bag)
+    kept: list[int] = []
+    by_rare_word: defaultdict[str, list[int]] = defaultdict(list)
+    for row, bag in enumerate(bags):
+        words = sorted(bag, key=lambda word: (frequency[word], word))
+        # Prefix filter: two sets that share at least ceil(t * n) of n words share one of the first n - ceil(t * n) + 1 in any common order.
+        rare = words[: len(words) - math.ceil(SET_SIMILARITY * len(words)) + 1]
+        candidates = {earlier for word in rare for earlier in by_rare_word[word]}
+        if any(_similar(bag, bags[earlier]) for earlier in candidates):
+            continue
+        kept.append(row)
+        for word in rare:
+            by_rare_word[word].append(row)
+    return kept
+
+
+def _similar(first: Counter[str], second: Counter[str]) -> bool:
+    shared = len(first.keys() & second.keys())
+    if shared < SET_SIMILARITY * (len(first) + len(second) - shared):
+        return False
+    overlap = sum((first & second).values())
+    return overlap >= MULTISET_SIMILARITY * (first.total() + second.total() - overlap)
+
+
 MIN_TOKENS = 3
-"""Blank-separated tokens a query has at least."""
+"""Minimum number of blank-separated tokens of a query."""
 
 MAX_TOKENS = 256
-"""Blank-separated tokens a query has at most."""
+"""Maximum number of blank-separated tokens of a query."""
 
 MIN_BODY_LINES = 2
-"""Lines of code below the signature at least; docstring, blank lines and comment lines are not counted.
+"""Minimum lines of code after the signature, without docstring, blank lines and comments.
 
-The paper drops implementations of fewer than three lines; we count the signature as one of them, however it is wrapped.
+The paper drops implementations of fewer than three lines; the signature counts as one of them.
 """
 
 MAX_CODE_CHARACTERS = 4_000
-"""A function longer than this is cut after its last whole line within; about 1,000 tokens."""
+"""Maximum length of a function, about 1,000 tokens; longer ones are truncated after a whole line."""
 
 _WORD = re.compile(r"[\"'`(]*[A-Za-z][A-Za-z'-]*[\"'`)]*[.,:;!?]*")
-"""A blank-separated token that reads as an English word, its punctuation included."""
+"""A blank-separated token that looks like an English word, with punctuation."""
 
 _END_OF_SUMMARY = re.compile(
     r"\s*(?:>>>"  # a doctest
     r"|:\w+[^:`]*:(?!`)|@\w+[^:]*:"  # a reStructuredText or Epydoc field; :class:`X` is prose
     r"|(?:Args|Arguments|Parameters|Returns?|Raises|Yields?|Examples?|Notes?)\s*:?\s*$)"  # a Google or NumPy section
 )
-"""A docstring line that ends the first paragraph as a blank line does."""
+"""A docstring line that ends the first paragraph, like a blank line."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One docstring and the function it describes.
+    """A docstring and the function that it describes.
 
     Attributes:
-        id: ``module.function:line``, unique within one interpreter's packages.
-        query: First paragraph of the docstring, blanks normalised.
+        id: ``module.function:line``, unique within the packages of one interpreter.
+        query: First paragraph of the docstring, with normalized white space.
         code: Source without the docstring, dedented, at most ``MAX_CODE_CHARACTERS`` long.
         module: Dotted name of the module.
         function: Qualified name inside the module, ``Class.method``.
@@ -89,24 +226,24 @@ class Pair:
 
     @property
     def top_level(self) -> str:
-        """The package or single module that the function belongs to, ``asyncio`` for ``asyncio.tasks``."""
+        """Top-level package or module of the function, such as ``asyncio`` for ``asyncio.tasks``."""
         return self.module.partition(".")[0]
 
 
 def mine(*, packages: Sequence[str] = (), stdlib: bool = True, progress: bool = False) -> list[Pair]:
-    """Pairs of the running interpreter's standard library and of installed packages.
+    """Mine pairs from the standard library and installed packages.
 
     Args:
         packages: Import names of installed packages (``sklearn``, not ``scikit-learn``).
-        stdlib: Read the standard library, without its tests, IDLE and the turtle demos.
-        progress: Draw a bar on standard error.
+        stdlib: Include the standard library, without its tests, IDLE and the turtle demos.
+        progress: Show a progress bar on standard error.
 
     Returns:
-        Pairs in the order of module and line, the standard library before the packages. Of duplicates the first one stays.
+        Pairs in the order of module and line, the standard library first, without duplicates.
 
     Raises:
         InputError: A package is not installed, has no Python source, or belongs to the standard library.
-        ValueError: Neither the standard library nor a package is asked for.
+        ValueError: ``stdlib`` is False and ``packages`` is empty.
     """
     if not stdlib and not packages:
         raise ValueError("nothing to mine: stdlib is False and packages is empty")
@@ -124,35 +261,34 @@ def mine(*, packages: Sequence[str] = (), stdlib: bool = True, progress: bool = 
 
 
 def read_file(path: Path, module: str) -> list[Pair]:
-    """Pairs of one source file in the order of their lines; duplicates are still in.
+    """Mine the pairs of one source file, in the order of lines, with duplicates.
 
-    A file that this interpreter cannot decode or parse (Python 2, a template) has none; it is logged.
+    A file that cannot be decoded or parsed (Python 2, a template) is logged and gives no pairs.
 
     Args:
         path: A ``.py`` file.
-        module: Dotted name that the pairs carry.
+        module: Dotted name of the module.
     """
     try:
         with tokenize.open(path) as file:
             source = file.read()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the compiler thinks of others' escapes is not the caller's concern
+            warnings.simplefilter("ignore")  # such as invalid escapes in other people's code
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:  # ValueError: undecodable bytes, or a NUL in the source
-        logger.info("%s is not read: %s", path, error)
+        logger.info("%s: skipped (%s)", path, error)
         return []
-    # Not splitlines(): that also breaks at form feeds, which the standard library has, and line numbers would drift.
+    # Not splitlines(), which also splits at form feeds, so that line numbers would be wrong.
     lines = source.split("\n")
     found = (_pair(node, name, module, lines) for node, name in _functions(tree))
     return [pair for pair in found if pair is not None]
 
 
 def summary(docstring: str) -> str | None:
-    r"""First paragraph of a cleaned docstring as a query, or None where it is not English text of a fit length.
+    r"""Return the first paragraph of a cleaned docstring as a query, or None if it is not English text of suitable length.
 
-    A query is ``MIN_TOKENS`` to ``MAX_TOKENS`` tokens, ASCII characters only, and holds no URL. At least half of its tokens
-    are words, which are letters, hyphens and apostrophes, punctuation aside: that leaves out bare signatures, grammar
-    rules and lists of names.
+    A query has ``MIN_TOKENS`` to ``MAX_TOKENS`` tokens, only ASCII characters and no URL. At least half of its tokens are words of letters,
+    hyphens and apostrophes, which excludes bare signatures, grammar rules and lists of names.
 
     Example:
         >>> summary("Return the number of\n  open files.\n\nNeeds /proc.")
@@ -173,9 +309,9 @@ def summary(docstring: str) -> str | None:
 
 
 def deduplicate(pairs: Sequence[Pair]) -> list[Pair]:
-    """Pairs without repeated queries (case ignored), repeated code, and near-duplicate code; the first one stays.
+    """Remove pairs with a repeated query (case-insensitive), repeated code or near-duplicate code; the first one is kept.
 
-    A query that two functions answer would have one of its two right answers judged wrong, so its repetitions go too.
+    If two functions had the same query, one of its two correct answers would be judged wrong.
     """
     queries: set[str] = set()
     codes: set[str] = set()
@@ -190,15 +326,15 @@ def deduplicate(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def split_by_module(pairs: Sequence[Pair], *, held_out: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Training pairs and held-out pairs that share no package, no query and no code.
+    """Split pairs into training and held-out pairs that share no package, query or code.
 
-    Packages are held out in the order of a hash of seed and name; one that would push the held-out side above its share is
-    passed over. A training pair whose query or code also stands on the held-out side is dropped.
+    Packages are held out in the order of a hash of seed and name, as long as the held-out share is not exceeded. Training pairs whose query
+    or code is also held out are dropped.
 
     Args:
-        pairs: From ``mine``; the order is kept on both sides.
-        held_out: Largest share of the pairs that may be held out, between 0 and 1, both excluded.
-        seed: Any integer; equal seeds give equal splits on every platform.
+        pairs: Pairs from `mine`; both results keep their order.
+        held_out: Maximum share of held-out pairs, between 0 and 1 (exclusive).
+        seed: Random seed; equal seeds give equal splits on every platform.
 
     Raises:
         ValueError: ``held_out`` is out of range.
@@ -217,7 +353,7 @@ def split_by_module(pairs: Sequence[Pair], *, held_out: float, seed: int) -> tup
             room -= sizes[package]
     if not chosen:
         raise InputError(
-            f"none of {len(sizes)} packages fits into {held_out:.0%} of {len(pairs)} pairs; mine more packages or hold out more"
+            f"none of {len(sizes)} packages fits into {held_out:.0%} of {len(pairs)} pairs; mine more packages or increase held_out"
         )
     test = [pair for pair in pairs if pair.top_level in chosen]
     queries, codes = {pair.query.casefold() for pair in test}, {pair.code for pair in test}
@@ -226,14 +362,14 @@ def split_by_module(pairs: Sequence[Pair], *, held_out: float, seed: int) -> tup
 
 
 def write_collection(pairs: Sequence[Pair], folder: Path) -> None:
-    """Write a BEIR folder: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/test.tsv``; one relevant function a query.
+    """Write a BEIR folder with ``corpus.jsonl``, ``queries.jsonl`` and ``qrels/test.tsv``; each query has one relevant function.
 
-    A query's id is its function's with ``query:`` before it: harnesses that take a document with the query's own id out of
-    its results would otherwise take out the answer.
+    A query's id is its function's id with the prefix ``query:``, since harnesses that remove the document with the query's own id from the
+    results would otherwise remove the answer.
 
     Args:
-        pairs: Functions to search and the queries that ask for them.
-        folder: Made where it is missing; the three files are replaced.
+        pairs: The pairs.
+        folder: Folder; created if missing, existing files are replaced.
 
     Raises:
         InputError: The folder cannot be written.
@@ -247,17 +383,17 @@ def write_collection(pairs: Sequence[Pair], folder: Path) -> None:
 
 
 def write_pairs(pairs: Iterable[Pair], path: Path) -> None:
-    """Write training rows ``{"query": ..., "positive": ...}``, one JSON object a line.
+    """Write training rows ``{"query": ..., "positive": ...}``, one JSON object per line.
 
     Args:
-        pairs: Rows in their order.
-        path: ``.jsonl`` or ``.jsonl.gz``; its folder is made where it is missing. Equal pairs give equal bytes.
+        pairs: The pairs, in the order of the rows.
+        path: ``.jsonl`` or ``.jsonl.gz`` file; its folder is created if missing. Equal pairs give equal bytes.
 
     Raises:
-        InputError: The path ends in something else, or cannot be written.
+        InputError: The suffix is not supported, or the file cannot be written.
     """
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        raise InputError(f"{path}: training pairs are written as .jsonl or .jsonl.gz; change the name")
+        raise InputError(f"{path}: unsupported suffix; training pairs are written as .jsonl or .jsonl.gz")
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_rows(path, ({"query": pair.query, "positive": pair.code} for pair in pairs))
 
@@ -268,8 +404,8 @@ def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[_Function, str]]:
-    """Functions and methods with their qualified names, also those under ``if``, ``try`` or ``with``, in source order."""
-    # A stack of our own: generated modules chain more elif branches than Python recurses.
+    """Functions and methods with their qualified names, including those under ``if``, ``try`` or ``with``, in source order."""
+    # An explicit stack, since generated modules chain more elif branches than Python's recursion limit.
     pending: list[tuple[ast.AST, str]] = [(tree, "")]
     while pending:
         node, scope = pending.pop()
@@ -281,7 +417,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[_Function, str]]:
 
 
 def _pair(node: _Function, function: str, module: str, lines: Sequence[str]) -> Pair | None:
-    """The pair of one function, or None where a rule excludes it."""
+    """The pair of a function; None if a rule excludes it."""
     docstring = ast.get_docstring(node)
     if docstring is None or _excluded_name(node.name) or all(isinstance(one, ast.Pass | ast.Raise) for one in node.body[1:]):
         return None
@@ -299,19 +435,19 @@ def _pair(node: _Function, function: str, module: str, lines: Sequence[str]) -> 
 
 
 def _excluded_name(name: str) -> bool:
-    # "latest" has the four letters too: CodeSearchNet asks for the substring, and so does this.
+    # CodeSearchNet also excludes names such as "latest", which contain the substring.
     return "test" in name.lower() or (name.startswith("__") and name.endswith("__"))
 
 
 def _around_docstring(node: _Function, lines: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Source lines above and below the docstring; what shares a line with it (a signature, a statement) is kept."""
+    """Source lines before and after the docstring; code on the docstring's own lines (a signature, a statement) is kept."""
     docstring = node.body[0]
     end_line = docstring.end_lineno or docstring.lineno
     start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     head, body = list(lines[start - 1 : docstring.lineno - 1]), list(lines[end_line : node.end_lineno])
     while body and not body[0].strip():
         del body[0]
-    # Columns of the syntax tree count UTF-8 bytes.
+    # The syntax tree counts columns in UTF-8 bytes.
     before = lines[docstring.lineno - 1].encode()[: docstring.col_offset].decode()
     after = lines[end_line - 1].encode()[docstring.end_col_offset :].decode().lstrip(" ;")
     if before.strip():

@@ -1,7 +1,7 @@
-"""Runs as TREC text: ``query Q0 document rank score tag``, one retrieved document a line.
+"""Runs as TREC text: ``query Q0 document rank score tag``, one retrieved document per line.
 
-The order of a run is by score as float32, then by document id, both descending: that is how trec_eval ranks, whatever the
-rank column says. Scores are written with nine significant digits, which is enough to give every float32 back.
+A run is ordered by score as float32, then by document id, both descending, as trec_eval ranks; the rank column is ignored. Scores are
+written with nine significant digits, which represent every float32 exactly.
 
 Source: https://github.com/usnistgov/trec_eval (form_res_rels.c: the comparison of two results).
 """
@@ -21,7 +21,7 @@ from quiver.retrieval.records import Run
 
 
 def ranked(scores: Mapping[str, float]) -> list[str]:
-    """Document ids of one query, best first, in trec_eval's order.
+    """Sort the documents of one query, best first, in trec_eval's order.
 
     Args:
         scores: Document id -> score.
@@ -37,15 +37,15 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
 
 
 def write_run(run: Run, path: Path, *, tag: str) -> None:
-    """Write a run; the file appears whole or not at all. A query without documents leaves no line.
+    """Write a run by one rename. A query without documents has no line.
 
     Args:
         run: Query id -> document id -> score; queries are written in this order.
-        path: Target; compressed if it ends in ``.gz``. Its folder must exist.
+        path: Target file, compressed if it ends in ``.gz``. Its folder must exist.
         tag: Name of the system, the last column.
 
     Raises:
-        InputError: An id is empty or contains white space, which the format cannot hold, or a score is not finite.
+        InputError: An id is empty or contains white space, which the format does not allow, or a score is not finite.
         ValueError: The tag is empty or contains white space.
     """
     if tag.split() != [tag]:
@@ -64,13 +64,11 @@ def write_run(run: Run, path: Path, *, tag: str) -> None:
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Read a run; query id -> document id -> score, as the file orders them.
-
-    The rank column is not read, as trec_eval does not read it.
+    """Read a run: query id -> document id -> score, in the order of the file. The rank column is ignored.
 
     Raises:
-        InputError: Names the line that has not six columns, a score that is no finite number, or a document that its query
-            has already; or the file is empty.
+        InputError: A line does not have six columns, a score is not a finite number, a document is repeated for a query (names the line),
+            or the file is empty.
     """
     run: dict[str, dict[str, float]] = {}
     for number, line in read_lines(path):
@@ -86,7 +84,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
             raise InputError(f"{path}:{number}: the score must be finite, got '{text}'")
         documents = run.setdefault(query, {})
         if document in documents:
-            raise InputError(f"{path}:{number}: document '{document}' was found for query '{query}' on an earlier line already")
+            raise InputError(f"{path}:{number}: document '{document}' is repeated for query '{query}'")
         documents[document] = score
     return run
 
@@ -95,12 +93,12 @@ def _in_order(scores: Mapping[str, float]) -> list[tuple[float, str]]:
     values: NDArray[np.float64] = np.fromiter(scores.values(), dtype=np.float64, count=len(scores))
     if np.isnan(values).any():
         document = next(document for document, score in scores.items() if math.isnan(score))
-        raise ValueError(f"document '{document}' has the score NaN, which has no place in a ranking")
-    with np.errstate(over="ignore"):  # beyond float32 trec_eval has infinity too
+        raise ValueError(f"document '{document}' has the score NaN, which cannot be ranked")
+    with np.errstate(over="ignore"):  # trec_eval also has infinity beyond float32
         single = values.astype(np.float32)
     return sorted(zip(single.tolist(), scores, strict=True), reverse=True)
 
 
 def _check_id(key: str, kind: str, path: Path) -> None:
     if key.split() != [key]:
-        raise InputError(f"{path}: a run cannot hold the {kind} id {key!r}: ids must be without white space")
+        raise InputError(f"{path}: a run cannot hold the {kind} id {key!r}: ids must not be empty or contain white space")

@@ -48,8 +48,8 @@ from quiver.retrieval.index.source import Model, Source, survey
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, verify_files
 from quiver.retrieval.index.store.writing import StoreWriter, writing
-from quiver.retrieval.models.loading import anchored
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.loading import with_absolute_source
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard
 from quiver.retrieval.versions import installed_version
 
@@ -114,7 +114,9 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
                 raise InputError("none of the documents has a vector; there is nothing to index")
             fields = None if options.fields is None else sorted(options.fields)
             policy = Policy(use_title=options.use_title, store_text=options.store_text, fields=fields)
-            draft = new_manifest("build", anchored(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments))
+            draft = new_manifest(
+                "build", with_absolute_source(model.card), policy, CodecEntry(name, "", codec.parameters, {}), _drafted(segments)
+            )
             if options.calibrate and is_approximate(codec):
                 # Before the pieces are moved to where the commit wants them: a build that is killed here still goes on behind them.
                 index = Index(out, draft, codec, _opened(segments, codec, policy))

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.files import read_json
-from quiver.retrieval.data.rows import MatrixRows, PickedRows
 from quiver.retrieval.index.disk import Disk, little_endian, write_array, write_file
 from quiver.retrieval.index.engines import Bitmap, Found, Preset, Sample, Setting, Size, check_names
 from quiver.retrieval.index.errors import DamagedIndexError
@@ -37,7 +36,7 @@ from quiver.retrieval.index.ranking import (
     search_walk,
 )
 from quiver.retrieval.models.maxsim import maxsim_packed
-from quiver.retrieval.protocols import Rows
+from quiver.retrieval.protocols import MatrixRows, PickedRows, Rows
 from quiver.retrieval.records import DenseVectors, ModelCard, TokenVectors
 
 # Queries of one walk over the documents: their candidates are Q x (k + margin), 50 MB for k = 1000.

@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.data.entries import checked_document
-from quiver.retrieval.data.rows import MatrixRows
+from quiver.retrieval.data.corpus import checked_document, read_documents
 from quiver.retrieval.index.disk import MemoryDisk
 from quiver.retrieval.index.documents.metadata import MetadataTable
 from quiver.retrieval.index.documents.strings import IdTable
@@ -35,7 +33,7 @@ from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, op
 from quiver.retrieval.index.source import Encoded, Model, encode, joined, survey
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.protocols import Rows
+from quiver.retrieval.protocols import MatrixRows, Rows
 from quiver.retrieval.records import DenseVectors, Document, ModelCard, TokenCounts
 
 logger = logging.getLogger(__name__)

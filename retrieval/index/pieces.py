@@ -47,7 +47,7 @@ from quiver.retrieval.index.store.manifest import FileEntry
 from quiver.retrieval.index.store.reading import verify_files
 from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.threads import computing_with
-from quiver.retrieval.models.loading import anchored, load_again
+from quiver.retrieval.models.loading import load_from_card, with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.records import Document, ModelCard, TokenCounts
 
@@ -631,7 +631,7 @@ class MakeAnywhere:
         folders = PieceFolders(self.folder, REAL, uuid.uuid4().hex[:12])
         codec = None if self.codec is None else open_codec(*self.codec)
         reading = Reading(self.spool, self.count)
-        return PieceMaker(load_again(self.card), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())
+        return PieceMaker(load_from_card(self.card), reading, self.options, folders, codec=codec, sample=self.sampled.vectors())
 
 
 logger = logging.getLogger(__name__)
@@ -818,7 +818,7 @@ class Pieces:
             spool=self._source.spool,
             count=self._source.count,
             options=self._options,
-            card=anchored(self._card),
+            card=with_absolute_source(self._card),
             threads=self._threads,
             codec=None if place is None else (place.engine, place.folder),
             sampled=self._sampled,

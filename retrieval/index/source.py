@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.data.entries import checked_document
-from quiver.retrieval.data.vectors import packed
+from quiver.retrieval.data.corpus import checked_document, read_documents
+from quiver.retrieval.data.embedding_store import stack_vectors
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.documents.strings import id_hashes
 from quiver.retrieval.index.mapped import map_array
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Document, TextTokens
 
@@ -256,7 +255,7 @@ def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> E
         ValueError: The vectors are not what the model's card says.
     """
     encoding = model.encode([document.content(use_title=use_title) for document in documents], "document")
-    given, counts = packed(encoding, model.card)
+    given, counts = stack_vectors(encoding, model.card)
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
         vectors = np.ascontiguousarray(given, np.float32)  # what a model is to give; files have no other type
     lengths = np.array(counts, np.int64)

@@ -1,4 +1,4 @@
-"""The DPR bi-encoder: one vector a text.
+"""The DPR bi-encoder: one vector per text.
 
 Shapes: B texts, N packed tokens, D width of the encoder, d width of a vector.
 Source: Dense Passage Retrieval, arXiv:2004.04906; sentence-transformers' conventions for prompts and pooling.
@@ -18,32 +18,32 @@ from torch.nn import functional as F
 from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
 from quiver.retrieval.models.encoding import clean, describe_tokens, fingerprint, run_batches
-from quiver.retrieval.models.export import write_dense
-from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
+from quiver.retrieval.models.export.sentence_transformers import write_dense
+from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from quiver.retrieval.models.pooling import pool
 from quiver.retrieval.records import DenseEncoding, DenseVectors, Document, ModelCard, Role
 
 
 class BiEncoder:
-    """Encoder, pooling, projections and normalisation, with prompts and lengths from the checkpoint.
+    """Encoder, pooling, projections and normalization, with prompts and lengths from the checkpoint.
 
-    A text's vector does not depend on what else is in the batch, to 1e-6 in float32.
+    A text's vector does not depend on the rest of the batch, to 1e-6 in float32.
 
     Args:
         encoder: The native encoder.
-        tokenizer: Its vocabulary.
-        settings: Pooling, prompts and so on.
-        source: Folder or hub id, for manifests and reports.
+        tokenizer: The encoder's tokenizer.
+        settings: Pooling, prompts, lengths and projections.
+        source: Folder or Hub id, for manifests and reports.
 
     Raises:
-        InputError: The checkpoint is a ColBERT, or its parts do not fit each other.
+        InputError: The checkpoint is a ColBERT model, or its parts do not fit each other.
     """
 
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
         if settings.kind != "dense":
-            raise InputError(f"{source or 'this model'}: a ColBERT checkpoint (one vector a token); load it with ColBERT")
+            raise InputError(f"{source or 'this model'}: a ColBERT checkpoint (one vector per token); load it with ColBERT")
         if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(f"{source}: the tokenizer has {len(tokenizer)} ids, the encoder {encoder.config.vocab_size}")
+            raise InputError(f"{source}: the tokenizer has {len(tokenizer)} ids, but the encoder only {encoder.config.vocab_size}")
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings
@@ -51,7 +51,6 @@ class BiEncoder:
             encoder.device
         )
         self.source = source
-        # The positions bound what any setting may ask for.
         limits = (settings.max_length, tokenizer.max_length, encoder.config.max_positions)
         self.max_length = settings.max_length or min(limit for limit in limits if limit is not None)
         if settings.max_length is not None and settings.max_length < 1:
@@ -69,31 +68,31 @@ class BiEncoder:
         device: str | None = None,
         precision: Precision = "float",
     ) -> BiEncoder:
-        """Load a sentence-transformers folder, a plain Hugging Face folder, or either from the hub.
+        """Load a sentence-transformers folder or a plain Hugging Face folder, from disk or the Hub.
 
         Args:
-            source: Folder or hub id.
-            revision: Branch, tag or commit on the hub.
-            dtype: Of the encoder's weights in memory.
-            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only.
-            precision: ``int8`` quantises the encoder's matrices, on a CPU.
+            source: Folder or Hub id.
+            revision: Branch, tag or commit on the Hub.
+            dtype: Dtype of the encoder's weights in memory.
+            device: Device of the weights; by default a GPU if available. On a CPU the model is for inference only.
+            precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
 
         Raises:
-            InputError: It is no model, or one that Quiver does not run; one line says why.
+            InputError: The folder is not a supported model.
         """
         parts = load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision)
         return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
     def dim(self) -> int:
-        """Width of a vector, d."""
+        """Vector width d."""
         if self.settings.projections:
             return self.settings.projections[-1].linear.out_features
         return self.encoder.config.hidden_size
 
     @cached_property
     def card(self) -> ModelCard:
-        """What an index or a report has to know of this model."""
+        """Facts about the model for indexes and reports."""
         settings = self.settings
         described = [settings.pooling, settings.include_prompt, settings.normalize, settings.lower_case, self.max_length]
         described += [settings.query_prompt, settings.document_prompt, settings.similarity]
@@ -107,21 +106,21 @@ class BiEncoder:
             document_length=self.max_length,
             query_prompt=settings.query_prompt,
             document_prompt=settings.document_prompt,
-            precision=self.encoder.frozen or "float",
+            precision=self.encoder.prepacked or "float",
         )
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:
-        """Everything behind the encoder: (N, D) hidden states to (B, d)."""
+        """Pool, project and normalize hidden states: (N, D) to (B, d)."""
         vectors: Tensor = self.projections(pool(hidden, batch, self.settings.pooling, skip=skip))
         return F.normalize(vectors, dim=1) if self.settings.normalize else vectors
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
-        """Texts to vectors, with counts of what tokenising did.
+        """Encode texts to vectors, with token counts.
 
         Args:
-            texts: B texts; an empty one is encoded like any other.
-            role: Which prompt is put before each text.
-            progress: Show a bar on standard error.
+            texts: B texts; an empty text has a vector too.
+            role: Queries or documents; decides the prompt.
+            progress: Show a progress bar on standard error.
 
         Returns:
             (B, d) float32, in input order.
@@ -138,25 +137,25 @@ class BiEncoder:
         return DenseEncoding(vectors, describe_tokens(texts, tokens.ids, tokens.truncated))
 
     def prompt_tokens(self, prompt: str) -> int:
-        """Leading tokens that a prompt takes, [CLS] included and [SEP] not."""
+        """Number of leading tokens of a prompt, with [CLS] and without [SEP]."""
         ids = self.tokenizer.encode(clean([prompt], lower_case=self.settings.lower_case), max_length=self.max_length).ids[0]
         return len(ids) - (ids[-1] == self.tokenizer.special_id("sep"))
 
     def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> DenseVectors:
-        """Queries to (B, d) float32."""
+        """Encode queries to (B, d) float32."""
         return self.encode(texts, "query", progress=progress).vectors
 
     def encode_documents(self, documents: Sequence[str | Document], *, progress: bool = False) -> DenseVectors:
-        """Documents, or their texts, to (B, d) float32."""
+        """Encode documents or their texts to (B, d) float32."""
         return self.encode(document_texts(documents), "document", progress=progress).vectors
 
     def save(self, folder: str | Path) -> None:
-        """Write a folder that opens here and in sentence-transformers 5 and 6."""
+        """Save the model as a folder that opens in Quiver and in sentence-transformers 5 and 6."""
         write_dense(Path(folder), self.settings, self.encoder, self.tokenizer, max_length=self.max_length)
 
 
 def document_texts(documents: Sequence[str | Document]) -> list[str]:
-    """The text of each document, title joined in; strings stay as they are."""
+    """Return the text of each document, joined with its title; strings are returned unchanged."""
     if isinstance(documents, str):
-        raise ValueError("documents must be a list, got one string")
+        raise ValueError("documents must be a list, got a string")
     return [document.content() if isinstance(document, Document) else document for document in documents]

@@ -1,7 +1,7 @@
-"""ColBERT: one vector a token, compared by MaxSim.
+"""ColBERT: one vector per token, compared by MaxSim.
 
-Queries are filled up with [MASK] tokens whose vectors count (expansion). By default no token attends to them, while they
-attend to the text: in a packed batch they are tokens that only read (``key_lengths``), so nothing is padded.
+Queries are padded with [MASK] tokens whose vectors are scored (expansion). By default no token attends to them, while they attend to the
+text: in a packed batch ``key_lengths`` excludes them from the keys, so nothing else is padded.
 
 Shapes: B texts, N packed tokens, D width of the encoder, n_i vectors of text i, d width of a vector.
 Source: ColBERT, arXiv:2004.12832; ColBERTv2, arXiv:2112.01488; the conventions of PyLate 1.6.
@@ -24,29 +24,29 @@ from quiver.encoder import Encoder, InputError, PackedBatch, Tokenizer
 from quiver.encoder.config import Precision
 from quiver.retrieval.models.biencoder import document_texts
 from quiver.retrieval.models.encoding import clean, describe_tokens, fingerprint, run_batches
-from quiver.retrieval.models.export import write_colbert
-from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
+from quiver.retrieval.models.export.pylate import write_colbert
+from quiver.retrieval.models.loading import INFERENCE_DTYPE, ModelFolder, load_for_inference, projection_stack
 from quiver.retrieval.records import Document, ModelCard, Role, TextTokens, TokenEncoding, TokenVectors
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Texts as the encoder reads them.
+class _TokenizedTexts:
+    """Tokenized texts.
 
     Attributes:
-        ids: Tokens of each text.
-        described: What tokenising did.
-        key_lengths: How many of its tokens are attended to, for each text; None for all.
-        keep: Whether each token has a vector; None where all have.
+        ids: Token ids of each text.
+        counts: Token counts.
+        key_lengths: Leading tokens that are attended to, per text; None for all.
+        keep: Whether each token has a vector; None if all have.
     """
 
     ids: list[list[int]]
-    described: TextTokens
+    counts: TextTokens
     key_lengths: list[int] | None
     keep: list[list[bool]] | None
 
-    def spoken(self) -> list[NDArray[np.uint32]]:
-        """The tokens that have a vector, of each text."""
+    def vector_token_ids(self) -> list[NDArray[np.uint32]]:
+        """Ids of the tokens that have a vector, per text."""
         if self.keep is None:
             return [np.array(text, np.uint32) for text in self.ids]
         return [
@@ -56,13 +56,13 @@ class _Read:
 
 
 class ColBERT:
-    """Encoder and projections with one unit vector a token.
+    """Encoder and projections with one unit vector per token.
 
     Args:
         encoder: The native encoder.
-        tokenizer: Its vocabulary, with the two prefixes in it.
-        settings: Lengths, prefixes, expansion, skiplist, projections.
-        source: Folder or hub id, for manifests and reports.
+        tokenizer: The encoder's tokenizer, which has the two prefixes as tokens.
+        settings: Lengths, prefixes, expansion, skiplist and projections.
+        source: Folder or Hub id, for manifests and reports.
 
     Raises:
         InputError: The checkpoint is a bi-encoder, has no projection, or lacks a token that its settings name.
@@ -71,11 +71,11 @@ class ColBERT:
     def __init__(self, encoder: Encoder, tokenizer: Tokenizer, settings: ModelFolder, *, source: str = "") -> None:
         name = source or "this model"
         if settings.kind != "colbert":
-            raise InputError(f"{name}: not a ColBERT checkpoint (one vector a text); load it with BiEncoder")
+            raise InputError(f"{name}: not a ColBERT checkpoint (one vector per text); load it with BiEncoder")
         if not settings.projections:
             raise InputError(f"{name}: a ColBERT checkpoint needs at least one Dense module")
         if len(tokenizer) > encoder.config.vocab_size:
-            raise InputError(f"{name}: the tokenizer has {len(tokenizer)} ids, the encoder {encoder.config.vocab_size}")
+            raise InputError(f"{name}: the tokenizer has {len(tokenizer)} ids, but the encoder only {encoder.config.vocab_size}")
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.settings = settings
@@ -90,7 +90,7 @@ class ColBERT:
         self._prefix_ids = {"query": self._token(colbert.query_prefix, name), "document": self._token(colbert.document_prefix, name)}
         self._expansion_id = self._expansion(name)
         unknown = tokenizer.special_id("unk")
-        # A skipped word that is no single token stands for [UNK], as in PyLate.
+        # A skiplist word that is not a single token means [UNK], as in PyLate.
         self._skiplist = {tokenizer.token_id(word) if tokenizer.token_id(word) is not None else unknown for word in colbert.skiplist}
 
     def _token(self, prefix: str, name: str) -> int | None:
@@ -104,7 +104,7 @@ class ColBERT:
     def _expansion(self, name: str) -> int | None:
         mask = self.tokenizer.special_id("mask")
         if self.settings.colbert.query_expansion and mask is None:
-            raise InputError(f"{name}: query expansion needs a mask token, and the tokenizer has none")
+            raise InputError(f"{name}: query expansion needs a mask token, but the tokenizer has none")
         return mask
 
     @classmethod
@@ -117,31 +117,31 @@ class ColBERT:
         device: str | None = None,
         precision: Precision = "float",
     ) -> ColBERT:
-        """Load a PyLate folder from disk or from the hub.
+        """Load a ColBERT folder from disk or the Hub: PyLate's, Stanford's, or that of sentence-transformers 6.
 
         Args:
-            source: Folder or hub id.
-            revision: Branch, tag or commit on the hub.
-            dtype: Of the encoder's weights in memory.
-            device: Where they go; by default a GPU where there is one. On a CPU the model is for inference only.
-            precision: ``int8`` quantises the encoder's matrices, on a CPU.
+            source: Folder or Hub id.
+            revision: Branch, tag or commit on the Hub.
+            dtype: Dtype of the encoder's weights in memory.
+            device: Device of the weights; by default a GPU if available. On a CPU the model is for inference only.
+            precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
 
         Raises:
-            InputError: It is no ColBERT model, or one that Quiver does not run; one line says why.
+            InputError: The folder is not a supported ColBERT model.
         """
         parts = load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision)
         return cls(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
     @property
     def dim(self) -> int:
-        """Width of a vector, d."""
+        """Vector width d."""
         return self.settings.projections[-1].linear.out_features
 
     @cached_property
     def card(self) -> ModelCard:
-        """What an index or a report has to know of this model."""
+        """Facts about the model for indexes and reports."""
         colbert = self.settings.colbert
-        # What only some models have is told only of them: fingerprints are kept in indexes.
+        # Optional settings are hashed only if set: fingerprints are stored in indexes and must not change.
         described = [{name: value for name, value in asdict(colbert).items() if value is not None}, self.settings.lower_case]
         described += [prompt for prompt in (self.settings.query_prompt, self.settings.document_prompt) if prompt]
         return ModelCard(
@@ -154,31 +154,31 @@ class ColBERT:
             document_length=colbert.document_length,
             query_prompt=colbert.query_prefix + self.settings.query_prompt,
             document_prompt=colbert.document_prefix + self.settings.document_prompt,
-            precision=self.encoder.frozen or "float",
+            precision=self.encoder.prepacked or "float",
         )
 
     @property
     def skipped_ids(self) -> list[int]:
-        """Tokens whose document vectors are dropped, ascending."""
+        """Ids of the tokens whose document vectors are dropped, ascending."""
         return sorted(token for token in self._skiplist if token is not None)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Hidden states (N, D) to unit vectors (N, d)."""
+        """Project hidden states (N, D) to unit vectors (N, d)."""
         return F.normalize(self.projections(hidden.float()), dim=-1)
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        """Texts to token vectors, with counts of what tokenising did.
+        """Encode texts to token vectors, with token counts.
 
         Args:
-            texts: B texts; an empty one is encoded like any other.
-            role: Which prefix, length, expansion and skiplist apply.
-            progress: Show a bar on standard error.
+            texts: B texts; an empty text has vectors too.
+            role: Queries or documents; decides prefix, length, expansion and skiplist.
+            progress: Show a progress bar on standard error.
 
         Returns:
             B arrays of (n_i, d) float32, in input order, with the ids of their tokens.
         """
-        read = self._read(texts, role)
-        keep = read.keep
+        tokenized = self._tokenize(texts, role)
+        keep = tokenized.keep
 
         def forward(batch: PackedBatch) -> list[TokenVectors]:
             vectors = self.project(self.encoder(batch)).cpu()
@@ -187,14 +187,15 @@ class ColBERT:
                 parts = [part[torch.tensor(keep[row])] for part, row in zip(parts, batch.rows, strict=True)]
             return [part.numpy().copy() for part in parts]
 
-        vectors = run_batches(read.ids, forward, key_lengths=read.key_lengths, device=self.encoder.device, role=role, progress=progress)
-        return TokenEncoding(vectors, read.described, read.spoken())
+        device, key_lengths = self.encoder.device, tokenized.key_lengths
+        vectors = run_batches(tokenized.ids, forward, key_lengths=key_lengths, device=device, role=role, progress=progress)
+        return TokenEncoding(vectors, tokenized.counts, tokenized.vector_token_ids())
 
     def document_token_ids(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """The tokens of documents whose vectors ``encode`` gives, found without computing these; B arrays of (n_i,)."""
-        return self._read(texts, "document").spoken()
+        """Return the ids of the tokens whose vectors `encode` returns, without computing the vectors; B arrays of (n_i,)."""
+        return self._tokenize(texts, "document").vector_token_ids()
 
-    def _read(self, texts: Sequence[str], role: Role) -> _Read:
+    def _tokenize(self, texts: Sequence[str], role: Role) -> _TokenizedTexts:
         colbert = self.settings.colbert
         length = colbert.query_length if role == "query" else colbert.document_length
         prefix = self._prefix_ids[role]
@@ -202,22 +203,22 @@ class ColBERT:
         cleaned = clean(texts, prompt=prompt, lower_case=self.settings.lower_case)
         tokens = self.tokenizer.encode(cleaned, max_length=length - (prefix is not None))
         ids = tokens.ids if prefix is None else [[*text[:1], prefix, *text[1:]] for text in tokens.ids]
-        described = describe_tokens(texts, ids, tokens.truncated)
+        counts = describe_tokens(texts, ids, tokens.truncated)
         key_lengths = None
         if role == "query" and colbert.query_expansion and self._expansion_id is not None:
             key_lengths = None if colbert.attend_to_expansion else [len(text) for text in ids]
             ids = [text + [self._expansion_id] * ((colbert.expanded_length or length) - len(text)) for text in ids]
         keep = [[token not in self._skiplist for token in text] for text in ids] if role == "document" else None
-        return _Read(ids, described, key_lengths, keep)
+        return _TokenizedTexts(ids, counts, key_lengths, keep)
 
     def encode_queries(self, texts: Sequence[str], *, progress: bool = False) -> list[TokenVectors]:
-        """Queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""
+        """Encode queries to B arrays of (n_i, d) float32; with expansion n_i is the query length."""
         return self.encode(texts, "query", progress=progress).vectors
 
     def encode_documents(self, documents: Sequence[str | Document], *, progress: bool = False) -> list[TokenVectors]:
-        """Documents, or their texts, to B arrays of (n_i, d) float32, skiplist tokens left out."""
+        """Encode documents or their texts to B arrays of (n_i, d) float32, without skiplist tokens."""
         return self.encode(document_texts(documents), "document", progress=progress).vectors
 
     def save(self, folder: str | Path) -> None:
-        """Write a folder that opens here, in PyLate 1.6 and in sentence-transformers 6."""
+        """Save the model as a folder that opens in Quiver, PyLate 1.6 and sentence-transformers 6."""
         write_colbert(Path(folder), self.settings, self.encoder, self.tokenizer)

@@ -1,4 +1,4 @@
-"""What both kinds of model share when they encode texts: cleaning, token-budget batches, input order, fingerprints.
+"""Encoding shared by bi-encoders and ColBERT models: cleaning texts, batches by token budget, and fingerprints.
 
 Shapes: B texts, N packed tokens.
 """
@@ -19,7 +19,7 @@ from torch import nn
 from quiver.encoder import Encoder, PackedBatch, Tokenizer, pack
 from quiver.encoder.config import DROPOUTS
 from quiver.encoder.tokenizer import SPECIAL_TOKENS
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.records import Role, TextTokens
 
@@ -27,29 +27,29 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Tokens of one forward pass. On CPU larger batches leave the cache and gain nothing; a GPU needs far more to be busy.
+# Tokens per forward pass. On a CPU larger batches leave the cache and gain nothing; a GPU needs far more to be busy.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}
 
 
 def clean(texts: Sequence[str], *, prompt: str = "", lower_case: bool = False) -> list[str]:
-    """Prompt, strip and lower-case texts, as sentence-transformers does before it tokenises.
+    """Prepend the prompt, strip and lower-case texts, as sentence-transformers does before tokenizing.
 
     Raises:
-        ValueError: One string was given instead of a list of them, or an item is not a string.
+        ValueError: ``texts`` is one string, or an item is not a string.
     """
     if isinstance(texts, str):
-        raise ValueError("texts must be a list of strings, got one string")
-    for place, text in enumerate(texts):
+        raise ValueError("texts must be a list of strings, got a string")
+    for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ValueError(f"text {place} must be a string, got {type(text).__name__}")
+            raise ValueError(f"text {number} must be a string, got {type(text).__name__}")
     stripped = [(prompt + text).strip() for text in texts]
     return [text.lower() for text in stripped] if lower_case else stripped
 
 
 def describe_tokens(texts: Sequence[str], ids: Sequence[Sequence[int]], truncated: Sequence[bool]) -> TextTokens:
-    """What tokenising did to each text, with one line in the log when texts lost tokens."""
+    """Count the tokens of each text, and log how many texts were truncated."""
     if any(truncated):
-        logger.info("%d of %d texts were cut to the model's length", sum(truncated), len(texts))
+        logger.info("%d of %d texts were truncated to the model's maximum length", sum(truncated), len(texts))
     return TextTokens(
         tokens=np.fromiter(map(len, ids), np.int32, len(ids)),
         truncated=np.array(truncated, bool),
@@ -66,16 +66,16 @@ def run_batches(
     role: Role,
     progress: bool,
 ) -> list[Result]:
-    """Run a model over token lists in token-budget batches sorted by length; results in input order.
+    """Run a model over tokenized texts in batches of similar length; results are in input order.
 
     Args:
         ids: Token ids of B texts.
-        forward: One batch to one result a sequence, in batch order.
-        key_lengths: For each text how many leading tokens may be attended to.
-        device: Where the model is; gives the budget.
-        role: What the texts are. A document's result is the same to the bit in every batch: pieces of an index may be made again in other
-            company. A query's is made as fast as it can be.
-        progress: Show one.
+        forward: Function from a batch to one result per sequence, in batch order.
+        key_lengths: Leading tokens that may be attended to, per text; None for all.
+        device: Device of the model; decides the tokens per batch.
+        role: Queries or documents. Documents are encoded batch-invariantly, since parts of an index may be built again with other batches;
+            queries by the fastest kernels.
+        progress: Show a progress bar.
 
     Returns:
         B results.
@@ -87,21 +87,21 @@ def run_batches(
         for batch in pack(ids, max_tokens=budget, key_lengths=key_lengths):
             results.update(zip(batch.rows, forward(replace(batch, batch_invariant=role == "document")), strict=True))
             advance(len(batch))
-    return [results[place] for place in range(len(ids))]
+    return [results[row] for row in range(len(ids))]
 
 
-# Fields of a configuration that change no vector.
+# Configuration fields that do not affect vectors.
 WITHOUT_EFFECT = frozenset({"family", "initializer_range", "pad_token_id", "cls_token_id", "sep_token_id", *DROPOUTS})
 
 
 def fingerprint(encoder: Encoder, projections: nn.Sequential, tokenizer: Tokenizer, settings: object) -> str:
-    """sha256 over weights, architecture, tokenizer and settings: equal fingerprints give equal vectors.
+    """Hash weights, architecture, tokenizer and settings with sha256: equal fingerprints mean equal vectors.
 
     Args:
-        encoder: Its weights and its configuration are hashed.
-        projections: `quiver.retrieval.models.projection.Projection` modules, in order.
-        tokenizer: Its rules are hashed, and which ids its special tokens have.
-        settings: Anything else that changes vectors; JSON with sorted keys.
+        encoder: Encoder; its weights and configuration are hashed.
+        projections: `quiver.retrieval.models.pooling.Projection` modules, in order.
+        tokenizer: Tokenizer; its rules and the ids of its special tokens are hashed.
+        settings: JSON values of all other settings that affect vectors.
     """
     digest = hashlib.sha256()
     for module in (encoder, projections):

@@ -1,19 +1,214 @@
-"""Load a model of either kind, here and again elsewhere: the checkpoint says which it is."""
+"""Load model folders of sentence-transformers, PyLate, Stanford ColBERT and plain Hugging Face, from disk or the Hub.
+
+`quiver.retrieval.models.export` has one module per layout, which reads and writes it. The readers return `ModelFolder`, so they are
+imported inside the functions that call them.
+"""
 
 from __future__ import annotations
 
+import logging
 import platform
-from dataclasses import replace
+import string
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import nn
 
+from quiver.encoder import Encoder, Tokenizer, load_encoder, optimize_for_inference
+from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
-from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import INFERENCE_DTYPE, load_for_inference
+from quiver.encoder.files import read_json
+from quiver.retrieval.models.export.tokenizer_rules import read_tokenizer
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import ModelCard
+
+if TYPE_CHECKING:
+    from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.colbert import ColBERT
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["dense", "colbert"]
+
+INFERENCE_DTYPE = torch.float32
+"""Default dtype of the weights in memory."""
+
+
+@dataclass(frozen=True)
+class ColBERTSettings:
+    """How a ColBERT model tokenizes queries and documents. The defaults are PyLate's.
+
+    Attributes:
+        query_prefix: Token inserted after [CLS] of a query; empty for none.
+        document_prefix: Token inserted after [CLS] of a document; empty for none.
+        query_length: Maximum tokens of a query, prefix and special tokens included; with expansion, the length of every query.
+        document_length: Maximum tokens of a document, prefix and special tokens included.
+        query_expansion: Pad queries with [MASK] tokens that have vectors and are scored.
+        attend_to_expansion: Let the other tokens attend to the expansion tokens.
+        expanded_length: Length to which queries are expanded if it is less than ``query_length``; None for ``query_length``.
+        skiplist: Tokens whose document vectors are dropped.
+    """
+
+    query_prefix: str = "[Q] "
+    document_prefix: str = "[D] "
+    query_length: int = 32
+    document_length: int = 180
+    query_expansion: bool = True
+    attend_to_expansion: bool = False
+    expanded_length: int | None = None
+    skiplist: tuple[str, ...] = tuple(string.punctuation)
+
+    def check_lengths(self, path: Path) -> None:
+        """Check that both lengths leave room for [CLS], a prefix, a token and [SEP].
+
+        Args:
+            path: Settings file, for the error.
+
+        Raises:
+            InputError: A length is less than 4.
+        """
+        if min(self.query_length, self.document_length) < 4:
+            raise InputError(f"{path}: query_length and document_length must be >= 4, got {self.query_length} and {self.document_length}")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """Settings of a model folder: everything but the weights and the tokenizer.
+
+    Attributes:
+        kind: ``dense`` or ``colbert``.
+        encoder_folder: Folder of config.json, the encoder's weights and the tokenizer.
+        max_length: Maximum tokens of a text; None if the folder sets no limit.
+        lower_case: Lower-case texts before tokenizing.
+        pooling: A key of `quiver.retrieval.models.pooling.POOLINGS`.
+        include_prompt: Pool the prompt's tokens too.
+        projections: Dense modules in order.
+        normalize: Scale vectors to length 1 at the end.
+        query_prompt: Text put before every query; for ColBERT after the prefix token.
+        document_prompt: Text put before every document.
+        similarity: ``cosine`` or ``dot`` (dense), ``maxsim`` (ColBERT).
+        colbert: Settings of ColBERT models; ignored for dense models.
+    """
+
+    kind: Kind
+    encoder_folder: Path
+    max_length: int | None = None
+    lower_case: bool = False
+    pooling: str = "mean"
+    include_prompt: bool = True
+    projections: tuple[Projection, ...] = ()
+    normalize: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
+    similarity: Literal["cosine", "dot", "maxsim"] = "cosine"
+    colbert: ColBERTSettings = field(default_factory=ColBERTSettings)
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """A loaded model folder.
+
+    Attributes:
+        settings: Settings of the folder.
+        encoder: The encoder with its weights.
+        tokenizer: The tokenizer.
+        bare: The folder holds only an encoder and a tokenizer, so pooling and similarity are defaults.
+    """
+
+    settings: ModelFolder
+    encoder: Encoder
+    tokenizer: Tokenizer
+    bare: bool = False
+
+
+def read_model_folder(folder: Path) -> ModelFolder:
+    """Read the settings of a sentence-transformers, PyLate, Stanford ColBERT or plain Hugging Face folder.
+
+    Raises:
+        InputError: A module, pooling or similarity is not supported, or a file is missing or malformed.
+    """
+    from quiver.retrieval.models.export.pylate import read_pylate
+    from quiver.retrieval.models.export.sentence_transformers import read_dense, read_multi_vector
+    from quiver.retrieval.models.export.stanford import is_stanford, read_stanford
+
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
+        raise InputError(f"{folder}: not a model folder: it has neither modules.json nor config.json")
+    path = folder / "config_sentence_transformers.json"
+    config = read_json(path) if path.is_file() else {}
+    if not (folder / "modules.json").is_file() and is_stanford(folder):
+        return read_stanford(folder)
+    # PyLate and sentence-transformers <= 4 do not always write model_type.
+    kind = config.get("model_type") or ("ColBERT" if "query_prefix" in config else "SentenceTransformer")
+    readers = {"SentenceTransformer": read_dense, "ColBERT": read_pylate, "MultiVectorEncoder": read_multi_vector}
+    if kind not in readers:
+        raise InputError(f"{path}: model_type must be one of {', '.join(readers)}, got {kind!r}")
+    return readers[kind](folder, config, path)
+
+
+def load_parts(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> ModelParts:
+    """Load settings, encoder and tokenizer of a model folder from disk or from the Hub.
+
+    Args:
+        source: Folder or Hub id.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the encoder's weights in memory.
+        device: Device of the weights.
+
+    Raises:
+        InputError: The folder is not a model, or a model that Quiver does not support.
+    """
+    from quiver.retrieval.models.export.stanford import is_stanford, load_stanford_encoder
+
+    folder = local_folder(source, revision=revision)
+    settings = read_model_folder(folder)
+    load = load_stanford_encoder if is_stanford(settings.encoder_folder) else load_encoder
+    return ModelParts(
+        settings,
+        load(settings.encoder_folder, dtype=dtype, device=device),
+        read_tokenizer(settings.encoder_folder),
+        bare=not (folder / "modules.json").is_file() and settings.kind == "dense",
+    )
+
+
+def warn_if_bare(parts: ModelParts, source: str | Path) -> None:
+    """Log a warning with the assumed pooling and similarity if the folder is a bare encoder."""
+    if parts.bare:
+        logger.warning("%s: a bare encoder; using mean pooling and cosine similarity, as sentence-transformers does", source)
+
+
+def default_device() -> str:
+    """Default device of a model: ``cuda`` if available, otherwise ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_for_inference(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = INFERENCE_DTYPE,
+    device: str | None = None,
+    precision: Precision = "float",
+) -> ModelParts:
+    """Load a model folder and, on a CPU, prepack the encoder's weights (`quiver.encoder.optimize_for_inference`).
+
+    Args:
+        source: Folder or Hub id.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the encoder's weights in memory.
+        device: Device of the weights; by default `default_device`.
+        precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
+
+    Raises:
+        InputError: The folder is not a supported model, or int8 is not supported on the device.
+    """
+    parts = load_parts(source, revision=revision, dtype=dtype, device=device or default_device())
+    warn_if_bare(parts, source)
+    if parts.encoder.device.type == "cpu" or precision != "float":
+        optimize_for_inference(parts.encoder, precision=precision)
+    return parts
 
 
 def load_model(
@@ -24,41 +219,66 @@ def load_model(
     device: str | None = None,
     precision: Precision = "float",
 ) -> BiEncoder | ColBERT:
-    """Load a bi-encoder or a ColBERT from a folder or the hub.
+    """Load a bi-encoder or a ColBERT model from a folder or the Hub; the checkpoint decides which.
 
     Args:
-        source: Folder or hub id.
-        revision: Branch, tag or commit on the hub.
-        dtype: Of the encoder's weights in memory.
-        device: Where the weights go; by default `retrieval.models.model_folder.default_device`. On a CPU the model is for inference only.
-        precision: ``int8`` quantises the encoder's matrices, on a CPU.
+        source: Folder or Hub id.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the encoder's weights in memory.
+        device: Device of the weights; by default `default_device`. On a CPU the model is for inference only.
+        precision: ``int8`` quantizes the encoder's weight matrices (CPU only).
 
     Raises:
-        InputError: It is no model, or one that Quiver does not run; one line says why.
+        InputError: The folder is not a supported model.
     """
-    parts = load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision)
+    return build_model(load_for_inference(source, revision=revision, dtype=dtype, device=device, precision=precision), source)
+
+
+def build_model(parts: ModelParts, source: str | Path) -> BiEncoder | ColBERT:
+    """Make a bi-encoder or a ColBERT model of loaded parts."""
+    from quiver.retrieval.models.biencoder import BiEncoder
+    from quiver.retrieval.models.colbert import ColBERT
+
     model: type[BiEncoder] | type[ColBERT] = ColBERT if parts.settings.kind == "colbert" else BiEncoder
     return model(parts.encoder, parts.tokenizer, parts.settings, source=str(source))
 
 
-def anchored(card: ModelCard) -> ModelCard:
-    """The card with a folder's path made absolute: it is used from anywhere."""
+def with_absolute_source(card: ModelCard) -> ModelCard:
+    """Return the card with a local folder's path made absolute, so that other processes can load the model."""
     source = Path(card.source)
     return replace(card, source=str(source.resolve())) if card.source and source.is_dir() else card
 
 
-def load_again(card: ModelCard) -> BiEncoder | ColBERT:
-    """The model of a card, loaded once more in another process or on another machine.
+def load_from_card(card: ModelCard) -> BiEncoder | ColBERT:
+    """Load the model of a card in another process or on another machine.
 
     Raises:
-        InputError: It cannot be loaded there, or is another one: its vectors would not fit those of the first.
+        InputError: The model cannot be loaded there, or has another fingerprint.
     """
     if card.library != "quiver":
-        raise InputError(f"{card.source}: run by {card.library}; other workers run Quiver's own models only, so leave them away")
+        raise InputError(f"{card.source}: workers cannot run {card.library} models; use --library quiver, or encode without workers")
     model = load_model(card.source, precision=card.precision)
     if model.card.fingerprint != card.fingerprint:
         raise InputError(
-            f"{card.source}: another model for a worker on {platform.node()} ({model.card.fingerprint[:12]}) than where the work was begun "
-            f"({card.fingerprint[:12]}); all need the same files, loaded in float32"
+            f"{card.source}: the model on {platform.node()} has the fingerprint {model.card.fingerprint[:12]}, expected "
+            f"{card.fingerprint[:12]}; all machines need the same model files, loaded in float32"
         )
     return model
+
+
+def projection_stack(settings: ModelFolder, width: int, *, where: str) -> nn.Sequential:
+    """Chain the folder's Dense modules.
+
+    Args:
+        settings: Settings of the folder.
+        width: Input width, D.
+        where: Model name for the error.
+
+    Raises:
+        InputError: The widths of two successive modules differ.
+    """
+    for number, projection in enumerate(settings.projections, start=1):
+        if projection.linear.in_features != width:
+            raise InputError(f"{where}: Dense module {number} expects {projection.linear.in_features} features, its input has {width}")
+        width = projection.linear.out_features
+    return nn.Sequential(*settings.projections)

@@ -1,7 +1,7 @@
 """MaxSim: for every query token its best document token, summed over the query.
 
-``maxsim_padded`` is the reference, differentiable and on any device; ``maxsim_packed`` is the same number for many documents
-without padding, on the CPU. Neither knows of ids or files. Vectors are taken as they come; ColBERT's are of unit length.
+`maxsim_padded` is the reference, differentiable and on any device; `maxsim_packed` computes the same scores for many documents without
+padding, on the CPU. Vectors are not normalized here; ColBERT's have unit length.
 
 Shapes: Q queries, P documents, S padded length, T packed document tokens, n_i tokens of a query, d vector width.
 Source: ColBERT, arXiv:2004.12832, equation 3.
@@ -18,26 +18,21 @@ from torch import Tensor
 
 from quiver.retrieval.records import TokenVectors
 
-# Similarities that are held at a time: 256 query tokens by 4,096 document tokens are 4 MiB, which stay in the cache between
-# the product and the maximum.
-_QUERY_TOKENS = 256
-_DOCUMENT_TOKENS = 4096
-
 
 def maxsim_padded(queries: Tensor, documents: Tensor, query_mask: Tensor, document_mask: Tensor) -> Tensor:
-    """MaxSim of every query with every document, padded.
+    """Compute MaxSim of every query with every document from padded vectors.
 
-    A masked document token never wins a maximum, not even when all similarities are negative; a masked query token adds
-    nothing. A document without a token scores the minimum of the type, below any document that has one.
+    A masked document token is never the maximum, even if all similarities are negative; a masked query token adds nothing. A document
+    without tokens scores the minimum of the dtype.
 
     Args:
-        queries: (Q, S_q, d).
-        documents: (P, S_d, d).
-        query_mask: (Q, S_q), true where there is a token.
-        document_mask: (P, S_d), true where there is a token.
+        queries: Query vectors, (Q, S_q, d).
+        documents: Document vectors, (P, S_d, d).
+        query_mask: True for tokens, False for padding, (Q, S_q).
+        document_mask: True for tokens, False for padding, (P, S_d).
 
     Returns:
-        (Q, P), of the queries' type.
+        Scores (Q, P), in the queries' dtype.
 
     Example:
         >>> one = torch.ones(1, 1, dtype=torch.bool)
@@ -51,36 +46,45 @@ def maxsim_padded(queries: Tensor, documents: Tensor, query_mask: Tensor, docume
     return best.sum(dim=2).masked_fill(~document_mask.bool().any(dim=1)[None, :], lowest)
 
 
-def maxsim_packed(queries: Sequence[TokenVectors], tokens: TokenVectors, offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """MaxSim of every query with every document of a packed store.
+def maxsim_packed(
+    queries: Sequence[TokenVectors],
+    tokens: TokenVectors,
+    offsets: NDArray[np.int64],
+    *,
+    query_block: int = 256,
+    document_block: int = 4096,
+) -> NDArray[np.float32]:
+    """Compute MaxSim of every query with every document from packed vectors.
 
-    One matrix product and one segmented maximum a block; the memory beside the result is 4 MiB, or as much as 256 query
-    tokens times the longest document take if that is more.
+    Each block takes one matrix product and one segmented maximum. With the default sizes a block has 4 MiB, which stay in the cache between
+    the two; it is larger if one document has more than ``document_block`` tokens.
 
     Args:
         queries: Q arrays of (n_i, d) float32, n_i >= 1.
         tokens: Document tokens, (T, d) float32; document p is ``tokens[offsets[p]:offsets[p + 1]]``.
-        offsets: (P + 1,) ascending, from 0 to T.
+        offsets: Document boundaries, (P + 1,) ascending, from 0 to T.
+        query_block: Maximum query tokens per block.
+        document_block: Maximum document tokens per block.
 
     Returns:
-        (Q, P); minus infinity where the document has no token.
+        Scores (Q, P); minus infinity for a document without tokens.
 
     Raises:
-        ValueError: A query has no token or another width than the documents.
+        ValueError: A query has no tokens, or its width differs from the documents'.
     """
     for row, query in enumerate(queries):
         if query.ndim != 2 or query.shape[0] == 0 or query.shape[1] != tokens.shape[1]:
             raise ValueError(f"query {row} must have the shape (>= 1, {tokens.shape[1]}), got {query.shape}")
     scores = np.full((len(queries), len(offsets) - 1), -np.inf, dtype=np.float32)
-    # reduceat would hand an empty segment the first value of the next one: documents without tokens stay out of it.
+    # reduceat gives an empty segment the first value of the next one, so documents without tokens are excluded.
     filled = np.flatnonzero(np.diff(offsets))
     starts, ends = offsets[:-1][filled], offsets[1:][filled]
-    for first, last in _query_blocks([len(query) for query in queries]):
+    for first, last in _query_blocks([len(query) for query in queries], query_block):
         block = np.concatenate(queries[first:last])
         heads = np.cumsum([0, *(len(query) for query in queries[first : last - 1])])
         begin = 0
         while begin < len(filled):
-            end = max(begin + 1, int(np.searchsorted(ends, starts[begin] + _DOCUMENT_TOKENS, side="right")))
+            end = max(begin + 1, int(np.searchsorted(ends, starts[begin] + document_block, side="right")))
             similarities = block @ tokens[starts[begin] : ends[end - 1]].T  # (query tokens, document tokens)
             best = np.maximum.reduceat(similarities, starts[begin:end] - starts[begin], axis=1)
             scores[first:last, filled[begin:end]] = np.add.reduceat(best, heads, axis=0)
@@ -88,12 +92,12 @@ def maxsim_packed(queries: Sequence[TokenVectors], tokens: TokenVectors, offsets
     return scores
 
 
-def _query_blocks(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of queries with at most ``_QUERY_TOKENS`` tokens together, one query at least."""
+def _query_blocks(lengths: Sequence[int], limit: int) -> list[tuple[int, int]]:
+    """Runs of queries with at most ``limit`` tokens together, but at least one query."""
     blocks: list[tuple[int, int]] = []
     first = held = 0
     for row, length in enumerate(lengths):
-        if held and held + length > _QUERY_TOKENS:
+        if held and held + length > limit:
             blocks.append((first, row))
             first, held = row, 0
         held += length

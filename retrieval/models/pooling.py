@@ -1,21 +1,23 @@
-"""Hidden states to one vector a text.
+"""From hidden states to vectors: pooling, projections, and scaling for inner-product search.
 
-Shapes: B sequences, N packed tokens, D width.
-Source: the definitions of sentence-transformers' ``Pooling`` module.
+Shapes: B texts, N packed tokens, D encoder width, d vector width.
+Source: sentence-transformers' ``Pooling`` and ``Dense`` modules; PyLate's ``Dense``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quiver.encoder import PackedBatch
+from quiver.encoder import InputError, PackedBatch
+from quiver.retrieval.records import DenseVectors, ModelCard
 
 
 def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tensor:
-    """Reduce each sequence, its first ``skip`` tokens left out, to (B, D)."""
+    """Reduce each sequence without its first ``skip`` tokens to (B, D)."""
     lengths = batch.cu_seqlens.to(hidden.device).diff().long()
     if skip:
         positions = batch.positions.to(hidden.device)
@@ -25,12 +27,12 @@ def _segment(hidden: Tensor, batch: PackedBatch, skip: int, reduce: str) -> Tens
 
 
 def _cls(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    del skip  # the first token stands before any prompt
+    del skip  # the first token precedes any prompt
     return hidden[batch.cu_seqlens[:-1].to(hidden.device).long()]
 
 
 def _mean(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    # A sum and a division, not "mean": a text whose tokens are all skipped gives zeros, not NaN.
+    # A sum and a division instead of "mean": a text whose tokens are all skipped gives zeros, not NaN.
     lengths = batch.cu_seqlens.to(hidden.device).diff().long()
     return _segment(hidden, batch, skip, "sum") / (lengths - skip).clamp(min=1)[:, None]
 
@@ -40,25 +42,25 @@ def _max(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
 
 
 def _last(hidden: Tensor, batch: PackedBatch, skip: int) -> Tensor:
-    del skip  # the last token stands behind any prompt
+    del skip  # the last token follows any prompt
     return hidden[batch.cu_seqlens[1:].to(hidden.device).long() - 1]
 
 
 POOLINGS: dict[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {"cls": _cls, "mean": _mean, "max": _max, "lasttoken": _last}
-"""By sentence-transformers' names: hidden states (N, D), their batch and a number of leading tokens to skip, to (B, D)."""
+"""Pooling functions by sentence-transformers' names: hidden states (N, D), batch and number of leading tokens to skip -> (B, D)."""
 
 
 def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Tensor:
-    """One vector a sequence.
+    """Pool hidden states to one vector per sequence.
 
     Args:
-        hidden: (N, D).
-        batch: Where the sequences begin and end.
+        hidden: Hidden states, (N, D).
+        batch: The packed batch.
         mode: A key of `POOLINGS`.
-        skip: Leading tokens that mean and max leave out (a prompt that is not to be pooled).
+        skip: Leading tokens that mean and max exclude (a prompt that is not pooled).
 
     Returns:
-        (B, D) float32.
+        Vectors (B, D), float32.
 
     Raises:
         ValueError: The mode is unknown.
@@ -70,5 +72,85 @@ def pool(hidden: Tensor, batch: PackedBatch, mode: str, *, skip: int = 0) -> Ten
     """
     if mode not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {mode!r}")
-    # In half precision a sum over thousands of tokens stops growing long before its end.
+    # In half precision a sum over thousands of tokens would saturate.
     return POOLINGS[mode](hidden.float(), batch, skip)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch.nn.modules.linear.Identity": lambda x: x,
+    "torch.nn.modules.activation.Tanh": torch.tanh,
+    "torch.nn.modules.activation.ReLU": torch.relu,
+    "torch.nn.modules.activation.GELU": nn.functional.gelu,
+    "torch.nn.modules.activation.SiLU": nn.functional.silu,
+}
+"""Activations by the class names that checkpoints store."""
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+class Projection(nn.Module):
+    """Linear layer on top of the encoder, with activation and optional residual path (the ``Dense`` module of checkpoints).
+
+    Args:
+        in_features: Input width D.
+        out_features: Output width d.
+        bias: Add a bias.
+        activation: A key of `ACTIVATIONS`.
+        residual: Add the input to the output, through a matrix if the widths differ (PyLate's ``use_residual``).
+
+    Raises:
+        InputError: The activation is not supported.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = False, activation: str = IDENTITY, residual: bool = False
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise InputError(f"a Dense module's activation_function must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        self.activation = activation
+        self.use_residual = residual
+        self.linear = nn.Linear(in_features, out_features, bias=bias)
+        self.residual = nn.Linear(in_features, out_features, bias=False) if residual and in_features != out_features else None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Map vectors (N, D) to (N, d)."""
+        projected = ACTIVATIONS[self.activation](self.linear(vectors))
+        if self.use_residual:
+            projected = projected + (vectors if self.residual is None else self.residual(vectors))
+        return projected
+
+
+def comparable(vectors: DenseVectors, card: ModelCard) -> DenseVectors:
+    """Scale vectors so that their inner product is the model's similarity: to length 1 for cosine, unchanged for dot product.
+
+    A model with cosine similarity need not end in a normalizing module, so its vectors may have any length.
+
+    Args:
+        vectors: Vectors (B, d); not modified.
+        card: Card of the model that made them.
+
+    Returns:
+        Vectors (B, d). Zero vectors stay zero, non-finite ones stay non-finite.
+    """
+    if card.similarity != "cosine":
+        return vectors
+    scaled: DenseVectors = vectors.copy()
+    make_comparable(scaled, card)
+    return scaled
+
+
+def make_comparable(vectors: DenseVectors, card: ModelCard) -> None:
+    """Scale vectors as `comparable` does, in place, to avoid a second copy of a corpus.
+
+    Args:
+        vectors: Vectors (B, d), scaled if the model's similarity is cosine.
+        card: Card of the model that made them.
+    """
+    if card.similarity != "cosine":
+        return
+    # In float32, squares overflow above 1e19 and underflow below 1e-23; in float64 only the zero vector has length zero.
+    lengths = np.sqrt(np.einsum("bd,bd->b", vectors, vectors, dtype=np.float64))[:, None]  # (B, 1)
+    with np.errstate(invalid="ignore"):  # an infinite vector becomes NaN, which the index or the search reports
+        # Not `lengths > 0`, which is False for NaN too: the NaN must stay visible.
+        np.divide(vectors, lengths, out=vectors, where=lengths != 0, casting="same_kind")

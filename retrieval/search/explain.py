@@ -1,24 +1,189 @@
-"""Why documents have the scores they have: for a ColBERT which tokens met, for one vector a text the similarity.
+"""Explain scores: for ColBERT the token matches of MaxSim, for single-vector models the similarity.
 
-What is explained is the score that a search gives: the vectors are those that the index keeps, compressed or not.
+The similarities of the token matches are the terms of MaxSim's sum: they add up to the document's score. Vectors are those that the index
+stores, compressed or not.
 
-Shapes: n vectors of the query, m vectors that are kept of a document, t tokens of its text, d width.
+Shapes: n query vectors, m stored document vectors, t document tokens, d vector width.
 Source: ColBERT, arXiv:2004.12832, equation 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders
 
+from quiver.encoder import Tokenizer
 from quiver.retrieval.index import Index
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.encoding import clean
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import DenseModel
-from quiver.retrieval.records import TokenVectors
-from quiver.retrieval.search.token_matches import Token, TokenMatch, match_tokens, text_tokens, token_matches
+from quiver.retrieval.records import Role, TokenVectors
+
+_SENTENCEPIECE_SPACE = "\u2581"
+_NO_CHARACTER = "\ufffd"
+
+
+class Token(NamedTuple):
+    """A token that a vector stands for.
+
+    Attributes:
+        name: It as text. A byte-level token is text again, without the space before the word; a WordPiece keeps its ``##``; special
+            tokens, prefixes and expansion go by their names, such as ``[CLS]``, ``[Q]`` and ``[MASK]``.
+        span: Where it stands in its text: the first character, and the one behind the last. None for what the text does not have:
+            special tokens, prefixes, expansion, and the words of a prompt. Tokens that are bytes of one character share its span.
+    """
+
+    name: str
+    span: tuple[int, int] | None
+
+
+class TokenMatch(NamedTuple):
+    """A token of the query and what it met.
+
+    Attributes:
+        query: The token.
+        document: The document's token with the highest similarity, of several the first.
+        similarity: Theirs, -1 to 1: what it adds to the score.
+    """
+
+    query: Token
+    document: Token
+    similarity: float
+
+
+def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]:
+    """What every vector of a query meets in a document, in the order of the query.
+
+    Args:
+        model: Encodes both.
+        query: Its text.
+        document: Its text, the title joined in. Tokens of the skiplist have no vector and are never met.
+
+    Returns:
+        n matches, expansion tokens included; empty where the document has no vector at all.
+    """
+    vectors = model.encode([query], "query").vectors[0], model.encode([document], "document").vectors[0]
+    return match_tokens(*vectors, text_tokens(model, query, "query"), text_tokens(model, document, "document"))
+
+
+def match_tokens(query: TokenVectors, document: TokenVectors, asked: Sequence[Token], answers: Sequence[Token]) -> list[TokenMatch]:
+    """What every vector of a query meets among those of a document.
+
+    Args:
+        query: (n, d).
+        document: (m, d); m may be 0.
+        asked: The tokens of the query's vectors, n.
+        answers: The tokens of the document's vectors, m.
+
+    Returns:
+        n matches in the order of the query; none where m is 0.
+    """
+    if not len(document):
+        return []
+    similarities = query @ document.T  # (n, m)
+    best = similarities.argmax(axis=1).tolist()
+    return [
+        TokenMatch(token, answers[column], float(similarities[row, column]))
+        for row, (token, column) in enumerate(zip(asked, best, strict=True))
+    ]
+
+
+def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
+    """The tokens that a text's vectors stand for, in the order of the vectors.
+
+    Args:
+        model: Its tokenizer and settings decide.
+        text: A query or a document.
+        role: Which prefix, length, expansion and skiplist apply.
+    """
+    settings, tokenizer = model.settings.colbert, model.tokenizer
+    prefix = settings.query_prefix if role == "query" else settings.document_prefix
+    length = settings.query_length if role == "query" else settings.document_length
+    prompt = model.settings.query_prompt if role == "query" else model.settings.document_prompt
+    encoded = _backend(tokenizer, len(tokenizer), length - bool(prefix)).encode(
+        clean([text], prompt=prompt, lower_case=model.settings.lower_case)[0]
+    )
+    places = _text_positions(text, prompt, lower_case=model.settings.lower_case)
+    spans = [
+        None if special else _span(text, places, span) for span, special in zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
+    ]
+    found: list[tuple[int, tuple[int, int] | None]] = list(zip(encoded.ids, spans, strict=True))
+    if (inserted := tokenizer.token_id(prefix) if prefix else None) is not None:
+        found = [*found[:1], (inserted, None), *found[1:]]
+    if role == "query":
+        expansion = tokenizer.special_id("mask") if settings.query_expansion else None
+        found += [] if expansion is None else [(expansion, None)] * ((settings.expanded_length or length) - len(found))
+    else:
+        # As in the model: a word that is no single token stands for [UNK].
+        known = [tokenizer.token_id(word) for word in settings.skiplist]
+        skipped = {tokenizer.special_id("unk") if token is None else token for token in known}
+        found = [(token, span) for token, span in found if token not in skipped]
+    name = _names(tokenizer, len(tokenizer))
+    return [Token(name(token), span) for token, span in found]
+
+
+def _text_positions(text: str, prompt: str, *, lower_case: bool) -> list[int]:
+    """For each character of what is tokenised its place in the text, below 0 in the prompt; see `retrieval.models.encoding.clean`."""
+    whole = prompt + text
+    first = len(whole) - len(whole.lstrip()) - len(prompt)
+    # A lower-case letter may be two characters.
+    return [first + place for place, character in enumerate(whole.strip()) for _ in (character.lower() if lower_case else character)]
+
+
+def _span(text: str, places: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
+    """The span of a token in its text, without white space around it, from its offsets in what was tokenised."""
+    begin, end = offsets
+    if begin == end:
+        return None
+    first, last = max(places[begin], 0), places[end - 1] + 1
+    if first >= last:
+        return None
+    word = text[first:last]
+    if not word.strip():  # a token that is nothing but white space
+        return first, last
+    first += len(word) - len(word.lstrip())
+    return first, first + len(word.strip())
+
+
+@lru_cache(maxsize=8)
+def _backend(tokenizer: Tokenizer, size: int, length: int) -> Any:
+    """The rules of a tokenizer, for texts with their offsets. Reading them takes a tenth of a second; ``size`` is as for `_names`."""
+    del size
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    backend.enable_truncation(length, direction=tokenizer.truncation_side)
+    return backend
+
+
+@lru_cache(maxsize=4)
+def _names(tokenizer: Tokenizer, size: int) -> Callable[[int], str]:
+    """Id to readable text. Reading the rules takes a tenth of a second; ``size`` tells when a token was added since."""
+    del size
+    text = tokenizer.to_json()
+    rules, backend = json.loads(text), tokenizers.Tokenizer.from_str(text)
+    added = {token["id"]: token["content"].strip() for token in rules["added_tokens"]}
+    byte_level = decoders.ByteLevel() if '"ByteLevel"' in json.dumps([rules["pre_tokenizer"], rules["decoder"]]) else None
+
+    @cache
+    def readable(token: int) -> str:
+        if token in added:
+            return str(added[token])
+        raw: str = backend.id_to_token(token)
+        if byte_level is None:
+            return raw.removeprefix(_SENTENCEPIECE_SPACE) or raw
+        word: str = byte_level.decode([raw])
+        if _NO_CHARACTER in word:  # part of a character's bytes has no text of its own
+            return raw
+        return word.strip() or repr(word)
+
+    return readable
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""Several rankings of one query as one: fusion by ranks or by scores.
+"""Combine rankings: fuse several rankings of a query, and re-rank candidates with a ColBERT model.
 
-A fusion knows only rankings, document id -> score, wherever they come from: runs, hits of indexes, BM25. Documents are the same where
-their ids are. Scoring the documents found anew by a better model is `quiver.retrieval.search.reranking`.
+Fusion sees only rankings, document id -> score: of runs, index hits or BM25. Documents are identified by their ids. Re-ranking takes the
+candidates' vectors from an index, or encodes their texts.
 
-Shapes: Q queries, k hits.
-Source: reciprocal rank fusion: Cormack, Clarke and Büttcher 2009, doi 10.1145/1571941.1572114. Weighted sums of normalised scores: Fox and
-Shaw, TREC-2, 1994 (CombSUM); Bruch, Gai and Ingber, arXiv:2210.11934, on normalisation.
+Shapes: Q queries, P candidates per query, k hits, d vector width.
+Source: reciprocal rank fusion: Cormack, Clarke and Büttcher 2009, doi 10.1145/1571941.1572114. Weighted sums of normalized scores: Fox and
+Shaw, TREC-2, 1994 (CombSUM); Bruch, Gai and Ingber, arXiv:2210.11934, on normalization. Re-ranking: ColBERT, arXiv:2004.12832, section 3.5;
+MacAvaney and Tonellotto, arXiv:2404.14989, on BM25 candidates.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from quiver.retrieval.index import Index
 from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.ranking import check_k
+from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Hits, Query, Run
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25_index import WordIndex
 from quiver.retrieval.search.search import search
 
 logger = logging.getLogger(__name__)
+
 
 Ranking: TypeAlias = Mapping[str, float]
 """The documents of one query, id -> score; the order is by score, then id, both descending."""
@@ -279,3 +282,105 @@ NORMALISATIONS: Mapping[str, Callable[[NDArray[np.float64]], tuple[NDArray[np.fl
     "z-score": _z_score,
 }
 """Name -> the scores of a ranking on a common scale, and what a document gets that the ranking does not have."""
+
+
+# Texts that are encoded at a time: their vectors are in memory until the queries that want them are done.
+_TEXTS = 2048
+
+
+class Scorer(Protocol):
+    """Scores given documents for queries: a second stage."""
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
+        """For each of Q query texts the scores of its candidates by id, Q arrays (P,); minus infinity for one that has no vector."""
+
+
+def rerank(run: Run, queries: Sequence[Query], scorer: Scorer, k: int) -> dict[str, dict[str, float]]:
+    """Score what a first stage has found anew; its own scores decide nothing more.
+
+    Args:
+        run: The candidates, query id -> document id -> score.
+        queries: Their queries; one that the run does not have has no candidates.
+        scorer: The second stage.
+        k: Documents kept of each query.
+
+    Returns:
+        The run by the second stage's scores, documents best first. A candidate without a vector is left out, as a search of the second
+        stage's own would not find it.
+
+    Raises:
+        InputError: The scorer cannot score a candidate.
+        ValueError: k < 1, or a score is NaN.
+    """
+    k = check_k(k)
+    candidates = [list(run.get(query.id, {})) for query in queries]
+    scores = scorer([query.text for query in queries], candidates)
+    reranked = {}
+    for query, documents, found in zip(queries, candidates, scores, strict=True):
+        kept = {document: score for document, score in zip(documents, found.tolist(), strict=True) if score != -math.inf}
+        reranked[query.id] = {document: kept[document] for document in ranked(kept)[:k]}
+    return reranked
+
+
+@dataclass(frozen=True)
+class IndexScorer:
+    """Scores documents by the vectors that a ColBERT's index keeps of them; nothing but the queries is encoded.
+
+    Attributes:
+        index: Has all candidates.
+        model: The one that built it.
+
+    Raises:
+        InputError: The index is of another model.
+    """
+
+    index: Index
+    model: TokenModel
+
+    def __post_init__(self) -> None:
+        self.index.check_model(self.model.card)
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """See `Scorer`.
+
+        Raises:
+            InputError: The index does not have a candidate.
+        """
+        vectors = self.model.encode(queries, "query").vectors
+        return [self.index.scores(query, documents) for query, documents in zip(vectors, candidates, strict=True)]
+
+
+@dataclass(frozen=True)
+class TextScorer:
+    """Scores documents by encoding their texts, where no index has their vectors.
+
+    Attributes:
+        model: A ColBERT.
+        text_of: Document id -> its text, as it is to be encoded.
+    """
+
+    model: TokenModel
+    text_of: Callable[[str], str]
+
+    def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
+        """See `Scorer`; a document that several queries have as a candidate is encoded once for those that stand near each other.
+
+        Raises:
+            InputError: There is no text of a candidate.
+        """
+        vectors = self.model.encode(queries, "query").vectors
+        scores: list[NDArray[np.float32]] = []
+        while len(scores) < len(queries):
+            first = last = len(scores)
+            wanted: dict[str, int] = {}
+            while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= _TEXTS):
+                for document in candidates[last]:
+                    wanted.setdefault(document, len(wanted))
+                last += 1
+            documents = self.model.encode([self.text_of(document) for document in wanted], "document").vectors if wanted else []
+            for query, asked in zip(vectors[first:last], candidates[first:last], strict=True):
+                chosen = [documents[wanted[document]] for document in asked]
+                tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
+                offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+                scores.append(maxsim_packed([query], tokens, offsets)[0])
+        return scores

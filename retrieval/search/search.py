@@ -12,7 +12,7 @@ from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import check_k
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.search.explain import Explanation, explain
-from quiver.retrieval.search.token_matches import Token, text_tokens
+from quiver.retrieval.search.explain import Explanation, Token, explain, text_tokens
 from quiver.retrieval.serving.generations import Generation
 from quiver.retrieval.serving.schemas import HitExplanation, Meeting, TokenSpan, WordPart
 

@@ -12,9 +12,9 @@ from quiver.encoder.files import cache_folder
 from quiver.retrieval.index import Index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.similarity import comparable
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.records import DenseEncoding, Role, TokenEncoding
-from quiver.retrieval.search import bm25
+from quiver.retrieval.search import bm25_index
 
 # Searched once before a generation answers anybody: loops are compiled and tables are made then.
 _WARM_UP = "warm up"
@@ -62,7 +62,7 @@ class Generation:
 
     index: Index
     model: SharedModel
-    words: bm25.WordIndex | None
+    words: bm25_index.WordIndex | None
 
     @property
     def number(self) -> int:
@@ -84,7 +84,7 @@ def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bo
     """
     index = open_index(folder, verify=verify)
     index.check_model(model.card)
-    generation = Generation(index, model, bm25.WordIndex(index, cache=cache_folder("words"), verify=verify) if words else None)
+    generation = Generation(index, model, bm25_index.WordIndex(index, cache=cache_folder("words"), verify=verify) if words else None)
     index.search(model.queries([_WARM_UP]), 1)
     if generation.words is not None:
         generation.words.search([_WARM_UP], 1)

@@ -18,7 +18,7 @@ from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.target import check_target, replacing_folder
+from quiver.retrieval.models.export.export import check_target, replacing_folder
 from quiver.retrieval.records import ModelCard
 from quiver.retrieval.training.loop.snapshot import open_snapshot_model
 
@@ -58,7 +58,7 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
 
 
 def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool = False) -> ModelCard:
-    """Average models and write the mean as `retrieval.models.export.target` does: whole or not at all, or into a clone of a repository.
+    """Average models and write the mean as `retrieval.models.export.export` does: whole or not at all, or into a clone of a repository.
 
     Args:
         sources: As `average_models` takes them.

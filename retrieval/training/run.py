@@ -25,7 +25,7 @@ from quiver.encoder.training.machine import keep_freed_memory
 from quiver.encoder.training.processes import Processes, joined
 from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.encoder.training.stopping import RunStoppedError
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.averaging import average_models
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
 from quiver.retrieval.training.loop.course import Course

@@ -25,9 +25,9 @@ from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.config import global_every
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.white_space import read_tokenizer
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, Parts, default_device, load_parts
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.export.tokenizer_rules import read_tokenizer
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, ModelParts, default_device, load_parts
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.sections import ArchitectureSection, ColBERTSection, ModelSection, Recipe
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def require_extra() -> None:
 
 
 def build_model(recipe: Recipe, texts: Iterable[str]) -> BiEncoder | ColBERT:
-    """The model a recipe starts from, on the device that `quiver.retrieval.models.model_folder.default_device` names.
+    """The model a recipe starts from, on the device that `quiver.retrieval.models.loading.default_device` names.
 
     Equal recipes and texts give equal weights.
 
@@ -90,7 +90,7 @@ def _dense_settings(start: ModelFolder, section: ModelSection) -> ModelFolder:
     )
 
 
-def _colbert_settings(parts: Parts, section: ModelSection, *, seed: int) -> ModelFolder:
+def _colbert_settings(parts: ModelParts, section: ModelSection, *, seed: int) -> ModelFolder:
     asked, start = section.colbert, parts.settings
     if asked is None:  # as above
         raise InputError("model.colbert is needed where kind is colbert")
@@ -140,7 +140,7 @@ def _prefixes(section: ColBERTSection | None) -> list[str]:
     return list(dict.fromkeys(prefix for prefix in found if prefix))
 
 
-def _add_tokens(parts: Parts, tokens: list[str], *, seed: int) -> None:
+def _add_tokens(parts: ModelParts, tokens: list[str], *, seed: int) -> None:
     """Give the vocabulary tokens that it lacks, with vectors drawn from the normal distribution of those it has, entry by entry.
 
     transformers draws them too, around the same mean but all but on it, so that they do not disturb the softmax over an output
@@ -176,7 +176,7 @@ def resize_vocabulary(encoder: Encoder, rows: int) -> None:
     encoder.config = replace(encoder.config, vocab_size=rows)
 
 
-def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[str], *, seed: int) -> Parts:
+def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[str], *, seed: int) -> ModelParts:
     shape = section.architecture
     if shape is None or section.tokenizer is None:  # as above
         raise InputError("model.architecture and model.tokenizer are needed where model.init is random")
@@ -196,7 +196,7 @@ def _random_parts(section: ModelSection, prefixes: list[str], texts: Iterable[st
         sep_token_id=tokenizer.special_id("sep"),
     )
     encoder = init_weights(Encoder(config), seed=seed).eval()  # before it moves: equal seeds give equal weights on every device
-    return Parts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(default_device()), tokenizer)
+    return ModelParts(ModelFolder(kind="dense", encoder_folder=Path()), encoder.to(default_device()), tokenizer)
 
 
 def _random_vocabulary(section: ModelSection, shape: ArchitectureSection, prefixes: list[str], texts: Iterable[str]) -> Tokenizer:

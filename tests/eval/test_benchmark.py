@@ -35,7 +35,7 @@ def test_a_folder_with_another_name_policy_or_split(make_collection: Callable[..
     benchmark = Benchmark.of_folder(folder, "dev", name="arguments", policy=Policy(use_title=False))
     assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguments", "dev", Policy(use_title=False))
     assert benchmark.load().split == "dev"
-    with pytest.raises(InputError, match="the splits there are dev"):
+    with pytest.raises(InputError, match="existing splits: dev"):
         only(folder).load()
 
 

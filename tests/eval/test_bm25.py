@@ -15,6 +15,7 @@ from quiver.eval.bm25 import bm25_run
 from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import Collection, load_collection
 from quiver.retrieval.records import Document, Query
+from quiver.retrieval.search.bm25 import BlockLimits
 
 
 def _collection(documents: list[Document], queries: list[Query]) -> Collection:
@@ -135,12 +136,10 @@ def _random_collection() -> Collection:
 @pytest.mark.parity
 @pytest.mark.parametrize(("documents", "characters"), [(1, 1 << 24), (7, 1 << 24), (100_000, 100), (100_000, 1 << 24)])
 @pytest.mark.parametrize("k", [1, 10, 1000])
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, documents: int, characters: int, k: int) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", documents)
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_CHARACTERS", characters)
+def test_blocks_change_nothing(documents: int, characters: int, k: int) -> None:
     collection = _random_collection()
     expected = _all_at_once(collection)
-    run = bm25_run(collection, k=k)
+    run = bm25_run(collection, k=k, limits=BlockLimits(documents, characters))
     assert sum(map(bool, run.values())) >= 23
     assert run.keys() == expected.keys()
     for query, scores in run.items():
@@ -149,13 +148,12 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, documents: int, 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_ties_across_blocks_are_by_id_descending(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", 2)
+def test_ties_across_blocks_are_by_id_descending(order: int) -> None:
     documents = [Document(f"d{number}", "same words") for number in (3, 1, 5, 2, 4, 0)][::order]
-    assert list(bm25_run(_collection(documents, [Query("q", "same")]), k=3)["q"]) == ["d5", "d4", "d3"]
+    assert list(bm25_run(_collection(documents, [Query("q", "same")]), k=3, limits=BlockLimits(2))["q"]) == ["d5", "d4", "d3"]
 
 
-def test_the_corpus_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_is_never_held() -> None:
     """Texts count their living fellows: not more than a block of them may be there at once."""
     alive = most = 0
 
@@ -182,19 +180,17 @@ def test_the_corpus_is_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
         def __len__(self) -> int:
             return 500
 
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", 10)
     collection = Collection("c", "test", Streamed(), [Query("q", "word3")], {"q": {"d3": 1}}, 0)
-    assert len(bm25_run(collection, use_title=False)["q"]) == 71
+    assert len(bm25_run(collection, use_title=False, limits=BlockLimits(10))["q"]) == 71
     assert 10 <= most <= 30
 
 
 @pytest.mark.data
 @pytest.mark.parity
-def test_equal_to_bm25s_on_a_real_collection(quiver_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.bm25.scoring._BLOCK_DOCUMENTS", 1_000)
+def test_equal_to_bm25s_on_a_real_collection(quiver_data: Path) -> None:
     collection = load_collection(quiver_data / "scifact", "test")
     expected = _all_at_once(collection)
-    run = bm25_run(collection, k=100)
+    run = bm25_run(collection, k=100, limits=BlockLimits(1_000))
     assert len(run) == 300
     for query, scores in run.items():
         assert list(scores) == _best(expected[query], 100)

@@ -18,8 +18,8 @@ from quiver.eval.development import DevelopmentScorer, development_scorer
 from quiver.eval.evaluation import evaluate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.sections import DevelopmentSection
 
 MakeCollection = Callable[..., Path]
@@ -163,7 +163,7 @@ def test_a_group_counts_once(make_collection: MakeCollection, folder: Path, tmp_
 
 
 def test_what_cannot_be_read_is_found_when_the_scorer_is_made(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no split 'dev'; the splits there are test"):
+    with pytest.raises(InputError, match="no split 'dev'; existing splits: test"):
         development_scorer(DevelopmentSection(data=str(folder)))
     with pytest.raises(InputError, match="unknown collection"):
         development_scorer(DevelopmentSection(data=str(tmp_path / "nothing")))

@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(scope="session")
 def scifact_vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a `quiver.retrieval.data.vectors.VectorStore` that lives as long as the tests."""
+    """Folder of a `quiver.retrieval.data.embedding_store.EmbeddingStore` that lives as long as the tests."""
     return tmp_path_factory.mktemp("scifact-vectors")

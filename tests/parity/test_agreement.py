@@ -19,7 +19,7 @@ from quiver.eval import evaluate
 from quiver.eval.baselines import DenseRetriever, IndexRetriever, QuiverSearch
 from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import load_collection
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.records import DenseEncoding, ModelCard, Role, TextTokens
 
@@ -187,7 +187,7 @@ def test_the_one_difference_is_a_query_that_is_not_answered() -> None:
 class Stored:
     """A model whose vectors come from a store, so that several harnesses encode a text once."""
 
-    def __init__(self, model: BiEncoder, store: VectorStore) -> None:
+    def __init__(self, model: BiEncoder, store: EmbeddingStore) -> None:
         self._model, self._store = model, store
         self.card = model.card
 
@@ -216,7 +216,7 @@ def test_three_harnesses_one_score_on_scifact(minilm: Path, quiver_data: Path, s
     queries = {query.id: query.text for query in collection.queries}
     ours = evaluate(model, quiver_data / "scifact", baselines=(), cache=scifact_vectors).collections[0].measures
     assert ours["ndcg@10"] == pytest.approx(0.645, abs=0.002)  # 64.508 in MTEB's table
-    stored = Stored(model, VectorStore(scifact_vectors))
+    stored = Stored(model, EmbeddingStore(scifact_vectors))
     theirs = {
         "beir": by_beirs_search(stored, corpus, queries, collection.qrels),
         "beir, our index": by_beir(evaluation.EvaluateRetrieval(IndexRetriever(stored)), corpus, queries, collection.qrels),

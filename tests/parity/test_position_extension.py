@@ -12,7 +12,7 @@ import torch
 from quiver.encoder import load_masked_lm, pack_ids
 from quiver.encoder.pretraining.position_extension import extend_checkpoint
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.export.longer import lengthen_model
+from quiver.retrieval.models.export.export import lengthen_model
 from quiver.retrieval.models.loading import load_model
 
 transformers = pytest.importorskip("transformers")

@@ -588,7 +588,7 @@ if importlib.util.find_spec("faiss") is None:
 import numpy as np
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize, Pooling
-from quiver.retrieval.models.model_folder import load_parts
+from quiver.retrieval.models.loading import load_parts
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.training.student.native import NativeTransformer
 parts = load_parts(sys.argv[1])

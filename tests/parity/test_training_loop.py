@@ -62,7 +62,9 @@ def test_batches_without_duplicates_are_those_of_sentence_transformers(tmp_path:
     pairs = [Pair(str(place), f"query {draw.randrange(60)}", f"answer {draw.randrange(90)}", "", "", 1) for place in range(150)]
     rows = rows_of_pairs(pairs, tmp_path)
     ours = BatchOrder(rows, size=8, seed=5, no_duplicates=True)
-    theirs = NoDuplicatesBatchSampler(rows.dataset, batch_size=8, drop_last=True, generator=torch.Generator(), seed=5)
+    from datasets import Dataset
+
+    theirs = NoDuplicatesBatchSampler(Dataset.from_list(list(rows)), batch_size=8, drop_last=True, generator=torch.Generator(), seed=5)
     for epoch in range(3):
         theirs.set_epoch(epoch)
         expected = [list(batch) for batch in theirs]

@@ -11,7 +11,7 @@ import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder
 
 DOCUMENTS = [
     {"_id": "d1", "text": "a bird has wings", "year": 1999, "tags": ["animal", "air"]},
@@ -151,7 +151,7 @@ def test_build_flattens_nested_fields_and_leaves_out_null(quiver: Callable[..., 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields are called 'a.b'"),
+        ('{"_id": "d", "text": "x", "a.b": 1, "a": {"b": 2}}', "two metadata fields have the name 'a.b'"),
         ('{"_id": "d", "text": "x", "a": [1, Infinity]}', "metadata field 'a' must hold strings, finite numbers"),
     ],
 )

@@ -15,13 +15,12 @@ import torch
 from quiver.cli import doctor
 from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.encoder.cpu.availability import available
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.errors import InputError
-from quiver.retrieval.models import model_folder
+from quiver.retrieval.models import loading
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder, load_model
 
 DOCUMENTS = {
     "d1": ("Birds", "a bird has wings and feathers"),
@@ -121,14 +120,14 @@ def test_train_and_validate(quiver: Callable[..., Any], tmp_path: Path) -> None:
 def test_doctor(quiver: Callable[..., Any]) -> None:
     facts = json.loads(quiver("doctor", "--json").out)
     assert facts["check"]["finite"]
-    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if available() else "torch")
-    assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if available() else "packed")
+    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if kernels_available() else "torch")
+    assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if kernels_available() else "packed")
     assert facts["core"]["torch"] != "not installed"
 
 
 def test_doctor_says_what_the_commands_use(quiver: Callable[..., Any]) -> None:
     used = json.loads(quiver("doctor", "--json").out)["evaluate, index build, serve"]
-    assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if available() else "packed"}
+    assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if kernels_available() else "packed"}
 
 
 def test_doctor_says_that_flash_attention_does_not_run_in_float32(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,13 +153,13 @@ def test_every_loader_uses_the_gpu_that_is_there(tmp_path: Path, monkeypatch: py
     )
     BiEncoder(init_weights(Encoder(config), seed=0), tokenizer, ModelFolder("dense", tmp_path, max_length=24)).save(tmp_path / "model")
     asked: list[str | None] = []
-    load = model_folder.load_parts
+    load = loading.load_parts
 
     def recorded(source: Any, *, device: str | None = None, **settings: Any) -> Any:
         asked.append(device)
         return load(source, device="cpu", **settings)
 
-    monkeypatch.setattr(model_folder, "load_parts", recorded)
+    monkeypatch.setattr(loading, "load_parts", recorded)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for loader in (BiEncoder.from_pretrained, load_model):
         loader(tmp_path / "model")
@@ -216,7 +215,7 @@ DATA_MISTAKES = {
     "malformed JSON": (lambda data: damage(data / "corpus.jsonl", lambda text: text + "{oops\n"), "corpus.jsonl:5: malformed JSON"),
     "duplicate id": (
         lambda data: damage(data / "corpus.jsonl", lambda text: text + '{"_id": "d1", "text": "again"}\n'),
-        "corpus.jsonl:5: id 'd1' was used on line 1 already",
+        "corpus.jsonl:5: id 'd1' is already used on line 1",
     ),
     "unknown document": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q1\td9\t1\n"), "test.tsv:4: document 'd9'"),
     "unknown query": (lambda data: damage(data / "qrels" / "test.tsv", lambda text: text + "q9\td1\t1\n"), "test.tsv:4: query 'q9'"),

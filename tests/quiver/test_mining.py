@@ -13,7 +13,7 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder
 
 DOCUMENTS = {f"d{number}": f"a document about number {number} and {number * 7 % 11}" for number in range(12)}
 QUERIES = {f"q{number}": f"number {number}" for number in range(5)}
@@ -127,7 +127,7 @@ def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tm
         (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has a corpus of its own"),
         (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
         (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin is one of perc-pos=VALUE"),
-        (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; the splits there are train"),
+        (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; existing splits: train"),
         (("{data}", "-m", "bm25", "--no-cache", "--cache", "x"), "--cache and --no-cache exclude each other"),
         (("{pairs}", "-m", "bm25"), "no field 'query'; the row's fields are question, pos"),
         (("{data}/nothing.jsonl", "-m", "bm25"), "no such file or folder"),

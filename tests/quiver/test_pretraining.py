@@ -12,7 +12,7 @@ import pytest
 
 from quiver.encoder.packing import pack_ids
 from quiver.eval.report.pretraining_run import is_pretraining, read_pretraining, render_pretraining, summary, write_pretraining_report
-from quiver.retrieval.models.model_folder import load_parts
+from quiver.retrieval.models.loading import load_parts
 
 pytest.importorskip("optimi")
 

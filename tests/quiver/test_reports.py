@@ -12,7 +12,7 @@ import yaml
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder
 
 TEXTS = {f"d{number}": f"a text about {word}" for number, word in enumerate(["birds", "fish", "stones", "salt", "wings", "seas"])}
 

@@ -22,14 +22,12 @@ from quiver.retrieval.data.run import read_run
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, delete_documents, open_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25 import WordIndex, WordScore
-from quiver.retrieval.search.explain import Explanation
+from quiver.retrieval.search.bm25_index import WordIndex, WordScore
+from quiver.retrieval.search.explain import Explanation, Token, TokenMatch
 from quiver.retrieval.search.hybrid import Fusion, fuse
-from quiver.retrieval.search.token_matches import Token, TokenMatch
 
 DOCUMENTS = [
     Document("d1", "A bird has wings, and a bird flies.", "Birds", {"year": 1999}),
@@ -271,7 +269,7 @@ def test_options_that_do_not_go_together(quiver: Quiver, built: Built, options: 
 def test_what_an_index_without_texts_cannot_do(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     build_index(DOCUMENTS, load_model(built.dense_model), tmp_path / "bare", options=BuildOptions(store_text=False))
     for options, message in (
-        (("--fuse", "bm25"), "BM25 needs them"),
+        (("--fuse", "bm25"), "which BM25 needs"),
         (("--rerank", built.colbert_model), "the index stores no texts, which a model needs for re-ranking"),
     ):
         done = quiver("search", tmp_path / "bare", QUERY, *options)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import build_index
 from quiver.retrieval.records import Document
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25_index import WordIndex
 
 DAY = 86_400
 
@@ -47,7 +47,7 @@ def texts(prefix: str) -> list[str]:
 def test_vectors_that_were_used_least_recently_make_room_for_new_ones(
     cache: Path, monkeypatch: pytest.MonkeyPatch, word_sum: Any, other_word_sum: Any
 ) -> None:
-    store = VectorStore(cache / "vectors")
+    store = EmbeddingStore(cache / "vectors")
     for prefix, days in (("a", 5), ("b", 4), ("c", 3)):
         before = set(shards(cache))
         store.encode(word_sum, texts(prefix), "document")
@@ -67,7 +67,7 @@ def test_vectors_that_were_used_least_recently_make_room_for_new_ones(
 
 
 def test_what_a_running_process_reads_stays(cache: Path, quiver: Callable[..., Any], word_sum: Any) -> None:
-    stored = VectorStore(cache / "vectors").encode(word_sum, texts("a"), "document")
+    stored = EmbeddingStore(cache / "vectors").encode(word_sum, texts("a"), "document")
     (shard,) = shards(cache)
     for days, left in ((0.9, 1), (1.1, 0)):
         stored.rows.take(np.array([3, 400]))
@@ -76,13 +76,13 @@ def test_what_a_running_process_reads_stays(cache: Path, quiver: Callable[..., A
         done = json.loads(quiver("cache", "prune", "--size", "0GB", "--json").out)
         assert len(shards(cache)) == left
         assert len(done["removed"]) == 1 - left
-    with pytest.raises(InputError, match="run it again"):
+    with pytest.raises(InputError, match="run the command again"):
         stored.rows.take(np.array([3, 400]))
 
 
 def test_another_folder_is_never_pruned(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word_sum: Any) -> None:
     monkeypatch.setenv("QUIVER_CACHE_LIMIT", "1KB")
-    store = VectorStore(tmp_path / "mine")
+    store = EmbeddingStore(tmp_path / "mine")
     for prefix in "ab":
         store.encode(word_sum, texts(prefix), "document")
         for shard in shards(tmp_path / "mine"):
@@ -114,7 +114,7 @@ def test_the_commands_show_and_prune_the_cache(
     cache: Path, quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, word_sum: Any
 ) -> None:
     assert json.loads(quiver("cache", "info", "--json").out)["vectors"] == {"entries": 0, "bytes": 0}
-    store = VectorStore(cache / "vectors")
+    store = EmbeddingStore(cache / "vectors")
     for prefix, days in (("a", 9), ("b", 8)):
         before = set(shards(cache))
         store.encode(word_sum, texts(prefix), "query")

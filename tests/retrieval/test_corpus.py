@@ -88,7 +88,7 @@ GOOD = '{"_id": "a", "text": "x"}'
         ('{"_id": "b", "text": 3}', "'text' must be a string, got 3"),
         ('{"_id": "b", "text": "x", "title": ["y"]}', "'title' must be a string"),
         ('{"_id": "b", "text": "\\ud83d"}', "'text' holds an unpaired surrogate"),
-        ('{"_id": "a", "text": "y"}', "id 'a' was used on line 1 already"),
+        ('{"_id": "a", "text": "y"}', "id 'a' is already used on line 1"),
         (b'{"_id": "b", "text": "\xe9"}', "not UTF-8"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_bad_document_names_file_and_line(tmp_path: Path, bad: str | bytes, me
 
 def test_numeric_and_string_ids_are_the_same_id(tmp_path: Path) -> None:
     path = lines(tmp_path / "c.jsonl", '{"_id": 7, "text": "x"}', '{"_id": "7", "text": "y"}')
-    with pytest.raises(InputError, match="id '7' was used on line 1 already"):
+    with pytest.raises(InputError, match="id '7' is already used on line 1"):
         list(read_documents(path))
 
 
@@ -112,7 +112,7 @@ def test_queries_of_both_forms(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [("q2", "expected 2 columns"), ("q2\ta\tb", "got 3"), ("\ta", "the id is blank"), ("q1\tb", "used on line 1 already")],
+    [("q2", "expected 2 columns"), ("q2\ta\tb", "got 3"), ("\ta", "the id is blank"), ("q1\tb", "used on line 1")],
 )
 def test_a_bad_query_line_names_file_and_line(tmp_path: Path, bad: str, message: str) -> None:
     path = lines(tmp_path / "q.tsv", "q1\ta", bad)
@@ -157,7 +157,7 @@ def test_qrels_of_trec(tmp_path: Path, separator: str) -> None:
         (["q1\td1\t1", "q1\td2"], 2, "expected 3 (query, document, grade; tab-separated) columns, got 2"),
         (["q1 0 d1 1", "q1\td2\t1"], 2, "got 3"),
         (["q1 d1 1"], 1, "expected 3 tab-separated or 4"),
-        (["q1\td1\t1", "q1\td1\t0"], 2, "document 'd1' was judged for query 'q1' on line 1 already"),
+        (["q1\td1\t1", "q1\td1\t0"], 2, "document 'd1' is already judged for query 'q1' on line 1"),
         (["q1\t \t1"], 1, "the document id is blank"),
         (["\td1\t1"], 1, "the query id is blank"),
     ],
@@ -181,7 +181,7 @@ def test_the_documents_of_a_collection_stay_on_disk(folder: Path) -> None:
     assert len(documents) == 3
     assert list(documents) == list(documents)
     lines(folder / "corpus.jsonl", '{"_id": "d1", "text": "flies"}', '{"_id": "d2", "text": " "}')
-    with pytest.raises(InputError, match=r"corpus\.jsonl: 3 documents at the first reading, 2 at a later one; leave the files alone"):
+    with pytest.raises(InputError, match=r"corpus\.jsonl: changed while in use: 3 documents at first, 2 now"):
         list(documents)
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(InputError, match=r"no corpus\.jsonl or"):
@@ -190,7 +190,7 @@ def test_the_documents_of_a_collection_stay_on_disk(folder: Path) -> None:
 
 def test_a_collection_of_a_folder_with_an_id_twice(folder: Path) -> None:
     path = lines(folder / "corpus.jsonl", '{"_id": "d1", "text": "a"}', '{"_id": "d3", "text": "b"}', "", '{"_id": "d1", "text": "c"}')
-    with pytest.raises(InputError, match=re.escape(f"{path}:4: id 'd1' was used on line 1 already; ids must be unique")):
+    with pytest.raises(InputError, match=re.escape(f"{path}:4: id 'd1' is already used on line 1; ids must be unique")):
         load_collection(folder, "test")
 
 
@@ -203,20 +203,20 @@ def test_a_split_is_one_name(folder: Path, split: str) -> None:
     lines(folder / "qrels" / "..tsv", "q1\td1\t1")
     (folder / "qrels" / "sub").mkdir()
     lines(folder / "qrels" / "sub" / "test.tsv", "q1\td1\t1")
-    with pytest.raises(InputError, match="a split is the name of a file" if split != ".." else "no split"):
+    with pytest.raises(InputError, match="a split must be the name of a file" if split != ".." else "no split"):
         load_collection(folder, split)
 
 
 def test_a_missing_split_lists_those_there_are(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"no split 'train'; the splits there are dev, test"):
+    with pytest.raises(InputError, match=r"no split 'train'; existing splits: dev, test"):
         load_collection(folder, "train")
 
 
 def test_a_split_that_is_a_folder(folder: Path) -> None:
     (folder / "qrels" / "train.tsv").mkdir()
-    with pytest.raises(InputError, match=r"qrels/train\.tsv: is a folder; the judgements of a split are a file"):
+    with pytest.raises(InputError, match=r"qrels/train\.tsv: is a folder; the judgements of a split must be a file"):
         load_collection(folder, "train")
-    with pytest.raises(InputError, match=r"no split 'valid'; the splits there are dev, test$"):
+    with pytest.raises(InputError, match=r"no split 'valid'; existing splits: dev, test$"):
         load_collection(folder, "valid")
 
 

@@ -360,5 +360,5 @@ def test_training_rows_plain_and_compressed(tmp_path: Path) -> None:
 
 
 def test_training_rows_of_another_kind_of_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"rows\.csv: training pairs are written as \.jsonl or \.jsonl\.gz"):
+    with pytest.raises(InputError, match=r"rows\.csv: unsupported suffix; training pairs are written as \.jsonl or \.jsonl\.gz"):
         write_pairs([], tmp_path / "rows.csv")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.entries import Columns, Place, to_document, to_judgement, to_query, unique
+from quiver.retrieval.data.corpus import Columns, Place, to_document, to_judgement, to_query, unique
 from quiver.retrieval.records import Document, Query
 
 FILE = Path("c.jsonl")
@@ -27,13 +27,13 @@ def test_entries_pass_through_in_order() -> None:
 def test_the_first_repetition_is_named_with_what_it_repeats() -> None:
     stream = unique(lambda: documents("a", "b", "c", "b", "a"))
     assert [next(stream)[1].id for _ in range(5)] == ["a", "b", "c", "b", "a"]
-    with pytest.raises(InputError, match=r"^c\.jsonl:4: id 'b' was used on line 2 already; ids must be unique$"):
+    with pytest.raises(InputError, match=r"^c\.jsonl:4: id 'b' is already used on line 2; ids must be unique$"):
         next(stream)
 
 
 def test_equal_hashes_are_not_equal_ids() -> None:
     assert len(list(unique(lambda: documents("aa", "bb", "cc", "d"), hashed=len))) == 4
-    with pytest.raises(InputError, match=r"^c\.jsonl:4: id 'bb' was used on line 2 already"):
+    with pytest.raises(InputError, match=r"^c\.jsonl:4: id 'bb' is already used on line 2"):
         list(unique(lambda: documents("aa", "bb", "cc", "bb"), hashed=len))
 
 

@@ -14,7 +14,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Filter, build_index
 from quiver.retrieval.records import Document, Hits, Query, Run
-from quiver.retrieval.search.bm25 import WordIndex
+from quiver.retrieval.search.bm25_index import WordIndex
 from quiver.retrieval.search.hybrid import Fusion, fuse, fuse_hits, fuse_runs, index_system, search_fused, word_system
 
 A = {"d1": 0.9, "d2": 0.5, "d3": 0.1}

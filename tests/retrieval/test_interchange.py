@@ -22,14 +22,11 @@ from quiver.encoder.checkpoints.checkpoint import to_hf_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export import export
-from quiver.retrieval.models.export.export import LAYOUTS, Scores, export_model
-from quiver.retrieval.models.export.prefixes import reads_as_token, with_prefixes
-from quiver.retrieval.models.export.target import FILES, MODULE, MODULE_FILES
-from quiver.retrieval.models.export.white_space import without_strip
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder, read_model_folder
-from quiver.retrieval.models.projection import Projection
-from quiver.retrieval.search.token_matches import text_tokens
+from quiver.retrieval.models.export.export import FILES, LAYOUTS, MODULE, MODULE_FILES, ModelScores, export_model
+from quiver.retrieval.models.export.tokenizer_rules import reads_as_token, with_prefixes, without_strip
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, read_model_folder
+from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.search.explain import text_tokens
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
@@ -135,7 +132,7 @@ def test_the_hf_layout_holds_the_encoder_alone_and_says_so(
 
 @pytest.mark.parametrize("layout", ["pylate", "stanford"])
 def test_a_bi_encoder_is_no_colbert(dense: Path, tmp_path: Path, layout: str) -> None:
-    with pytest.raises(InputError, match=f"a bi-encoder, and the layout {layout} is for ColBERT models; .* hf, onnx$"):
+    with pytest.raises(InputError, match=f"is a bi-encoder, but the layout {layout} is for ColBERT models; .* hf, onnx$"):
         export_model(dense, tmp_path / "out", layout=layout)
     assert not (tmp_path / "out").exists()
 
@@ -162,7 +159,7 @@ def test_stanfords_layout_says_what_it_cannot_hold(tmp_path: Path, changes: dict
     with pytest.raises(InputError) as caught:
         export_model(source, tmp_path / "out", layout="stanford")
     assert message in str(caught.value)
-    assert str(caught.value).endswith("write it with --layout pylate")
+    assert str(caught.value).endswith("use --layout pylate")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
@@ -183,7 +180,7 @@ def test_stanfords_defaults_are_said(colbert: Path, tmp_path: Path, caplog: pyte
     (folder / "artifact.metadata").unlink()
     settings = read_model_folder(folder).colbert
     assert settings == ColBERTSettings("[unused0]", "[unused1]", 32, 220, skiplist=tuple(string.punctuation))
-    assert "there is no artifact.metadata" in caplog.text
+    assert "no artifact.metadata; using Stanford's defaults" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -227,7 +224,7 @@ def test_skipped_words_that_are_no_tokens_are_made_explicit(tmp_path: Path) -> N
     [
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task must be 'feature-extraction'"),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, "processing_kwargs must be"),
-        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config must be text"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config must map text"),
         (
             "sentence_bert_config.json",
             {"query_expansion": {"strategy": "all", "length": 12}},
@@ -237,7 +234,7 @@ def test_skipped_words_that_are_no_tokens_are_made_explicit(tmp_path: Path) -> N
         (
             "sentence_bert_config.json",
             {"query_expansion": {"strategy": "fixed", "length": 12, "token": "[CLS]"}},
-            "must be expanded by the mask token, got '",
+            "the expansion token must be the mask token, got '",
         ),
         ("2_MultiVectorMask/config.json", {"skiplist_tasks": ["query", "document"]}, "skiplist_tasks must be"),
         ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [7]}, "keep_only_token_ids must be"),
@@ -245,7 +242,11 @@ def test_skipped_words_that_are_no_tokens_are_made_explicit(tmp_path: Path) -> N
         ("3_Normalize/config.json", {"module_input_name": "sentence_embedding"}, "module_input_name must be 'token_embeddings'"),
         ("1_Dense/config.json", {"module_output_name": "elsewhere"}, "module_output_name must be 'token_embeddings'"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "cosine"}, "similarity_fn_name must be"),
-        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "got 'SparseEncoder'; Quiver runs no other models"),
+        (
+            "config_sentence_transformers.json",
+            {"model_type": "SparseEncoder"},
+            "model_type must be one of SentenceTransformer, ColBERT, MultiVectorEncoder, got 'SparseEncoder'",
+        ),
     ],
 )
 def test_what_is_not_run_is_refused(multi_vector: Path, file: str, values: dict[str, object], message: str) -> None:
@@ -282,7 +283,7 @@ def test_prompts_of_several_tokens_and_queries_longer_than_their_expansion(multi
     same_vectors(multi_vector, tmp_path / "out")
     assert load_model(tmp_path / "out").card.fingerprint == exported.fingerprint
     for layout in ("pylate", "stanford"):
-        with pytest.raises(InputError, match=r"prompts of several tokens; it does not cut queries .* --layout sentence-transformers$"):
+        with pytest.raises(InputError, match=r"prompts of several tokens; its queries may be longer .* --layout sentence-transformers$"):
             export_model(multi_vector, tmp_path / layout, layout=layout)
 
 
@@ -296,7 +297,7 @@ def test_a_model_without_a_mask_skips_nothing(multi_vector: Path) -> None:
 def test_vectors_that_are_not_normalised_are_refused(multi_vector: Path) -> None:
     modules = json.loads((multi_vector / "modules.json").read_text())
     (multi_vector / "modules.json").write_text(json.dumps(modules[:-1]))
-    with pytest.raises(InputError, match="a multi-vector model is made of Transformer, one or more Dense, perhaps MultiVectorMask, and"):
+    with pytest.raises(InputError, match="a multi-vector model must have Transformer, one or more Dense, optionally MultiVectorMask, and"):
         load_model(multi_vector)
 
 
@@ -308,7 +309,7 @@ def test_words_that_are_no_tokens_are_not_skipped_there(multi_vector: Path) -> N
 def test_means_of_maxima_rank_alike_and_are_said(multi_vector: Path, caplog: pytest.LogCaptureFixture) -> None:
     change(multi_vector / "config_sentence_transformers.json", similarity_fn_name="meanmaxsim")
     assert load_model(multi_vector).card.similarity == "maxsim"
-    assert "sums over a query's tokens here, not means" in caplog.text
+    assert "Quiver sums over the query's tokens" in caplog.text
 
 
 def test_a_pylate_folder_need_not_say_what_it_is(colbert: Path) -> None:
@@ -373,7 +374,7 @@ RUN = {
         "training": {"seed": 12},
     },
 }
-TOLD = ("| Rows of an update | `512` |", "| Negatives of a query | `127` |", "| Updates | `2441` |", "at the end | `0.375` |")
+TOLD = ("| Rows per update | `512` |", "| Negatives per query | `127` |", "| Updates | `2441` |", "nDCG@10 | `0.375` |")
 ENTRY = {
     "task": {"type": "text-retrieval", "name": "Retrieval"},
     "dataset": {"type": "mteb/scifact", "name": "SciFact", "split": "test"},
@@ -397,7 +398,7 @@ def run_folder(tmp_path: Path, source: Path, **changes: object) -> Path:
 
 
 def test_a_card_says_what_is_known(dense: Path, tmp_path: Path) -> None:
-    scores = Scores("results", load_model(dense).card.fingerprint, [ENTRY])
+    scores = ModelScores("results", load_model(dense).card.fingerprint, [ENTRY])
     run = run_folder(tmp_path, dense)
     export_model(dense, tmp_path / "my-model", layout="sentence-transformers", run=run, scores=[scores], languages=["en"])
     metadata, body = card_of(tmp_path / "my-model")
@@ -446,7 +447,7 @@ def test_a_recipe_with_a_fence_in_it_stays_in_its_own(dense: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("language", ["English", "Klingon!", "EN", "jp", "zh-CN", ""])
 def test_what_is_no_language_is_refused(dense: Path, tmp_path: Path, language: str) -> None:
-    with pytest.raises(InputError, match=f"no language is called '{language}'; give its ISO 639 code"):
+    with pytest.raises(InputError, match=f"unknown language '{language}'; use an ISO 639 code"):
         export_model(dense, tmp_path / "out", layout="hf", languages=["en", language])
     assert not (tmp_path / "out").exists()
 
@@ -472,11 +473,11 @@ def test_a_card_offers_no_library_that_gives_other_vectors(tmp_path: Path, caplo
     for source, layout in ((dense, "sentence-transformers"), (colbert, "pylate"), (colbert, "stanford")):
         caplog.clear()
         out = export_model(source, tmp_path / "out", layout=layout, overwrite=True).folder
-        assert "sentence-transformers 6 sees white space around texts" in caplog.text
+        assert "sentence-transformers 6 does not strip white space around texts" in caplog.text
         body = card_of(out)[1]
         assert "MultiVectorEncoder" not in body
         assert "5 or 6" not in body
-    with pytest.raises(InputError, match="sentence-transformers 6 does not strip white space around a text, and this tokenizer cannot"):
+    with pytest.raises(InputError, match="and no stripping rule can be added to this tokenizer"):
         export_model(colbert, tmp_path / "out", layout="sentence-transformers", overwrite=True)
 
 
@@ -491,9 +492,9 @@ def test_a_card_offers_what_gives_the_same_vectors(dense: Path, colbert: Path, t
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"fingerprint": "f" * 64}}, "the record of another model (fingerprint ffffffffffff"),
-        ({"model": None}, "the record of another model (fingerprint unknown"),
-        ({"schema": "quiver-run/1"}, "not the record of a training run (quiver-run/2)"),
+        ({"model": {"fingerprint": "f" * 64}}, "belongs to another model (fingerprint ffffffffffff"),
+        ({"model": None}, "belongs to another model (fingerprint unknown"),
+        ({"schema": "quiver-run/1"}, "not the record of a training run (schema quiver-run/2)"),
     ],
 )
 def test_a_record_of_another_model_is_refused(dense: Path, tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -506,9 +507,9 @@ def test_a_record_of_another_model_is_refused(dense: Path, tmp_path: Path, chang
 def test_scores_of_another_model_and_scores_twice_are_refused(dense: Path, tmp_path: Path) -> None:
     fingerprint = load_model(dense).card.fingerprint
     with pytest.raises(InputError, match="a: scores of another model"):
-        export_model(dense, tmp_path / "out", layout="hf", scores=[Scores("a", "f" * 64, [ENTRY])])
-    with pytest.raises(InputError, match="b: scores of SciFact too, as a; give one of them"):
-        export_model(dense, tmp_path / "out", layout="hf", scores=[Scores(name, fingerprint, [ENTRY]) for name in "ab"])
+        export_model(dense, tmp_path / "out", layout="hf", scores=[ModelScores("a", "f" * 64, [ENTRY])])
+    with pytest.raises(InputError, match="b and a both hold scores of SciFact; pass only one of them"):
+        export_model(dense, tmp_path / "out", layout="hf", scores=[ModelScores(name, fingerprint, [ENTRY]) for name in "ab"])
     assert not (tmp_path / "out").exists()
 
 
@@ -531,16 +532,16 @@ def test_a_failure_on_the_way_leaves_nothing(dense: Path, tmp_path: Path, monkey
 
 def test_what_is_there_is_replaced_only_if_asked_and_only_a_model(dense: Path, tmp_path: Path) -> None:
     out = export_model(dense, tmp_path / "out", layout="sentence-transformers").folder
-    with pytest.raises(InputError, match="not empty; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match="not empty; choose another --out, or add --overwrite"):
         export_model(dense, out, layout="hf")
     export_model(dense, out, layout="hf", overwrite=True)
     assert not (out / "modules.json").exists()
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.tex").touch()
-    with pytest.raises(InputError, match="holds something other than a model"):
+    with pytest.raises(InputError, match="not overwritten, since it does not hold a model"):
         export_model(dense, other, layout="hf", overwrite=True)
-    with pytest.raises(InputError, match="a file; --out names a folder"):
+    with pytest.raises(InputError, match="is a file; --out must name a folder"):
         export_model(dense, other / "chapter.tex", layout="hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out", "thesis"]
 
@@ -551,7 +552,7 @@ def test_files_that_no_export_writes_are_not_replaced(dense: Path, tmp_path: Pat
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("mine")
         before = (out / "README.md").stat().st_mtime_ns
-        with pytest.raises(InputError, match=f"holds {name.partition('/README')[0]}, which no export writes, and is not replaced"):
+        with pytest.raises(InputError, match=f"since it holds {name.partition('/README')[0]}, which exports do not write"):
             export_model(dense, out, layout="hf", overwrite=True)
         assert (out / "README.md").stat().st_mtime_ns == before
         (out / name).unlink()
@@ -567,11 +568,11 @@ def test_a_clone_keeps_its_history_and_its_notes(colbert: Path, tmp_path: Path, 
         (clone / name).write_text("git's")
     out = export_model(colbert, clone, layout="pylate").folder  # nothing there yet but git's: no --overwrite is needed
     (out / "notes.md").write_text("mine")
-    with pytest.raises(InputError, match="not empty; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match="not empty; choose another --out, or add --overwrite"):
         export_model(colbert, out, layout=layout)
     export_model(colbert, out, layout=layout, overwrite=True)
     export_model(colbert, tmp_path / "alone" / "clone", layout=layout)
-    assert "left there, since no export writes it: notes.md" in caplog.text
+    assert "kept files that exports do not write: notes.md" in caplog.text
     kept = {".git/HEAD", ".git/objects/ab", ".gitattributes", "notes.md"}
     assert files_in(out) == kept | files_in(tmp_path / "alone" / "clone")
     assert all((out / name).read_text() in ("git's", "mine") for name in kept)
@@ -615,7 +616,7 @@ def test_all_that_an_export_writes_is_known(dense: Path, colbert: Path, tmp_path
 @pytest.mark.parametrize("target", ["dense", "."])
 def test_a_model_is_not_exported_over_itself(dense: Path, tmp_path: Path, target: str) -> None:
     shutil.copy(dense / "config.json", tmp_path / "config.json")
-    with pytest.raises(InputError, match="the model to be exported lies there"):
+    with pytest.raises(InputError, match="contains the model to export"):
         export_model(dense, tmp_path / target, layout="hf", overwrite=True)
     assert isinstance(load_model(dense), BiEncoder)
 

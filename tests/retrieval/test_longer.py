@@ -19,10 +19,8 @@ from quiver.encoder.pretraining.position_extension import extend_positions
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import export_model
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder, load_parts
-from quiver.retrieval.models.model_settings import ColBERTSettings
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
+from quiver.retrieval.models.pooling import Projection
 
 WORDS = ["a", "bird", "has", "wings", "and", "the", "sea", "is", "deep"]
 
@@ -50,7 +48,7 @@ def test_a_bi_encoder_reads_longer_texts(quiver: Callable[..., Any], dense: Path
     out = tmp_path / "longer"
     done = quiver("extend-positions", dense, "--factor", 4, "--out", out)
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"model: {out} (32 -> 128 positions; texts are cut to 20 -> 128 tokens)\n"
+    assert done.out == f"model: {out} (32 -> 128 positions; texts are truncated to 20 -> 128 tokens)\n"
     old, new = load_model(dense), load_model(out)
     assert isinstance(old, BiEncoder)
     assert isinstance(new, BiEncoder)
@@ -94,7 +92,7 @@ def test_a_colbert_models_documents_get_longer_and_its_queries_do_not(quiver: Ca
     export_model(tmp_path / "own", tmp_path / "old", layout=layout)
     done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
     assert (done.code, done.err) == (0, "")
-    assert "32 -> 64 positions; texts are cut to 30 -> 64 tokens" in done.out
+    assert "32 -> 64 positions; texts are truncated to 30 -> 64 tokens" in done.out
     new = load_model(tmp_path / "new")
     assert isinstance(new, ColBERT)
     assert (new.settings.colbert.query_length, new.settings.colbert.document_length) == (12, 64)
@@ -129,10 +127,10 @@ def test_mistakes_are_one_line_and_leave_nothing(quiver: Callable[..., Any], den
         ([dense, "--factor", 2, "--out", out, "--max-length", 65], "max_length must be 3 to 64"),
         ([dense, "--factor", 2, "--out", out, "--plot", tmp_path / "x.pdf"], "written as .png or .svg"),
         ([dense, "--factor", 2, "--out", full], "not empty"),
-        ([dense, "--factor", 2, "--out", full, "--overwrite"], "something other than a model"),
-        ([dense, "--factor", 2, "--out", file], "a file"),
-        ([dense, "--factor", 2, "--out", dense, "--overwrite"], "model to be extended"),
-        ([dense, "--factor", 2, "--out", dense / "inside"], "model to be extended"),
+        ([dense, "--factor", 2, "--out", full, "--overwrite"], "it does not hold a model"),
+        ([dense, "--factor", 2, "--out", file], "is a file"),
+        ([dense, "--factor", 2, "--out", dense, "--overwrite"], "must be outside of the model's folder"),
+        ([dense, "--factor", 2, "--out", dense / "inside"], "must be outside of the model's folder"),
         ([full, "--factor", 2, "--out", out], "not a model"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -180,7 +178,7 @@ def test_a_bare_masked_lm_keeps_its_head(quiver: Callable[..., Any], tmp_path: P
     tokenizer.save(tmp_path / "old")
     done = quiver("extend-positions", tmp_path / "old", "--factor", 2, "--out", tmp_path / "new")
     assert (done.code, done.err) == (0, "")
-    assert "32 -> 64 positions; texts are cut to 64 tokens" in done.out
+    assert "32 -> 64 positions; texts are truncated to 64 tokens" in done.out
     assert load_masked_lm(tmp_path / "new").encoder.config.max_positions == 64
     assert Tokenizer.from_pretrained(tmp_path / "new").max_length == 64
 

@@ -11,9 +11,8 @@ import pytest
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder, read_model_folder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ModelFolder, load_model, read_model_folder
+from quiver.retrieval.models.pooling import Projection
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=320, hidden_size=32, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=64
@@ -53,7 +52,7 @@ def reorder(folder: Path, order: list[int]) -> None:
 def test_stacks_in_another_order_are_refused(dense: Path, order: list[int]) -> None:
     assert isinstance(load_model(dense), BiEncoder)
     reorder(dense, order)
-    with pytest.raises(InputError, match="a dense model is made of Transformer, Pooling, any number of Dense, and perhaps Normalize"):
+    with pytest.raises(InputError, match="a dense model must have Transformer, Pooling, any number of Dense, and optionally Normalize"):
         load_model(dense)
 
 
@@ -61,7 +60,7 @@ def test_an_unknown_module_is_refused(dense: Path) -> None:
     modules = json.loads((dense / "modules.json").read_text())
     modules.insert(2, {**modules[1], "type": "sentence_transformers.models.LayerNorm"})
     (dense / "modules.json").write_text(json.dumps([{**module, "idx": idx} for idx, module in enumerate(modules)]))
-    with pytest.raises(InputError, match=r"this one of .*LayerNorm"):
+    with pytest.raises(InputError, match=r"got .*LayerNorm"):
         load_model(dense)
 
 
@@ -78,7 +77,7 @@ def test_settings_under_an_older_name_are_read(dense: Path, kind: str) -> None:
 def test_a_colbert_needs_its_projection(colbert: Path, order: list[int]) -> None:
     assert isinstance(load_model(colbert), ColBERT)
     reorder(colbert, order)
-    with pytest.raises(InputError, match="a colbert model is made of Transformer and one or more Dense"):
+    with pytest.raises(InputError, match="a ColBERT model must have Transformer and one or more Dense"):
         load_model(colbert)
 
 
@@ -89,14 +88,14 @@ def test_a_colbert_needs_its_projection(colbert: Path, order: list[int]) -> None
         ("sentence_bert_config.json", "do_lower_case", 1, "do_lower_case must be of type bool, got 1"),
         ("sentence_bert_config.json", "max_seq_length", 9999, "exceeds the encoder's 64 positions"),
         ("sentence_bert_config.json", "max_seq_length", 0, "max_seq_length must be >= 1, got 0"),
-        ("1_Pooling/config.json", "pooling_mode", ["mean"], "the pooling must be one of"),
+        ("1_Pooling/config.json", "pooling_mode", ["mean"], "pooling must be one of"),
         ("config_sentence_transformers.json", "prompts", ["x"], "prompts must be of type dict"),
         ("config_sentence_transformers.json", "prompts", {"document": 5}, "document must be of type str, got 5"),
         ("config_sentence_transformers.json", "similarity_fn_name", "manhattan", "must be cosine or dot, got 'manhattan'"),
         ("1_Pooling/config.json", "include_prompt", "no", "include_prompt must be of type bool"),
         ("2_Dense/config.json", "in_features", "x", "in_features must be of type int, got 'x'"),
         ("2_Dense/config.json", "in_features", 0, "must be >= 1, got 0 and 16"),
-        ("2_Dense/config.json", "out_features", 17, "the tensors do not fit config.json"),
+        ("2_Dense/config.json", "out_features", 17, "the tensors do not match config.json"),
         ("2_Dense/config.json", "activation_function", "os.system", "must be one of"),
         ("config.json", "hidden_size", "big", "hidden_size must be an integer"),
     ],
@@ -131,7 +130,7 @@ def test_mistyped_colbert_settings_are_named(colbert: Path, key: str, value: obj
 
 def test_widths_must_chain() -> None:
     settings = ModelFolder("dense", Path(), projections=(Projection(32, 16), Projection(17, 8)))
-    with pytest.raises(InputError, match="Dense module 2 takes 17 features, it is given 16"):
+    with pytest.raises(InputError, match="Dense module 2 expects 17 features, its input has 16"):
         BiEncoder(Encoder(CONFIG), tokenizer(), settings)
 
 
@@ -144,7 +143,7 @@ def test_the_wrong_class_for_a_checkpoint_says_which_is_right(dense: Path, colbe
 
 def test_a_residual_module_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     settings = ModelFolder("dense", Path(), projections=(Projection(32, 16, residual=True),))
-    with pytest.raises(InputError, match="no residual Dense module"):
+    with pytest.raises(InputError, match="residual Dense module, which the layout of sentence-transformers 5 does not support"):
         BiEncoder(Encoder(CONFIG), tokenizer(), settings).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

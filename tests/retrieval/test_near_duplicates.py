@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from quiver.retrieval.data.near_duplicates import first_of_each
+from quiver.retrieval.data.docstrings import first_of_each
 
 
 def naive(texts: list[str]) -> list[int]:

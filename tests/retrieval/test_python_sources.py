@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.python_sources import package_files, stdlib_files
+from quiver.retrieval.data.docstrings import package_files, stdlib_files
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_the_standard_library_without_tests_programs_and_site_packages() -> None
 
 def test_a_missing_standard_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
-    with pytest.raises(InputError, match="no source of the standard library"):
+    with pytest.raises(InputError, match="the source of the standard library is missing"):
         stdlib_files()
 
 
@@ -78,8 +78,8 @@ def test_a_link_that_leads_back_up_is_not_followed(on_path: Path) -> None:
     [
         ("json", "'json' belongs to the standard library"),
         ("no_such_package_here", "'no_such_package_here' is not installed"),
-        ("pyyaml", "give the name it is imported by: .*yaml"),
-        ("PyYAML", "give the name it is imported by: .*yaml"),
+        ("pyyaml", "use its import name .*yaml"),
+        ("PyYAML", "use its import name .*yaml"),
         ("nunpy", "did you mean 'numpy'"),
         ("numpy.linalg", "is not installed"),
         ("__main__", "is not installed"),

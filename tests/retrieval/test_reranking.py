@@ -13,7 +13,7 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import Index, build_index
 from quiver.retrieval.records import Document, Query, Role, TokenEncoding
-from quiver.retrieval.search.reranking import IndexScorer, TextScorer, rerank
+from quiver.retrieval.search.hybrid import IndexScorer, TextScorer, rerank
 
 TEXTS = {f"d{number}": f"word{number % 5} text{number % 7} common" for number in range(20)} | {"empty": ""}
 QUERIES = [Query("q1", "word1 common"), Query("q2", "text3 word2"), Query("q3", "unknown")]
@@ -38,7 +38,7 @@ def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, f
 @pytest.mark.parametrize("stage", ["index", "texts"])
 @pytest.mark.parametrize("together", [1, 5, 2048])
 def test_scores_are_maxsim(index: Index, word_by_word: Any, monkeypatch: pytest.MonkeyPatch, stage: str, together: int) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.reranking._TEXTS", together)
+    monkeypatch.setattr("quiver.retrieval.search.hybrid._TEXTS", together)
     scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__)
     found = rerank(RUN, QUERIES, scorer, 10)
     assert list(found) == ["q1", "q2", "q3"]

@@ -79,7 +79,7 @@ def test_a_tag_is_one_word(tmp_path: Path, tag: str) -> None:
         ("q1 Q0 d2 2 high x", "must be a number, got 'high'"),
         ("q1 Q0 d2 2 nan x", "must be finite, got 'nan'"),
         ("q1 Q0 d2 2 -inf x", "must be finite"),
-        ("q1 Q0 d1 2 0.5 x", "document 'd1' was found for query 'q1' on an earlier line already"),
+        ("q1 Q0 d1 2 0.5 x", "document 'd1' is repeated for query 'q1'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -14,10 +14,10 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.retrieval.index import index_vectors
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Role
-from quiver.retrieval.search.token_matches import text_tokens, token_matches
+from quiver.retrieval.search.explain import text_tokens, token_matches
 
 QUERY = "which bird has wings?"
 DOCUMENT = "A bird, any bird: it has wings. " * 3

@@ -28,7 +28,7 @@ from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
 from quiver.eval.nlu.fine_tuning.snapshot import Progress
 from quiver.eval.nlu.fine_tuning.task import Example, Model, Task
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.run_folder import (
     CHECKPOINTS,
     RECORD,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.retrieval.models.model_folder import read_model_folder
+from quiver.retrieval.models.loading import read_model_folder
 
 TYPES = "token_type_ids"
 INPUTS = ["input_ids", "attention_mask"]

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index.dense.refine import (
     BLOCK,
     DenseSegment,
@@ -63,7 +62,7 @@ from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
 from quiver.retrieval.index.threads import Lazy, one_thread
-from quiver.retrieval.protocols import Rows
+from quiver.retrieval.protocols import MatrixRows, Rows
 from quiver.retrieval.records import ModelCard
 
 # FAISS's type stubs know nothing of what its Python layer adds.

@@ -15,7 +15,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.data.entries import as_id
+from quiver.retrieval.data.corpus import as_id
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
 from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked, strings_lost

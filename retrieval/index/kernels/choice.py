@@ -206,7 +206,7 @@ class Kernels(Protocol):
 def kernels() -> Kernels:
     """The compiled loops. Importing numba takes half a second, so it is imported when they are first needed.
 
-    Where compiled code cannot be kept on disk, numba compiles it again in every process (`quiver.encoder.cpu.compiling.keeps_code` logs a
+    Where compiled code cannot be kept on disk, numba compiles it again in every process (`quiver.encoder.cpu.jit.can_cache` logs a
     warning that names the remedy).
     """
     from quiver.retrieval.index.kernels import compiled

@@ -21,14 +21,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from quiver.encoder.cpu.compiling import compiled
+from quiver.encoder.cpu.jit import jit
 from quiver.retrieval.index.kernels.packing import CELLS, SPAN
 
 # Bytes that come from memory together.
 _CACHE_LINE = 64
 
 
-@compiled
+@jit
 def quantise(
     residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -56,7 +56,7 @@ def quantise(
     return codes, scales
 
 
-@compiled
+@jit
 def _cell(value: float, scale: float) -> int:
     """The cell of a value over a scale."""
     place = (value / scale if scale > 0 else np.float32(0)) + np.float32(SPAN)
@@ -64,7 +64,7 @@ def _cell(value: float, scale: float) -> int:
     return int(min(max(place, np.float32(0)), np.float32(CELLS - 1)))
 
 
-@partial(compiled, reordered=True)
+@partial(jit, reordered=True)
 def inner_products(
     codes: NDArray[np.signedinteger[Any]], scales: NDArray[np.float32], rows: NDArray[np.int64], weights: NDArray[np.float64], offset: float
 ) -> NDArray[np.float64]:
@@ -87,7 +87,7 @@ def inner_products(
     return found
 
 
-@compiled
+@jit
 def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
     """Places of the greatest scores, best first; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     size = min(k, len(scores))
@@ -114,7 +114,7 @@ def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np
     return heap
 
 
-@compiled
+@jit
 def nearest_of(
     codes: NDArray[np.signedinteger[Any]],
     scales: NDArray[np.float32],
@@ -133,7 +133,7 @@ def nearest_of(
     return rows[order], scores[order], least
 
 
-@compiled
+@jit
 def _sink(
     heap: NDArray[np.int64],
     top: NDArray[np.float32],
@@ -158,7 +158,7 @@ def _sink(
     heap[at], top[at] = place, score
 
 
-@compiled
+@jit
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Documents met by the tokens of a query, with estimates of their scores; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n, k = rows.shape
@@ -193,7 +193,7 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
     return found[:count].copy(), (totals[:count] + missing).astype(np.float32)
 
 
-@compiled
+@jit
 def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
     """Merge points until so many clusters are left; see `quiver.retrieval.index.kernels.choice.Kernels`."""
     n = len(distances)
@@ -315,7 +315,7 @@ def _emit_roofs(_context: Any, entries: Any, numbers: Any, count: Any, means: An
 _roofs: Any = intrinsic(_emit_roofs)
 
 
-@compiled
+@jit
 def nearest(
     vectors: NDArray[np.float32],
     first: NDArray[np.int64],
@@ -348,7 +348,7 @@ def nearest(
     return found
 
 
-@compiled
+@jit
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
@@ -378,7 +378,7 @@ def probe(
     return found, products, similarities
 
 
-@compiled
+@jit
 def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, centroids: int, numbers: NDArray[np.int64]) -> bool:
     """The centroids of some tokens; whether there are all of these, which is not so in a file that is damaged alone."""
     known = True
@@ -392,7 +392,7 @@ def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, cent
     return known
 
 
-@compiled
+@jit
 def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray[np.uint16]) -> None:
     """Where the product codes of some tokens point to, in a table of the codewords of all books."""
     for row in range(count):
@@ -402,7 +402,7 @@ def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray
             out[2 * place + 1] = 32 * place + 16 + (token[place] >> np.uint8(4))
 
 
-@compiled
+@jit
 def estimate(
     coarse: NDArray[np.uint8],
     begins: NDArray[np.int64],
@@ -443,7 +443,7 @@ def estimate(
     return scores
 
 
-@compiled
+@jit
 def _highest(values: NDArray[np.float32]) -> float:
     """The greatest magnitude, 0 of none."""
     highest: float = np.float32(0)
@@ -452,7 +452,7 @@ def _highest(values: NDArray[np.float32]) -> float:
     return highest
 
 
-@compiled
+@jit
 def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
     """Groups of 16 lanes as whole numbers of steps, two groups side by side, the last beside zeros if it is alone."""
     groups, rows, _ = values.shape
@@ -464,7 +464,7 @@ def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
     return rounded
 
 
-@compiled
+@jit
 def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """The codewords of one token, two coordinates to a number of 64 bits."""
     if width == 8:
@@ -487,7 +487,7 @@ def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out:
             out[2 * place + 1] = pairs[code[place] >> np.uint8(4)]
 
 
-@compiled
+@jit
 def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """As `_decode`, eight codes in seven bytes."""
     for group in range(len(out) // 8):
@@ -498,7 +498,7 @@ def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDAr
             out[8 * group + part] = pairs[(word >> np.uint64(7 * part)) & np.uint64(127)]
 
 
-@compiled
+@jit
 def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
     """A number of half precision, its sign left out, from its bits; numba has no such type."""
     exponent, fraction = (bits >> 10) & 31, bits & 1023
@@ -506,7 +506,7 @@ def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
     return value
 
 
-@compiled
+@jit
 def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """The vector of one product code, two coordinates to a number of 64 bits."""
     for place in range(len(out) // 4):
@@ -517,7 +517,7 @@ def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArra
         out[4 * place + 3] = codewords[2 * place + 1, high, 1]
 
 
-@compiled
+@jit
 def score(
     coarse: NDArray[np.uint8],
     fine: NDArray[np.uint8],

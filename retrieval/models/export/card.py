@@ -1,43 +1,230 @@
-"""The README.md of an exported model: what it is, how each library opens it, how it was trained, what it scored.
+"""The README.md of an exported model: code for each library that opens it, settings, training and scores.
 
-The metadata at its top are those the Hugging Face Hub reads. Nothing is guessed: what a run or a result does not say is left out.
+The metadata at its top follow the Hugging Face Hub. Facts that the run or the results do not record are omitted, never guessed. The code
+snippets give the same vectors as Quiver.
 
-Source: huggingface_hub's ``ModelCardData``; the cards of sentence-transformers 6.2 and PyLate 1.6 (library names, tags).
+Source: huggingface_hub's ``ModelCardData``; the cards of sentence-transformers 6.2 and PyLate 1.6 (library names, tags); ISO 639-1.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from quiver.encoder import Tokenizer
+from quiver.encoder import InputError, Tokenizer
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.export.usage import usage
+from quiver.retrieval.models.export.onnx import COLBERT_USAGE, DENSE_USAGE
+from quiver.retrieval.models.export.tokenizer_rules import ignores_outer_space, reads_as_token, with_prefixes
+from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.versions import installed_version
 
+_TWO_LETTERS = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es et eu fa ff fi "
+    "fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv "
+    "kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm "
+    "rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa "
+    "wo xh yi yo za zh zu"
+)
+ISO_639_1 = frozenset(_TWO_LETTERS.split())
+"""Two-letter language codes."""
+
+SPECIAL = frozenset({"code", "multilingual"})
+"""Values that the Hub accepts besides language codes."""
+
+_THREE_LETTERS = re.compile(r"[a-z]{3}")  # ISO 639-3 has some 7,900 of them
+
+
+def check_languages(codes: Iterable[str]) -> None:
+    """Check language codes; the Hub refuses a card with any other.
+
+    Raises:
+        InputError: A code is neither an ISO 639 code nor ``code`` or ``multilingual``.
+
+    Example:
+        >>> check_languages(["en", "yue", "code"])
+    """
+    for code in codes:
+        if code not in ISO_639_1 | SPECIAL and not _THREE_LETTERS.fullmatch(code):
+            special = ", ".join(sorted(SPECIAL))
+            raise InputError(f"unknown language {code!r}; use an ISO 639 code, such as en, ko or yue, or one of {special}")
+
+
+QUERIES = '["which animal has wings"]'
+DOCUMENTS = '["A bird has wings, feathers and a beak."]'
+
+SENTENCE_TRANSFORMER = """\
+from sentence_transformers import SentenceTransformer  # {versions}
+
+model = SentenceTransformer({name})
+queries = model.encode_query({queries})
+documents = model.encode_document({documents})
+print(model.similarity(queries, documents))
+"""
+
+MULTI_VECTOR = """\
+from sentence_transformers import MultiVectorEncoder  # 6
+
+model = MultiVectorEncoder({name})
+queries = model.encode_query({queries})
+documents = model.encode_document({documents})
+print(model.similarity(queries, documents))
+"""
+
+PYLATE = """\
+from pylate import models, scores
+
+model = models.ColBERT({name})
+queries = model.encode({queries}, is_query=True)
+documents = model.encode({documents}, is_query=False)
+print(scores.colbert_scores(queries, documents))
+"""
+
+STANFORD = """\
+from colbert.infra import ColBERTConfig
+from colbert.modeling.checkpoint import Checkpoint
+
+model = Checkpoint({name}, colbert_config=ColBERTConfig.load_from_checkpoint({name}))
+queries = model.queryFromText({queries})
+documents = model.docFromText({documents})
+"""
+
+TRANSFORMERS = """\
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained({name}), AutoModel.from_pretrained({name})
+
+
+def encode(texts, prompt=""):
+    texts = [(prompt + text).strip() for text in texts]
+    batch = tokenizer(texts, padding=True, truncation=True, max_length={max_length}, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = model(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    {steps}
+
+
+queries = encode({queries}, {query_prompt})
+documents = encode({documents}, {document_prompt})
+print(queries @ documents.T)
+"""
+
+QUIVER = """\
+from quiver.retrieval import {kind}
+
+model = {kind}.from_pretrained({name})
+queries = model.encode_queries({queries})
+documents = model.encode_documents({documents})
+"""
+
+POOLING = {
+    "mean": "(hidden * mask).sum(1) / mask.sum(1)",
+    "max": 'hidden.masked_fill(mask == 0, float("-inf")).amax(1)',
+    "cls": "hidden[:, 0]",
+    "lasttoken": "hidden[torch.arange(len(hidden)), mask.sum((1, 2)) - 1]",
+}
+"""Code of `quiver.retrieval.models.pooling.POOLINGS` over padded hidden states."""
+
+SNIPPETS = {
+    ("sentence-transformers", "dense"): (SENTENCE_TRANSFORMER,),
+    ("sentence-transformers", "colbert"): (MULTI_VECTOR,),
+    ("pylate", "colbert"): (PYLATE, MULTI_VECTOR),
+    ("stanford", "colbert"): (STANFORD, PYLATE, MULTI_VECTOR),
+    ("hf", "dense"): (TRANSFORMERS,),
+    ("hf", "colbert"): (TRANSFORMERS,),
+    ("onnx", "dense"): (DENSE_USAGE,),
+    ("onnx", "colbert"): (COLBERT_USAGE,),
+}
+"""Layout and kind of model -> code templates, the preferred library first."""
+
+
+def usage(model: BiEncoder | ColBERT, layout: str, name: str, *, written: Tokenizer) -> str:
+    """Render a block of code for each library that opens the layout.
+
+    Args:
+        model: The exported model.
+        layout: A key of `quiver.retrieval.models.export.export.LAYOUTS`.
+        name: Name of the model: Hub id or folder.
+        written: The tokenizer as exported.
+
+    Returns:
+        Markdown.
+    """
+    settings = model.settings
+    in_6 = _same_in_6(settings, layout, written)
+    missing = left_out(settings) if layout == "hf" else []
+    values = {
+        "versions": "5 or 6" if in_6 else "5",
+        "name": json.dumps(name, ensure_ascii=False),
+        "queries": QUERIES,
+        "documents": DOCUMENTS,
+        "kind": type(model).__name__,
+        "max_length": model.card.document_length,
+        "steps": "return hidden, mask" if missing else _steps(settings),
+        "query_prompt": json.dumps(settings.query_prompt, ensure_ascii=False),
+        "document_prompt": json.dumps(settings.document_prompt, ensure_ascii=False),
+    }
+    templates = SNIPPETS[layout, settings.kind]
+    if not in_6:
+        templates = tuple(template for template in templates if template != MULTI_VECTOR)
+    if missing:
+        templates = (TRANSFORMERS.partition("\n\nqueries =")[0],)
+    if layout not in ("hf", "onnx"):  # hf has neither pooling nor prompts, onnx no weights that Quiver reads
+        templates = (*templates, QUIVER)
+    blocks = [f"```python\n{template.format(**values).rstrip()}\n```\n" for template in templates]
+    if missing:
+        blocks.insert(0, f"This folder holds only the encoder. The model's vectors also need: {', '.join(missing)}.\n")
+    return "\n".join(blocks)
+
+
+def left_out(settings: ModelFolder) -> list[str]:
+    """List what a bare encoder, with pooling and prompts applied by hand, lacks for the model's vectors."""
+    if settings.kind == "colbert":
+        return ["the projection", "the prefixes", "query expansion", "the skiplist"]
+    prompted = settings.query_prompt or settings.document_prompt
+    without_prompt = ["pooling without the prompt"] if prompted and not settings.include_prompt else []
+    lower_case = ["lower-casing of texts"] if settings.lower_case else []
+    return ["the Dense modules"] * bool(settings.projections) + without_prompt + lower_case
+
+
+def _same_in_6(settings: ModelFolder, layout: str, written: Tokenizer) -> bool:
+    """Whether sentence-transformers 6 gives the same vectors: it strips no white space, and puts a space after Stanford's markers."""
+    if layout != "stanford":
+        return ignores_outer_space(written)
+    prefixes = (settings.colbert.query_prefix, settings.colbert.document_prefix)
+    tokenizer = with_prefixes(written, prefixes)  # sentence-transformers 6 does the same when it loads the folder
+    return ignores_outer_space(tokenizer) and all(reads_as_token(tokenizer, f"{prefix} ", prefix) for prefix in prefixes)
+
+
+def _steps(settings: ModelFolder) -> str:
+    vectors = POOLING.get(settings.pooling, "hidden")
+    return f"return torch.nn.functional.normalize({vectors}, dim=-1)" if settings.normalize else f"return {vectors}"
+
+
 PIPELINES = {"dense": "sentence-similarity", "colbert": "feature-extraction"}
-"""The Hub's name of what a model does."""
+"""Kind of model -> ``pipeline_tag`` of the Hub."""
 
 LIBRARIES = {"sentence-transformers": "sentence-transformers", "pylate": "PyLate", "hf": "transformers", "onnx": "onnx"}
-"""The Hub's name of the library that opens a layout; it has none for Stanford's ColBERT."""
+"""Layout -> ``library_name`` of the Hub; there is none for Stanford's ColBERT."""
 
 HUB_DATA = re.compile(r"hub://([\w-][\w.-]*/[\w-][\w.-]*)")
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What is known of a model beyond its folder.
+class CardMetadata:
+    """Facts about a model that its folder does not hold.
 
     Attributes:
-        name: What it is called.
-        run: The ``run.json`` of its training.
-        scores: Entries of the Hub's ``model-index``: ``task``, ``dataset`` and ``metrics`` each.
-        languages: Codes such as ``en`` or ``ko``.
+        name: Name of the model.
+        run: Content of the training run's ``run.json``.
+        scores: Entries of the Hub's ``model-index``, each with ``task``, ``dataset`` and ``metrics``.
+        languages: Language codes, such as ``en`` or ``ko``.
     """
 
     name: str
@@ -46,50 +233,53 @@ class Origin:
     languages: Sequence[str] = field(default=())
 
 
-def render_card(model: BiEncoder | ColBERT, layout: str, *, origin: Origin, written: Tokenizer) -> str:
-    """The text of README.md.
+def render_card(model: BiEncoder | ColBERT, layout: str, *, metadata: CardMetadata, written: Tokenizer) -> str:
+    """Render the model card.
 
     Args:
-        model: What is exported.
+        model: The exported model.
         layout: A key of `quiver.retrieval.models.export.export.LAYOUTS`.
-        origin: What is known beyond it.
-        written: The tokenizer as the folder has it.
+        metadata: Further facts about the model.
+        written: The tokenizer as exported.
+
+    Returns:
+        The text of README.md.
     """
-    metadata = yaml.safe_dump(_metadata(model, layout, origin), sort_keys=False, allow_unicode=True)
-    code = usage(model, layout, origin.name, written=written)
-    parts = [f"---\n{metadata}---\n\n# {origin.name}\n", _summary(model), "## Use\n", code, _settings(model)]
-    if origin.run is not None:
-        parts.append(_training(origin.run))
-    if origin.scores:
-        parts.append(_scores(origin.scores))
+    header = yaml.safe_dump(_hub_metadata(model, layout, metadata), sort_keys=False, allow_unicode=True)
+    code = usage(model, layout, metadata.name, written=written)
+    parts = [f"---\n{header}---\n\n# {metadata.name}\n", _summary(model), "## Use\n", code, _settings(model)]
+    if metadata.run is not None:
+        parts.append(_training(metadata.run))
+    if metadata.scores:
+        parts.append(_scores(metadata.scores))
     return "\n".join(parts)
 
 
-def _metadata(model: BiEncoder | ColBERT, layout: str, origin: Origin) -> dict[str, Any]:
+def _hub_metadata(model: BiEncoder | ColBERT, layout: str, metadata: CardMetadata) -> dict[str, Any]:
     kind = model.settings.kind
     tags = ["dense"] if kind == "dense" else ["ColBERT", "multi-vector", "late-interaction"]
     found: dict[str, Any] = {
-        "language": list(origin.languages),
+        "language": list(metadata.languages),
         "library_name": LIBRARIES.get(layout),
         "pipeline_tag": PIPELINES[kind],
         "tags": [*dict.fromkeys([LIBRARIES.get(layout, "ColBERT"), PIPELINES[kind], "retrieval", *tags, "quiver"])],
     }
-    recipe = (origin.run or {}).get("recipe") or {}
-    found["base_model"] = ((origin.run or {}).get("model") or {}).get("base_model")
+    recipe = (metadata.run or {}).get("recipe") or {}
+    found["base_model"] = ((metadata.run or {}).get("model") or {}).get("base_model")
     data = recipe.get("data", {})
     sources = [*data.get("train", ()), data.get("queries"), data.get("documents")]
     found["datasets"] = [*dict.fromkeys(match[1] for source in sources if source and (match := HUB_DATA.match(source)))]
-    if origin.scores:
-        found["model-index"] = [{"name": origin.name, "results": [dict(entry) for entry in origin.scores]}]
+    if metadata.scores:
+        found["model-index"] = [{"name": metadata.name, "results": [dict(entry) for entry in metadata.scores]}]
     return {key: value for key, value in found.items() if value}
 
 
 def _summary(model: BiEncoder | ColBERT) -> str:
     card = model.card
     if card.kind == "dense":
-        what = f"A bi-encoder: one vector of {card.dim} numbers a text, compared by {card.similarity}."
+        what = f"A bi-encoder: one vector of width {card.dim} per text, compared by {card.similarity}."
     else:
-        what = f"A ColBERT model: one vector of {card.dim} numbers a token, compared by MaxSim."
+        what = f"A ColBERT model: one vector of width {card.dim} per token, compared by MaxSim."
     return f"{what} Written by Quiver {installed_version('quiver-retrieval') or '(not installed)'}.\n"
 
 
@@ -128,21 +318,21 @@ def _training(run: Mapping[str, Any]) -> str:
         ("Data", ", ".join(recipe.get("data", {}).get("train", ()))),
         ("Rows", data.get("rows")),
         ("sha256 of the rows", data.get("sha256")),
-        ("Rows of an update", batch.get("effective")),
-        ("Negatives of a query", batch.get("negatives_per_query")),
+        ("Rows per update", batch.get("effective")),
+        ("Negatives per query", batch.get("negatives_per_query")),
         ("Updates", result.get("steps")),
-        ("Texts cut", result.get("texts_truncated")),
-        ("Development nDCG@10 at the end", scores[-1].get("ndcg@10")),
+        ("Truncated texts", result.get("texts_truncated")),
+        ("Final development nDCG@10", scores[-1].get("ndcg@10")),
         ("Seed", recipe.get("training", {}).get("seed")),
         ("Date", run.get("date")),
         ("Command", run.get("command")),
         ("Versions", versions),
     ]
-    table = _table(("What", "Which"), [(name, _code(str(value))) for name, value in rows if value not in (None, "")])
+    table = _table(("Setting", "Value"), [(name, _code(str(value))) for name, value in rows if value not in (None, "")])
     text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
     fence = _ticks(text, at_least=3)
     head = f"{recipe['description']}\n\n" if recipe.get("description") else ""
-    return f"## Training\n\n{head}{table}\n<details><summary>The whole recipe</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"
+    return f"## Training\n\n{head}{table}\n<details><summary>Full recipe</summary>\n\n{fence}yaml\n{text}{fence}\n\n</details>\n"
 
 
 def _scores(scores: Sequence[Mapping[str, Any]]) -> str:
@@ -161,12 +351,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _code(text: str) -> str:
-    """Text as it stands: neither Markdown nor HTML, spaces kept."""
+    """Text as inline code, so that Markdown and HTML in it are not interpreted."""
     ticks = _ticks(text)
     inner = f" {text} " if text.startswith("`") or text.endswith("`") else text
     return f"{ticks}{' '.join(inner.splitlines())}{ticks}"
 
 
 def _ticks(text: str, *, at_least: int = 1) -> str:
-    """More backticks than stand together in a text: what it can be set between."""
+    """A run of backticks longer than any in the text, to delimit it."""
     return "`" * max(at_least, 1 + max((len(run) for run in re.findall("`+", text)), default=0))

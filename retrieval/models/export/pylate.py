@@ -11,25 +11,33 @@ from typing import Any
 
 from quiver.encoder import Encoder, InputError, Tokenizer
 from quiver.encoder.files import write_json
-from quiver.retrieval.models.export.fields import typed, words
-from quiver.retrieval.models.export.modules import PYLATE, VERSIONS, read_stack, write_encoder, write_projection, write_stack
-from quiver.retrieval.models.export.white_space import with_strip
-from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.export.sentence_transformers import (
+    PYLATE_STACK,
+    VERSIONS_5,
+    read_stack,
+    typed,
+    words,
+    write_encoder,
+    write_projection,
+    write_stack,
+)
+from quiver.retrieval.models.export.tokenizer_rules import with_strip
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 
 
 def read_pylate(folder: Path, config: Mapping[str, Any], path: Path) -> ModelFolder:
     """Read a PyLate folder.
 
     Args:
-        folder: With modules.json.
+        folder: Folder with ``modules.json``.
         config: The parsed ``config_sentence_transformers.json``.
-        path: That file, named in errors.
+        path: That file, for errors.
 
     Raises:
-        InputError: The modules are others, or a setting is malformed.
+        InputError: A module is not supported, or a setting is malformed.
     """
     result = ModelFolder("colbert", folder, similarity="maxsim", colbert=_read_colbert(config, path))
-    return read_stack(folder, PYLATE, result) if (folder / "modules.json").is_file() else result
+    return read_stack(folder, PYLATE_STACK, result) if (folder / "modules.json").is_file() else result
 
 
 def _read_colbert(config: Mapping[str, Any], path: Path) -> ColBERTSettings:
@@ -43,52 +51,44 @@ def _read_colbert(config: Mapping[str, Any], path: Path) -> ColBERTSettings:
         attend_to_expansion=typed(config, "attend_to_expansion_tokens", bool, standard.attend_to_expansion, path),
         skiplist=words(config, "skiplist_words", standard.skiplist, path),
     )
-    check_lengths(colbert, path)
+    colbert.check_lengths(path)
     return colbert
 
 
-def check_lengths(colbert: ColBERTSettings, path: Path) -> None:
-    """Raise where a length leaves no room for [CLS], a prefix, a token and [SEP].
-
-    Raises:
-        InputError: Names the file.
-    """
-    if min(colbert.query_length, colbert.document_length) < 4:
-        raise InputError(f"{path}: query_length and document_length must be >= 4, got {colbert.query_length} and {colbert.document_length}")
-
-
-def beyond_pylate(settings: ModelFolder) -> list[str]:
-    """What a ColBERT model of sentence-transformers 6 does that PyLate and Stanford's ColBERT do not."""
+def unsupported_by_pylate(settings: ModelFolder) -> list[str]:
+    """List what a ColBERT model uses that only sentence-transformers 6 supports, not PyLate and Stanford ColBERT."""
     prompted = ["it has prompts of several tokens"] if settings.query_prompt or settings.document_prompt else []
-    return prompted + ["it does not cut queries to the length they are filled up to"] * (settings.colbert.expanded_length is not None)
+    return prompted + ["its queries may be longer than the length to which they are expanded"] * (
+        settings.colbert.expanded_length is not None
+    )
 
 
 def write_colbert(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
     """Write a ColBERT model as a PyLate folder, which sentence-transformers 6 reads too.
 
     Args:
-        folder: Made if it is not there.
+        folder: Folder; created if missing.
         settings: Projections and ColBERT settings.
-        encoder: The weights.
-        tokenizer: The vocabulary, the two prefixes in it.
+        encoder: The encoder.
+        tokenizer: The tokenizer, which has the two prefixes as tokens.
 
     Raises:
-        InputError: The model has what only sentence-transformers 6 knows; nothing is written.
+        InputError: The model needs a feature that only sentence-transformers 6 has; nothing is written.
     """
-    if beyond := beyond_pylate(settings):
-        raise InputError(f"PyLate's layout does not hold this model: {'; '.join(beyond)}; write it with --layout sentence-transformers")
+    if problems := unsupported_by_pylate(settings):
+        raise InputError(f"PyLate's layout cannot express this model: {'; '.join(problems)}; use --layout sentence-transformers")
     colbert = settings.colbert
     modules = [("", "sentence_transformers.models.Transformer")]
-    modules += [(f"{place}_Dense", "pylate.models.Dense.Dense") for place in range(1, 1 + len(settings.projections))]
+    modules += [(f"{number}_Dense", "pylate.models.Dense.Dense") for number in range(1, 1 + len(settings.projections))]
     max_length = max(colbert.query_length, colbert.document_length)
     write_encoder(folder, encoder, with_strip(tokenizer, prefixes=(colbert.query_prefix, colbert.document_prefix)))
     write_stack(folder, modules, {"max_seq_length": max_length, "do_lower_case": settings.lower_case})
-    for place, projection in enumerate(settings.projections, start=1):
-        write_projection(folder / f"{place}_Dense", projection, {"use_residual": projection.use_residual})
+    for number, projection in enumerate(settings.projections, start=1):
+        write_projection(folder / f"{number}_Dense", projection, {"use_residual": projection.use_residual})
     write_json(
         folder / "config_sentence_transformers.json",
         {
-            "__version__": VERSIONS,
+            "__version__": VERSIONS_5,
             "model_type": "ColBERT",
             "similarity_fn_name": "MaxSim",
             "prompts": {"query": "", "document": ""},

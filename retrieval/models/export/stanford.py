@@ -1,7 +1,7 @@
 """ColBERT models in the layout of Stanford's ColBERT: projection beside the encoder's weights, settings in ``artifact.metadata``.
 
-Stanford's code always fills queries up with [MASK], always inserts a marker, and skips ASCII punctuation or nothing. PyLate and
-sentence-transformers 6 read the layout too; the latter puts a space behind the marker, which the tokenizer that is written strips.
+Stanford's code always expands queries with [MASK], always inserts a marker, and skips ASCII punctuation or nothing. PyLate and
+sentence-transformers 6 also read the layout; the latter puts a space after the marker, which the exported tokenizer strips.
 
 Source: colbert-ai 0.2.22 (``ColBERTConfig``, ``HF_ColBERT``, ``QueryTokenizer``); the files of colbert-ir/colbertv2.0.
 """
@@ -21,11 +21,11 @@ from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
 from quiver.encoder.checkpoints.folder import read_weights
 from quiver.encoder.files import read_json, write_json
-from quiver.retrieval.models.export.fields import required, typed
-from quiver.retrieval.models.export.pylate import beyond_pylate, check_lengths
-from quiver.retrieval.models.export.white_space import with_strip
-from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import IDENTITY, Projection
+from quiver.retrieval.models.export.pylate import unsupported_by_pylate
+from quiver.retrieval.models.export.sentence_transformers import required, typed
+from quiver.retrieval.models.export.tokenizer_rules import with_strip
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import IDENTITY, Projection
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ LINEAR = "linear.weight"
 
 
 def is_stanford(folder: Path) -> bool:
-    """Whether config.json names Stanford's class."""
+    """Test whether config.json names Stanford's class."""
     path = folder / "config.json"
     return path.is_file() and read_json(path).get("architectures") == [ARCHITECTURE]
 
@@ -44,12 +44,12 @@ def read_stanford(folder: Path) -> ModelFolder:
     """Read a folder of Stanford's ColBERT.
 
     Raises:
-        InputError: The model compares vectors otherwise, or a file is malformed.
+        InputError: The model does not use MaxSim of cosines, or a file is malformed.
     """
     path = folder / METADATA
     values = read_json(path) if path.is_file() else {}
     if not values:
-        logger.warning("%s: there is no %s; Stanford's defaults are taken: 32 tokens of a query, 220 of a document", folder, METADATA)
+        logger.warning("%s: no %s; using Stanford's defaults: 32 tokens per query, 220 per document", folder, METADATA)
     required(values, "similarity", ("cosine",), path)
     required(values, "interaction", ("colbert",), path)
     colbert = ColBERTSettings(
@@ -60,24 +60,24 @@ def read_stanford(folder: Path) -> ModelFolder:
         attend_to_expansion=typed(values, "attend_to_mask_tokens", bool, False, path),
         skiplist=tuple(string.punctuation) if typed(values, "mask_punctuation", bool, True, path) else (),
     )
-    check_lengths(colbert, path)
+    colbert.check_lengths(path)
     return ModelFolder("colbert", folder, projections=(_read_projection(folder),), similarity="maxsim", colbert=colbert)
 
 
 def _read_projection(folder: Path) -> Projection:
     weight = read_weights(folder).get(LINEAR)
     if weight is None or weight.ndim != 2:
-        raise InputError(f"{folder}: {LINEAR}, the projection of a {ARCHITECTURE} checkpoint, is missing or no matrix")
+        raise InputError(f"{folder}: {LINEAR}, the projection of a {ARCHITECTURE} checkpoint, is missing or not a matrix")
     projection = Projection(weight.shape[1], weight.shape[0])
     projection.load_state_dict({LINEAR: weight})
     return projection
 
 
 def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
-    """The encoder of a Stanford folder, in evaluation mode: `encoder.load_encoder` without the projection.
+    """Load the encoder of a Stanford folder in evaluation mode, as `quiver.encoder.load_encoder` does, without the projection.
 
     Raises:
-        InputError: The architecture is not ours, or the tensors do not match it.
+        InputError: The architecture is not supported, or the tensors do not match it.
     """
     encoder = Encoder(config_from_hf(read_json(folder / "config.json")))
     state = {key: tensor for key, tensor in read_weights(folder).items() if key != LINEAR}
@@ -86,21 +86,21 @@ def load_stanford_encoder(folder: Path, *, dtype: torch.dtype = torch.float32, d
 
 
 def write_stanford(folder: Path, settings: ModelFolder, encoder: Encoder, tokenizer: Tokenizer) -> None:
-    """Write a ColBERT model as Stanford's ColBERT reads it; PyLate and sentence-transformers 6 do too.
+    """Write a ColBERT model in Stanford's layout, which PyLate and sentence-transformers 6 read too.
 
     Args:
-        folder: Made if it is not there.
+        folder: Folder; created if missing.
         settings: One projection and the ColBERT settings.
-        encoder: The weights.
-        tokenizer: The vocabulary, the two prefixes in it.
+        encoder: The encoder.
+        tokenizer: The tokenizer, which has the two prefixes as tokens.
 
     Raises:
-        InputError: Stanford's code cannot do what the model does; names all of it, and nothing is written.
+        InputError: Stanford's code does not support the model; lists all reasons, and nothing is written.
     """
     problems = list(_problems(settings))
     if problems:
-        other = "sentence-transformers" if beyond_pylate(settings) else "pylate"
-        raise InputError(f"Stanford's layout does not hold this model: {'; '.join(problems)}; write it with --layout {other}")
+        other = "sentence-transformers" if unsupported_by_pylate(settings) else "pylate"
+        raise InputError(f"Stanford's layout cannot express this model: {'; '.join(problems)}; use --layout {other}")
     state: dict[str, Tensor] = to_hf_state(encoder, prefix=True)
     state[LINEAR] = settings.projections[0].linear.weight.detach().cpu().contiguous()
     dtype = str(encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
@@ -128,10 +128,10 @@ def write_stanford(folder: Path, settings: ModelFolder, encoder: Encoder, tokeni
 
 def _problems(settings: ModelFolder) -> Iterator[str]:
     colbert = settings.colbert
-    yield from beyond_pylate(settings)
+    yield from unsupported_by_pylate(settings)
     plain = [len(list(one.parameters())) == 1 and not one.use_residual and one.activation == IDENTITY for one in settings.projections]
     if plain != [True]:
-        yield "there is more than one matrix behind its encoder"
+        yield "it has more than one matrix after the encoder"
     if not colbert.query_prefix or not colbert.document_prefix:
         yield "it has no prefixes"
     if not colbert.query_expansion:
@@ -139,4 +139,4 @@ def _problems(settings: ModelFolder) -> Iterator[str]:
     if colbert.skiplist and set(colbert.skiplist) != set(string.punctuation):
         yield "its skiplist is neither ASCII punctuation nor empty"
     if settings.lower_case:
-        yield "it lower-cases texts outside the tokenizer"
+        yield "it lower-cases texts before tokenizing"

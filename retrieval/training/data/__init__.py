@@ -1,4 +1,4 @@
-"""Training data: from files, folders, BEIR collections, the hub or the standard library to rows on disk that a trainer reads."""
+"""Training data: rows read from files, folders, BEIR collections, the Hub or docstrings, prepared as memory-mapped Arrow files."""
 
 from quiver.retrieval.training.data.prepare import HELD_OUT, discard_rows, prepare_rows, rows_of_pairs
 from quiver.retrieval.training.data.rows import TrainingRows

@@ -1,7 +1,10 @@
-"""Training rows made ready under a run's folder: whole or not there, once for all processes of a run, and found again by a later one.
+"""Prepare training rows: read the sources of a recipe, select rows, and write them as Arrow files under the run folder.
 
-``work/<key>`` holds the table of `retrieval.training.data.table` and ``rows.json``. The key is taken over the section and over the size
-and time of all files that it reads: equal keys, equal rows, as far as can be told without reading them.
+``work/<key>`` holds the table (`quiver.retrieval.training.data.table`) and ``rows.json``. The key is a hash of the recipe's data section
+and of the path, size and modification time of every file that it reads, so a later run of the same recipe finds the rows. A folder is
+written by one rename; several processes of a run share one, and only one of them writes it.
+
+Rows are streamed: memory does not grow with their number, except for 16 bytes per id and 8 bytes per shuffled row.
 """
 
 from __future__ import annotations
@@ -13,98 +16,556 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from filelock import FileLock
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, file_sha256, read_json, sync_folder, write_json
-from quiver.retrieval.data.corpus import find_jsonl, find_split
+from quiver.retrieval.data.corpus import find_jsonl, find_split, load_collection
 from quiver.retrieval.data.docstrings import Pair, mine, split_by_module
-from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.training.data.build import Built, build_pairs, build_table
-from quiver.retrieval.training.data.rows import RowReader, TrainingRows, open_view
-from quiver.retrieval.training.data.sources import count_rows, source_files
-from quiver.retrieval.training.data.table import Table
+from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.training.data.rows import TrainingRows
+from quiver.retrieval.training.data.sources import (
+    Example,
+    count_rows,
+    encode_text,
+    id_of,
+    iter_source,
+    read_examples,
+    source_files,
+    text_of,
+)
+from quiver.retrieval.training.data.table import IdIndex, IdWriter, Table, TableWriter
 from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
 
 logger = logging.getLogger(__name__)
 
+Value = TypeVar("Value")
+
 HELD_OUT = 0.15
-"""Share of the mined pairs that training never sees: what quickstart is scored on."""
+"""Share of the mined docstring pairs that training never sees; the quickstart is scored on them."""
 
 RECORD = "rows.json"
-"""What is written last: without it a folder is unfinished."""
+"""Written last: a folder without it is incomplete."""
 
-_FAMILY = "quiver-rows/"
-_SCHEMA = f"{_FAMILY}2"
+_FORMAT_FAMILY = "quiver-rows/"
+_FORMAT = f"{_FORMAT_FAMILY}3"
+
+SAMPLE_BLOCK = 1024
+"""Rows that are read at a time."""
 
 
-def prepare_rows(data: DataSection, work: Path, *, seed: int, progress: bool = False) -> TrainingRows:
-    """Read the rows that a recipe names into ``work``, or take them over if they are there.
+# Select rows.
 
-    The rows are streamed: what they take in memory does not grow with their number, but for the hashes of ids (16 bytes each while they
-    are sorted). Where several processes call this at once, one reads and the others wait and take what it made.
+
+class RowSample:
+    """Selects the rows of a run from a stream of unknown length: the first ones, or a random sample.
+
+    To shuffle, each row gets a random rank, and the rows of lowest rank are used in the order of their ranks. A row whose rank is not among
+    the lowest so far need not be written: of N rows with a limit of k, about k (1 + ln(N / k)) are. Only ranks are kept in memory.
 
     Args:
-        data: Which rows, and what of them.
-        work: Folder of the run; made where it is missing. On one machine all processes name the same.
-        seed: Of the shuffling, of the negatives that are drawn, and of what is held out of ``docstrings:stdlib``.
-        progress: Show a bar of the rows and texts read.
+        shuffle: Sample at random; otherwise the first rows are used.
+        limit: Maximum number of rows; None for all.
+        seed: Random seed.
+
+    Example:
+        >>> sample = RowSample(shuffle=True, limit=2, seed=0)
+        >>> rows = sample.wanted([Example(name, "", [], []) for name in "abc"])
+        >>> for row in rows:
+        ...     sample.add(row)
+        >>> [rows[number].place for number in sample.order()]
+        ['c', 'b']
+    """
+
+    def __init__(self, *, shuffle: bool, limit: int | None, seed: int) -> None:
+        self._random = np.random.default_rng(seed) if shuffle else None
+        self._limit = limit
+        self._ranks = array("d")
+        self._below = 1.0
+        self._narrowed = 0
+
+    @property
+    def next_rows(self) -> int:
+        """Number of rows to read next: never more than needed, since a row that is not used may be malformed; 0 at the limit."""
+        first_rows = self._limit is not None and self._random is None
+        return min(SAMPLE_BLOCK, (self._limit or 0) - len(self._ranks)) if first_rows else SAMPLE_BLOCK
+
+    def wanted(self, block: Sequence[Example]) -> list[Example]:
+        """Return the rows of a block that may be in the sample, with their ranks."""
+        if self._random is None:
+            return list(block)
+        ranks = self._random.random(len(block)).tolist()
+        return [example._replace(rank=rank) for example, rank in zip(block, ranks, strict=True) if rank < self._below]
+
+    def add(self, example: Example) -> None:
+        """Record that a wanted row was written; the first has the number 0."""
+        self._ranks.append(example.rank)
+        count = len(self._ranks)
+        if self._limit is not None and count >= self._narrowed + max(SAMPLE_BLOCK, self._limit // 4) and count > self._limit:
+            self._below = float(np.partition(np.array(self._ranks), self._limit - 1)[self._limit - 1])
+            self._narrowed = count
+
+    def order(self) -> NDArray[np.int64]:
+        """Return the numbers of the selected rows among those written, in their order."""
+        order = np.argsort(np.array(self._ranks), kind="stable")  # without shuffling, all ranks are equal and rows keep their order
+        return order[: self._limit].astype(np.int64)
+
+
+class RowFilter:
+    """Selects the documents of a row, and skips or refuses rows that cannot be used.
+
+    Args:
+        section: Data section; if it does not set ``documents_per_row``, the first row does.
+    """
+
+    def __init__(self, section: DataSection) -> None:
+        self.documents = section.documents_per_row
+        self.skipped = 0
+        self.copies = 0
+        self._section = section
+
+    def usable(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yield the examples without a flaw.
+
+        Raises:
+            InputError: An example has a flaw, and ``short_rows`` is ``error``.
+        """
+        for example in examples:
+            if example.flaw:
+                self.skip(example.place, example.flaw)
+            else:
+                yield example
+
+    def select(self, example: Example, contents: Sequence[str | bytes]) -> list[int]:
+        """Return the positions of the documents to train on; an empty list if the row is skipped.
+
+        Blank negatives and copies of another document of the row are excluded. Of the others the first ``documents_per_row`` are used, or
+        all if negatives are drawn at random.
+
+        Args:
+            example: An example without a flaw.
+            contents: Equal values for equal documents, empty ones for blank documents; the positive's is not empty.
+
+        Raises:
+            InputError: Too few documents remain, and ``short_rows`` is ``error``.
+        """
+        wanted = self.documents = len(contents) + example.excluded if self.documents is None else self.documents
+        first = {content: position for position, content in reversed(list(enumerate(contents))) if content}
+        positions = sorted(first.values())
+        excluded = len(contents) - len(positions) + example.excluded
+        self.copies += excluded
+        if len(positions) < wanted:
+            why = f" (and {excluded} blank or repeated ones)" if excluded else ""
+            self.skip(example.place, f"the row has {len(positions)} documents{why}, {wanted} are needed")
+            return []
+        return positions if self._section.negatives == "random" else positions[:wanted]
+
+    def skip(self, place: str, flaw: str) -> None:
+        """Count a row that cannot be used.
+
+        Raises:
+            InputError: ``short_rows`` is ``error``.
+        """
+        if self._section.short_rows == "error":
+            raise InputError(f"{place}: {flaw}; fix the row, lower data.documents_per_row, or skip such rows with data.short_rows: skip")
+        self.skipped += 1
+
+
+# Number the texts of rows.
+
+
+class NumberedRow(NamedTuple):
+    """An example to train on, with the numbers of its texts in the table."""
+
+    example: Example
+    query: int
+    documents: Sequence[int]
+    scores: Sequence[float]
+
+
+class RowNumbering(Protocol):
+    """Writes or looks up the texts of examples."""
+
+    examples: Iterable[Example]
+
+    def number(self, block: Iterable[Example], rows: RowFilter) -> Iterator[NumberedRow]:
+        """Yield the usable examples with the numbers of their texts."""
+
+    def close(self) -> None:
+        """Raise an error about missing texts, if there are any."""
+
+
+class TextNumbering:
+    """Writes the texts of examples that hold their texts.
+
+    Args:
+        examples: The examples.
+        writer: Table that takes the texts.
+    """
+
+    def __init__(self, examples: Iterable[Example], writer: TableWriter) -> None:
+        self.examples = examples
+        self._writer = writer
+
+    def number(self, block: Iterable[Example], rows: RowFilter) -> Iterator[NumberedRow]:
+        """Write the texts of the usable examples."""
+        for example in block:
+            # Encoders strip white space at the ends of a text.
+            if positions := rows.select(example, [text.strip() for text in example.documents]):
+                texts = (example.query, *(example.documents[position] for position in positions))
+                query, *documents = (self._writer.add_text(encode_text(example.place, text)) for text in texts)
+                yield NumberedRow(example, query, documents, _at(example.scores, positions))
+
+    def close(self) -> None:
+        """Nothing can be missing."""
+
+
+class IdNumbering:
+    """Looks up the texts of examples that hold ids.
+
+    Args:
+        examples: The examples.
+        queries: Texts of the queries.
+        documents: Texts of the documents.
+        writer: Table that holds the texts.
+    """
+
+    def __init__(self, examples: Iterable[Example], queries: TextsById, documents: TextsById, writer: TableWriter) -> None:
+        self.examples = examples
+        self._queries = queries
+        self._documents = documents
+        self._writer = writer
+        self._first_missing = ""
+        self._missing_ids = 0
+        self._missing_rows = 0
+
+    def number(self, block: Iterable[Example], rows: RowFilter) -> Iterator[NumberedRow]:
+        """Look up the texts of the examples, and yield the usable ones."""
+        found = list(self.look_up(list(block)))
+        digests = iter(self._writer.digests([number for _, _, numbers in found for number in numbers]))
+        for example, query, numbers in found:
+            own = zip(numbers, islice(digests, len(numbers)), strict=True)
+            contents = [b"" if number in self._documents.blank else digest for number, digest in own]
+            if flaw := self.flaw(example, query, numbers[0]):
+                rows.skip(example.place, flaw)
+            elif positions := rows.select(example, contents):
+                yield NumberedRow(example, query, _at(numbers, positions), _at(example.scores, positions))
+
+    def look_up(self, block: Sequence[Example]) -> Iterator[tuple[Example, int, list[int]]]:
+        """Yield examples with the numbers of their query and documents; examples that lack a text are counted for `close`."""
+        if not block:
+            return
+        queries = self._queries.numbers([example.query for example in block])
+        documents = self._documents.numbers([key for example in block for key in example.documents])
+        ends = np.cumsum([len(example.documents) for example in block])
+        for example, query, numbers in zip(block, queries.tolist(), np.split(documents, ends[:-1]), strict=True):
+            absent = np.flatnonzero(numbers < 0)
+            if query < 0:
+                self._note_missing(example.place, f"query '{example.query}' is not in {self._queries.source}", 1 + len(absent))
+            elif len(absent):
+                first = example.documents[absent[0]]
+                self._note_missing(example.place, f"document '{first}' is not in {self._documents.source}", len(absent))
+            else:
+                yield example, query, numbers.tolist()
+
+    def flaw(self, example: Example, query: int, positive: int) -> str:
+        """Return why an example cannot be used: a blank query or positive; otherwise an empty string."""
+        for number, texts, key in ((query, self._queries, example.query), (positive, self._documents, example.documents[0])):
+            if number in texts.blank:
+                return f"the text of '{key}' in {texts.source} is blank"
+        return ""
+
+    def close(self) -> None:
+        """Check that no text was missing.
+
+        Raises:
+            InputError: Ids had no text; names the first, and how many there are.
+        """
+        if self._missing_rows:
+            raise InputError(f"{self._first_missing}; in all {self._missing_ids:,} ids of {self._missing_rows:,} rows have no text")
+
+    def _note_missing(self, place: str, what: str, ids: int) -> None:
+        self._first_missing = self._first_missing or f"{place}: {what}"
+        self._missing_ids += ids
+        self._missing_rows += 1
+
+
+class TextEntry(NamedTuple):
+    """A text with its id and its place in the source."""
+
+    place: str
+    id: str
+    text: str
+
+
+class TextsById:
+    """The texts of a source by id, as numbers in a table.
+
+    Args:
+        source: Name of the source, for errors.
+        ids: Ids in the order of the texts.
+        first: Number of the first text in the table.
+        blank: Numbers of blank texts.
+    """
+
+    def __init__(self, source: str, ids: IdIndex, first: int, blank: frozenset[int]) -> None:
+        self.source = source
+        self.blank = blank
+        self._ids = ids
+        self._first = first
+
+    def numbers(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of the texts with these ids, (B,) for B ids; -1 for an unknown id."""
+        positions = self._ids.find(ids)
+        return np.where(positions < 0, -1, positions + self._first)
+
+
+def read_text_entries(source: str, id_field: str, text_field: str) -> Iterator[TextEntry]:
+    """Read the texts of a source with their ids.
+
+    Raises:
+        InputError: The source cannot be read, or a row has no id or no text.
+    """
+    for place, row in iter_source(source, (id_field, text_field)):
+        yield TextEntry(place, id_of(place, id_field, row), text_of(place, text_field, row))
+
+
+def write_texts_by_id(
+    entries: Iterable[TextEntry],
+    writer: TableWriter,
+    ids: Path,
+    *,
+    source: str,
+    advance: Advance,
+    hashed: Callable[[str], int] = hash,
+) -> TextsById:
+    """Write texts into a table and index their ids.
+
+    Args:
+        entries: The texts.
+        writer: Table that takes them.
+        ids: File to create for the ids; useful only to this process.
+        source: Name of the source, for errors.
+        advance: Called with the number of further texts.
+        hashed: Hash function of the ids, see `IdWriter`.
+
+    Raises:
+        InputError: An id has two different texts. The same text twice is allowed.
+    """
+    first, blank = len(writer.texts), set[int]()
+    id_writer = IdWriter(ids, hashed=hashed)
+    for entry in entries:
+        number = writer.add_text(encode_text(entry.place, entry.text))
+        id_writer.add(entry.id, encode_text(entry.place, entry.id))
+        if not entry.text.strip():
+            blank.add(number)
+        advance(1)
+    index = id_writer.finish()
+    for one, other in index.repeated():
+        if len(set(writer.digests([first + one, first + other]))) > 1:
+            raise InputError(f"{source}: id '{index.ids[one]}' has two different texts, in rows {one + 1} and {other + 1}")
+    return TextsById(source, index, first, frozenset(blank))
+
+
+# Build a table.
+
+
+class Built(NamedTuple):
+    """What `rows.json` records of a table.
+
+    Attributes:
+        documents: Documents n per row.
+        rows: Number of rows.
+        skipped: Rows that were skipped.
+        copies: Documents that were excluded from their rows.
+        sha256: See `TableWriter.finish`.
+    """
+
+    documents: int
+    rows: int
+    skipped: int
+    copies: int
+    sha256: str
+
+
+def build_table(section: DataSection, folder: Path, *, seed: int, advance: Advance) -> Built:
+    """Write the table of a data section.
+
+    Args:
+        section: Data section; for the standard library see `build_pairs`.
+        folder: Existing, empty folder.
+        seed: Random seed for the order of the rows.
+        advance: Called with the number of further rows and texts read.
+
+    Raises:
+        InputError: A source cannot be read, a row is malformed or short, an id is missing or has two texts, or no row is left.
+    """
+    with TableWriter(folder) as writer, TemporaryDirectory(dir=folder) as ids:
+        return _write_rows(section, _FORMATS[section.format](section, writer, Path(ids), advance), writer, seed=seed)
+
+
+def build_pairs(section: DataSection, pairs: Iterable[Pair], folder: Path, *, seed: int) -> Built:
+    """Write the table of mined docstring pairs.
+
+    Args:
+        section: Data section with limit and order.
+        pairs: The pairs.
+        folder: Existing, empty folder.
+        seed: Random seed for the order of the rows.
+
+    Raises:
+        InputError: There are no pairs.
+    """
+    with TableWriter(folder) as writer:
+        examples = (Example(pair.id, pair.query, [pair.code], []) for pair in pairs)
+        return _write_rows(section, TextNumbering(examples, writer), writer, seed=seed)
+
+
+def _write_rows(section: DataSection, numbering: RowNumbering, writer: TableWriter, *, seed: int) -> Built:
+    rows = RowFilter(section)
+    sample = RowSample(shuffle=section.shuffle, limit=section.limit, seed=seed)
+    examples = iter(numbering.examples)
+    while block := list(islice(examples, sample.next_rows)):
+        for row in numbering.number(rows.usable(sample.wanted(block)), rows):
+            writer.add_row(row.query, row.documents, row.scores)
+            sample.add(row.example)
+    numbering.close()
+    order = sample.order()
+    if not len(order) or rows.documents is None:
+        raise InputError(f"data.train: no rows in {', '.join(section.train)}{f' ({rows.skipped:,} skipped)' if rows.skipped else ''}")
+    return Built(rows.documents, len(order), rows.skipped, rows.copies, writer.finish(order))
+
+
+def _at(values: Sequence[Value], positions: Sequence[int]) -> list[Value]:
+    """Values at positions; empty if there are no values."""
+    return [values[position] for position in positions] if values else []
+
+
+def _from_ids(section: DataSection, writer: TableWriter, ids: Path, advance: Advance) -> IdNumbering:
+    found = []
+    for name, source, id_field in (
+        ("queries", section.queries, section.query_id_field),
+        ("documents", section.documents, section.document_id_field),
+    ):
+        if source is None:
+            raise InputError(f"data.{name}: required if data.format is ids")
+        entries = read_text_entries(source, id_field, section.text_field)
+        found.append(write_texts_by_id(entries, writer, ids / f"{name}.arrow", source=source, advance=advance))
+    queries, documents = found
+    return IdNumbering(read_examples(section, advance), queries, documents, writer)
+
+
+def _from_beir(section: DataSection, writer: TableWriter, ids: Path, advance: Advance) -> IdNumbering:
+    """One example per relevant document of a BEIR folder, in the order of the judgements."""
+    collections = {folder: load_collection(expand_home(folder), section.split) for folder in section.train}
+
+    def texts(kind: str) -> Iterator[TextEntry]:
+        for folder, collection in collections.items():
+            # With the folder's name, since two collections may use the same ids.
+            if kind == "queries":
+                yield from (TextEntry(folder, f"{folder}/{query.id}", query.text) for query in collection.queries)
+            else:
+                yield from (TextEntry(folder, f"{folder}/{document.id}", document.content()) for document in collection.documents)
+
+    def examples() -> Iterator[Example]:
+        for folder, collection in collections.items():
+            for query, judged in collection.qrels.items():
+                advance(1)
+                for document, grade in judged.items():
+                    if grade > 0:
+                        yield Example(f"{folder} ({section.split})", f"{folder}/{query}", [f"{folder}/{document}"], [])
+
+    source = ", ".join(section.train)
+    queries, documents = (
+        write_texts_by_id(texts(kind), writer, ids / f"{kind}.arrow", source=source, advance=advance) for kind in ("queries", "documents")
+    )
+    return IdNumbering(examples(), queries, documents, writer)
+
+
+_FORMATS: Mapping[str, Callable[[DataSection, TableWriter, Path, Advance], RowNumbering]] = {
+    "texts": lambda section, writer, ids, advance: TextNumbering(read_examples(section, advance), writer),
+    "ids": _from_ids,
+    "beir": _from_beir,
+}
+
+
+# Prepare rows once per run folder.
+
+
+def prepare_rows(
+    data: DataSection, work: Path, *, seed: int, progress: bool = False, mine_pairs: Callable[..., Sequence[Pair]] = mine
+) -> TrainingRows:
+    """Prepare the rows of a recipe under ``work``, or open them if they are already there.
+
+    If several processes call this at the same time, one prepares and the others wait for it.
+
+    Args:
+        data: Data section of the recipe.
+        work: Folder of the run, created if missing. All processes on a machine pass the same one.
+        seed: Random seed for the order of the rows, the negatives, and the split of ``docstrings:stdlib``.
+        progress: Show a progress bar.
+        mine_pairs: Function that mines the pairs of ``docstrings:stdlib``.
 
     Raises:
         InputError: A source is missing or cannot be read, a row is malformed, an id has no text, no row is left, or ``work`` cannot be
             written. Names file and line.
     """
     seeded = data.shuffle or data.negatives == "random" or STDLIB_DOCSTRINGS in data.train
-    key = _sum([data.model_dump(), seed if seeded else None, _stamps(data)])
+    key = _key([data.model_dump(), seed if seeded else None, _stamps(data)])
 
     def build(folder: Path) -> Built:
         if STDLIB_DOCSTRINGS in data.train:
-            pairs, _ = split_by_module(mine(progress=progress), held_out=HELD_OUT, seed=seed)
+            pairs, _ = split_by_module(mine_pairs(progress=progress), held_out=HELD_OUT, seed=seed)
             return build_pairs(data, pairs, folder, seed=seed)
         with progress_bar("reading rows", count_rows(_sources(data)) if progress else 0, enabled=progress) as advance:
             return build_table(data, folder, seed=seed, advance=advance)
 
-    return _open(_made(work, key, build), seed=seed if data.negatives == "random" else None, scored=bool(data.score_fields))
+    return _open(_prepared(work, key, build), seed=seed if data.negatives == "random" else None, scored=bool(data.score_fields))
+
+
+def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:
+    """Prepare mined docstring pairs as training rows, query and function, in their order.
+
+    Args:
+        pairs: At least one pair.
+        work: See `prepare_rows`.
+
+    Raises:
+        InputError: There are no pairs, or ``work`` cannot be written.
+    """
+    key = _key([[pair.query, pair.code] for pair in pairs])
+    section = DataSection(train=(STDLIB_DOCSTRINGS,))
+    return _open(_prepared(work, key, lambda folder: build_pairs(section, pairs, folder, seed=0)), seed=None, scored=False)
 
 
 def discard_rows(work: Path) -> None:
-    """Remove what `prepare_rows` has made in a folder, and the folder if nothing else is in it."""
+    """Delete the rows that `prepare_rows` has written to a folder, and the folder if it is empty then."""
     if not work.is_dir():
         return
     for path in work.iterdir():
-        if str(_record(path).get("schema")).startswith(_FAMILY):
+        if str(_record(path).get("schema")).startswith(_FORMAT_FAMILY):
             shutil.rmtree(path)
             (work / f".{path.name}.lock").unlink(missing_ok=True)
     if not any(work.iterdir()):
         work.rmdir()
 
 
-def rows_of_pairs(pairs: Sequence[Pair], work: Path) -> TrainingRows:
-    """Mined pairs as training rows, query and function, in their order.
-
-    Args:
-        pairs: At least one.
-        work: As `prepare_rows` has it.
-
-    Raises:
-        InputError: There is no pair, or ``work`` cannot be written.
-    """
-    key = _sum([[pair.query, pair.code] for pair in pairs])
-    section = DataSection(train=(STDLIB_DOCSTRINGS,))
-    return _open(_made(work, key, lambda folder: build_pairs(section, pairs, folder, seed=0)), seed=None, scored=False)
-
-
-def _made(work: Path, key: str, build: Callable[[Path], Built]) -> Path:
-    """The folder of a key, built unless it is there; who comes while another builds waits for it."""
+def _prepared(work: Path, key: str, build: Callable[[Path], Built]) -> Path:
+    """Return the folder of a key; build it if it is missing or damaged, while other processes wait."""
     target = work / key
     try:
         work.mkdir(parents=True, exist_ok=True)
         with FileLock(work / f".{key}.lock"):
-            if not _whole(target):
+            if not _is_complete(target):
                 _build(target, build)
     except OSError as error:
         raise InputError(f"{work}: cannot be written ({error.strerror or error})") from error
@@ -112,10 +573,9 @@ def _made(work: Path, key: str, build: Callable[[Path], Built]) -> Path:
 
 
 def _build(target: Path, build: Callable[[Path], Built]) -> None:
-    """Build beside the target and put it in its place."""
-    # Whoever holds the lock is alone: what lies here under the key is what a killed process has left, or is damaged.
-    for left in (target, *target.parent.glob(f".{target.name}.*.tmp")):
-        shutil.rmtree(left, ignore_errors=True)
+    # This process holds the lock: whatever has this key was left by a killed process, or is damaged.
+    for leftover in (target, *target.parent.glob(f".{target.name}.*.tmp")):
+        shutil.rmtree(leftover, ignore_errors=True)
     folder = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     folder.mkdir()
     try:
@@ -125,63 +585,69 @@ def _build(target: Path, build: Callable[[Path], Built]) -> None:
             with file.open("rb") as written:
                 os.fsync(written.fileno())
         sums = {file.name: file_sha256(file) for file in files}
-        write_json(folder / RECORD, {"schema": _SCHEMA, **built._asdict(), "files": sums})
+        write_json(folder / RECORD, {"schema": _FORMAT, **built._asdict(), "files": sums})
         folder.replace(target)
         sync_folder(target.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    logger.info("%s: %d rows prepared, %d skipped", target, built.rows, built.skipped)
+    logger.info("%s: prepared %d rows, skipped %d", target, built.rows, built.skipped)
 
 
 def _record(folder: Path) -> Mapping[str, Any]:
-    """What is written last into a folder of rows; empty where it is not there, or is no such record."""
+    """The record of a folder of rows; empty if it is missing or malformed."""
     try:
         return read_json(folder / RECORD)
     except InputError:
         return {}
 
 
-def _whole(folder: Path) -> bool:
-    """Whether a folder is there, and is what was made, to the byte."""
+def _is_complete(folder: Path) -> bool:
+    """Whether a folder exists with unchanged files."""
     if not (folder / RECORD).is_file():
         return False
     record = _record(folder)
     sums = record.get("files", {})
     sound = ((folder / name).is_file() and file_sha256(folder / name) == known for name, known in sums.items())
-    whole = record.get("schema") == _SCHEMA and all(sound)
-    if not whole:
-        logger.warning("%s: damaged, or made by another version; the rows are read again", folder)
-    return whole
+    complete = record.get("schema") == _FORMAT and all(sound)
+    if not complete:
+        logger.warning("%s: damaged or of another version; preparing the rows again", folder)
+    return complete
 
 
 def _open(folder: Path, *, seed: int | None, scored: bool) -> TrainingRows:
     record = read_json(folder / RECORD)
-    reader = RowReader(Table(folder), record["documents"], seed=seed)
-    dataset = open_view(folder, reader)
-    return TrainingRows(dataset, record["documents"], scored, record["sha256"], record["skipped"], record["copies"], reader)
+    return TrainingRows(
+        Table(folder),
+        record["documents"],
+        scored=scored,
+        sha256=record["sha256"],
+        skipped=record["skipped"],
+        copies=record["copies"],
+        seed=seed,
+    )
 
 
 def _sources(data: DataSection) -> list[str]:
-    """The sources that rows or texts by id are read from, one by one; none where others read them."""
+    """Sources of rows and texts by id; empty for docstrings and BEIR folders."""
     if STDLIB_DOCSTRINGS in data.train or data.format == "beir":
         return []
     return [source for source in (*data.train, data.queries, data.documents) if source is not None]
 
 
 def _stamps(data: DataSection) -> list[object]:
-    """What tells that a source has changed: of each file its path, size and time; the version of the interpreter."""
+    """Path, size and modification time of each source file; for docstrings the version of Python."""
     if STDLIB_DOCSTRINGS in data.train:
         return [platform.python_version()]
     if data.format == "beir":
         folders = [expand_home(folder) for folder in data.train]
-        files = [file for folder in folders for file in (*_texts(folder), find_split(folder, data.split))]
+        files = [
+            file
+            for folder in folders
+            for file in (find_jsonl(folder, "corpus"), find_jsonl(folder, "queries"), find_split(folder, data.split))
+        ]
     else:
         files = [file for source in _sources(data) for file in source_files(source)]
     return [_stamp(file) for file in files]
-
-
-def _texts(folder: Path) -> tuple[Path, Path]:
-    return find_jsonl(folder, "corpus"), find_jsonl(folder, "queries")
 
 
 def _stamp(file: Path) -> list[object]:
@@ -192,5 +658,5 @@ def _stamp(file: Path) -> list[object]:
     return [str(file.resolve()), found.st_size, found.st_mtime_ns]
 
 
-def _sum(value: object) -> str:
+def _key(value: object) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()[:32]

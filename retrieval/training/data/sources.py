@@ -1,16 +1,22 @@
-"""Where training rows lie: files, folders of files, and data sets of the Hugging Face hub; streamed, each row with its place.
+"""Read training rows from any source: files, folders and data sets of the Hugging Face Hub; turn each row into an example.
 
 A source is a ``.jsonl``, ``.jsonl.gz`` or ``.parquet`` file; a folder with such files, read in the order of their names; or
-``hub://OWNER/NAME[@REVISION]/CONFIG/SPLIT`` or ``hub://OWNER/NAME[@REVISION]/path/to/file``. Where ``QUIVER_HUB`` names a folder, a
-data set that lies in it as ``OWNER/NAME`` is read there and not fetched: what ``hf download --repo-type dataset OWNER/NAME --local-dir
-$QUIVER_HUB/OWNER/NAME`` makes, for machines without a network. What a row's fields mean is not known here.
+``hub://OWNER/NAME[@REVISION]/CONFIG/SPLIT`` or ``hub://OWNER/NAME[@REVISION]/path/to/file``. If ``QUIVER_HUB`` names a folder that holds
+``OWNER/NAME``, the data set is read there instead of downloaded; ``hf download --repo-type dataset OWNER/NAME --local-dir
+$QUIVER_HUB/OWNER/NAME`` makes such a copy, for machines without a network.
+
+Rows are streamed. Every error about a row begins with its place, ``file:line``.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import json
 import logging
+import math
 import os
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,31 +25,38 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.dataset
+from pyarrow import parquet
+
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json_lines
+from quiver.retrieval.data.corpus import key_of
+from quiver.retrieval.progress import Advance
+from quiver.retrieval.training.sections import DataSection
 
 HUB = "hub://"
-"""How a source on the hub begins."""
+"""Prefix of a source on the Hub."""
 
 LOCAL_HUB = "QUIVER_HUB"
-"""The environment variable with the folder of local copies."""
+"""Environment variable: folder of local copies of Hub data sets."""
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
-# Rows of Parquet held at a time: few enough for documents of a megabyte.
+# Parquet rows held in memory at a time: few enough for documents of a megabyte.
 _BATCH = 256
 
-# Bytes of a file from which its lines are estimated, and what they may become when they are unpacked.
-_SAMPLE, _UNPACKED = 1 << 20, 1 << 26
+# Maximum size of a decompressed sample, in bytes.
+_UNPACKED = 1 << 26
 
 
 class HubSource(NamedTuple):
-    """A source on the hub, taken apart.
+    """A parsed source on the Hub.
 
     Attributes:
         repository: ``OWNER/NAME``.
-        revision: Branch, tag or commit; None for the main branch as it is.
-        inside: A file's path, or config and split.
+        revision: Branch, tag or commit; None for the main branch.
+        inside: Path of a file, or config and split.
     """
 
     repository: str
@@ -52,30 +65,29 @@ class HubSource(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """It is one file, not a split."""
+        """Whether the source is one file rather than a split."""
         return self.inside[-1].endswith(_SUFFIXES)
 
     @property
     def local(self) -> Path | None:
-        """The data set's local copy; None where there is none."""
+        """Folder of the local copy; None if there is none."""
         root = os.environ.get(LOCAL_HUB)
         folder = expand_home(root) / self.repository if root else None
         return folder if folder is not None and folder.is_dir() else None
 
 
 def iter_source(source: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The rows of a source in their order.
+    """Read the rows of a source in their order.
 
     Args:
         source: See the module's docstring.
-        fields: Dotted paths that will be read; other keys of a row are left out where that saves reading them, which it does in Parquet.
-            None named, all are read.
+        fields: Dotted paths that are needed; Parquet columns that none of them names are not read. Empty for all.
 
     Yields:
-        The place of a row, such as ``rows.jsonl:7``, and the row. In Parquet and on the hub the number is that of the row.
+        The place of a row, such as ``rows.jsonl:7``, and the row. For Parquet and the Hub the number counts rows, from 1.
 
     Raises:
-        InputError: A file is missing, empty, damaged or of another kind, or the hub does not give the data set.
+        InputError: A file is missing, empty, damaged or of an unsupported type, or the data set cannot be downloaded.
     """
     if source.startswith(HUB):
         yield from _hub_rows(source, fields)
@@ -85,10 +97,10 @@ def iter_source(source: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, 
 
 
 def source_files(source: str) -> list[Path]:
-    """The files that a source is read from, in their order; none for what is fetched from the hub.
+    """List the local files of a source, in their order; empty for a data set that is downloaded from the Hub.
 
     Raises:
-        InputError: There is no such file or folder, or it holds nothing that can be read.
+        InputError: The file or folder does not exist, or holds no supported file.
     """
     if source.startswith(HUB):
         hub = parse_hub(source)
@@ -104,27 +116,31 @@ def source_files(source: str) -> list[Path]:
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     if not path.name.endswith(_SUFFIXES):
-        raise InputError(f"{path}: rows are read from {', '.join(_SUFFIXES)}, a folder of them, or {HUB}OWNER/NAME/CONFIG/SPLIT")
+        raise InputError(
+            f"{path}: unsupported type; rows are read from {', '.join(_SUFFIXES)}, a folder of them, or {HUB}OWNER/NAME/CONFIG/SPLIT"
+        )
     return [path]
 
 
-def count_rows(sources: Sequence[str]) -> int:
-    """Rows of the sources that are files, for a bar: of Parquet their number; of lines an estimate from the first megabyte.
+def count_rows(sources: Sequence[str], *, sample: int = 1 << 20) -> int:
+    """Count the rows of local sources for a progress bar; lines are estimated from the beginning of a file.
 
-    The hub's count as none.
+    Args:
+        sources: Sources; those on the Hub count as 0.
+        sample: Bytes of a file from which its lines are estimated.
 
     Raises:
-        InputError: A file is missing, or no Parquet.
+        InputError: A file is missing, or is not Parquet although its name says so.
     """
     files = (file for source in sources if not source.startswith(HUB) for file in source_files(source))
-    return sum(_parquet_count(file) if file.suffix == ".parquet" else _line_count(file) for file in files)
+    return sum(_parquet_count(file) if file.suffix == ".parquet" else _line_count(file, sample) for file in files)
 
 
 def parse_hub(source: str) -> HubSource:
-    """Take a source on the hub apart.
+    """Parse a source on the Hub.
 
     Raises:
-        InputError: It does not read ``hub://OWNER/NAME[@REVISION]/...``.
+        InputError: The source does not have the form ``hub://OWNER/NAME[@REVISION]/...``.
 
     Example:
         >>> parse_hub("hub://lightonai/ms-marco-en-bge@main/train/train")
@@ -151,9 +167,8 @@ def _file_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapping
 
 
 def _parquet_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    parquet = _imported("pyarrow.parquet")
     number = 0
-    # Buffered ahead, pyarrow would hold on to all that has been read until the file is closed.
+    # With pre_buffer, pyarrow keeps everything that it has read until the file is closed.
     with _parquet_errors(file), parquet.ParquetFile(file, pre_buffer=False) as table:
         for batch in table.iter_batches(batch_size=_BATCH, columns=_keys(table.schema_arrow.names, fields)):
             for row in batch.to_pylist():
@@ -164,16 +179,15 @@ def _parquet_rows(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Mapp
 
 
 def _parquet_count(file: Path) -> int:
-    parquet = _imported("pyarrow.parquet")
     with _parquet_errors(file), parquet.ParquetFile(file) as table:
         return int(table.metadata.num_rows)
 
 
-def _line_count(file: Path) -> int:
-    """About how many lines a file has; exactly, where the sample is all of it. A damaged one has as many as its sound beginning."""
+def _line_count(file: Path, sample_bytes: int) -> int:
+    """Estimate the lines of a file; exact if the sample is the whole file. Of a damaged gzip file only the readable part counts."""
     try:
         with file.open("rb") as raw:
-            sample, size = raw.read(_SAMPLE), file.stat().st_size
+            sample, size = raw.read(sample_bytes), file.stat().st_size
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     text, used = sample, len(sample)
@@ -189,22 +203,22 @@ def _line_count(file: Path) -> int:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    """All files in and below a folder but the hidden ones: the hub's client keeps its own notes in ``.cache`` there."""
+    """All files below a folder except hidden ones: the Hub's client keeps metadata in ``.cache``."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
 
 
 @contextmanager
 def _parquet_errors(file: Path) -> Iterator[None]:
-    """What pyarrow raises becomes one line."""
+    """Turn errors of pyarrow into one line."""
     try:
         yield
-    except (_imported("pyarrow").ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: damaged Parquet ({_first_line(error)}); fetch the file again") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: damaged Parquet file ({_first_line(error)}); download it again") from error
 
 
 def _keys(names: Sequence[str], fields: Sequence[str]) -> list[str] | None:
-    """The keys that fields begin with; None, for all of them, where one is not there: whoever misses it can say what is."""
+    """The columns that fields begin with; None for all columns if one is missing, so that the error can list those that exist."""
     keys = [field if field in names else field.partition(".")[0] for field in fields]
     return [name for name in names if name in keys] if keys and set(keys) <= set(names) else None
 
@@ -232,21 +246,21 @@ def _hub_rows(source: str, fields: Sequence[str]) -> Iterator[tuple[str, Mapping
 
 
 def _read_as_stored(builder: Any) -> None:
-    """Make the library's reader of Parquet, if it is that, take columns as the files hold them, and a little at a time.
+    """Make the Parquet reader of `datasets` return columns as stored, in small batches.
 
-    It would cast them to the types that the data set's card declares, which is an error where the card has lists and the files have lists
-    as text; and it would buffer a gigabyte ahead.
+    By default it casts them to the types of the data set card, which fails if the card declares lists and the files store lists as text;
+    and it buffers a gigabyte ahead.
     """
     config = builder.config
     if hasattr(config, "fragment_scan_options") and hasattr(config, "batch_size"):
         builder.info.features = None
-        config.fragment_scan_options = _imported("pyarrow.dataset").ParquetFragmentScanOptions(pre_buffer=False)
+        config.fragment_scan_options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
         config.batch_size = _BATCH
 
 
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """Without a library's warnings."""
+    """Silence the warnings of a library."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -266,19 +280,19 @@ def _hub_file(source: str, hub: HubSource) -> Path:
 
 @contextmanager
 def _hub_errors(source: str) -> Iterator[None]:
-    """What the hub's clients raise becomes one line."""
+    """Turn errors of the Hub's clients into one line."""
     try:
         yield
     except _client_errors() as error:
-        remedy = f"check the name and the network, or name a folder of local copies in {LOCAL_HUB}"
-        raise InputError(f"{source}: the hub did not give it ({_first_line(error)}); {remedy}") from error
+        remedy = f"check the name and the network, or set {LOCAL_HUB} to a folder of local copies"
+        raise InputError(f"{source}: downloading from the Hub failed ({_first_line(error)}); {remedy}") from error
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """What a fetch may end in.
+    """Errors that a download may raise.
 
-    Errors of the system and of values (an unknown config or split, damaged Parquet), of types (a file whose columns are not those of the
-    first one), of hf_xet, and of the web clients that are loaded, whose errors have nothing in common.
+    System and value errors (an unknown config or split, damaged Parquet), type errors (files with different columns), runtime errors of
+    hf_xet, and those of the loaded web clients, which share no base class.
     """
     clients = (("httpx", "HTTPError"), ("aiohttp", "ClientError"), ("datasets", "DatasetsError"))
     found = (getattr(sys.modules.get(module), name, None) for module, name in clients)
@@ -293,7 +307,7 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _imported(name: str) -> ModuleType:
-    """A module of the extra ``train``."""
+    """Import a module of the extra ``train``."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -302,3 +316,318 @@ def _imported(name: str) -> ModuleType:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+_NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?(?:nan|inf|infinity)"
+_QUOTED = r"'[^'\\]*'|\"[^\"\\]*\""
+_ITEM = re.compile(rf"\s*(?:({_QUOTED})|({_NUMBER}))(?=[\s,]|\Z)\s*,?", re.IGNORECASE)
+"""One item of a list as Python or NumPy print it: a number or a quoted string, and the comma or space after it."""
+
+
+class Example(NamedTuple):
+    """A training row; texts may still be ids.
+
+    Attributes:
+        place: Place in the source, for errors.
+        query: Text or id of the query.
+        documents: Texts or ids of the documents, the positive first.
+        scores: Teacher scores, one per document; empty if the section names no score field.
+        flaw: Why the row cannot be used although its fields are well-formed; empty if it can.
+        excluded: Negatives that are not among the documents because they are other positives of the row.
+        rank: Sort key if rows are shuffled.
+    """
+
+    place: str
+    query: str
+    documents: list[str]
+    scores: list[float]
+    flaw: str = ""
+    excluded: int = 0
+    rank: float = 0.0
+
+
+class _Missing:
+    """Value of a field that a row does not have; null fields are None."""
+
+
+_MISSING = _Missing()
+
+
+class FieldReader:
+    """Turns rows into examples, by the fields that a data section names."""
+
+    def __init__(self, section: DataSection) -> None:
+        """Read the fields of ``section``."""
+        self._query = section.query_field
+        self._documents = section.document_fields
+        self._scores = section.score_fields
+        self._each = section.positives == "each"
+        self._item = _id if section.format == "ids" else _text
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the fields that are read."""
+        return (self._query, *self._documents, *self._scores)
+
+    def check(self, place: str, row: Mapping[str, object]) -> None:
+        """Check a source's first row for misspelt fields; in later rows, a missing field means that there is no document.
+
+        Raises:
+            InputError: A field is missing; lists those that exist.
+        """
+        for name in self.columns:
+            if _reach(place, name, row) is _MISSING:
+                known = ", ".join(map(str, row)) or "none"
+                close = difflib.get_close_matches(name, [str(key) for key in row], n=1)
+                hint = f"did you mean '{close[0]}'? " if close else ""
+                raise InputError(f"{place}: no field '{name}'; {hint}the row's fields are {known}")
+
+    def examples(self, place: str, row: Mapping[str, object]) -> list[Example]:
+        """Return the examples of a row: one, or one per positive. An example whose query or positive is blank or missing has a flaw.
+
+        Raises:
+            InputError: A field has the wrong type, the first of several document fields holds several positives although ``positives`` is
+                not ``each``, or the number of scores differs from the number of documents.
+        """
+        whole, positives = self._read(place, row)
+        if self._each and positives:
+            return self._one_each(whole, positives)
+        if positives > 1 and len(self._documents) > 1:
+            name = self._documents[0]
+            one = name.replace("*", "0") if "*" in name else f"{name}.0"
+            raise InputError(
+                f"{place}: the field '{name}' holds {positives} documents, but the first of several fields must hold one positive, "
+                f"since the others would become its negatives; set data.positives: each, or use one of them: {one}"
+            )
+        return [whole]
+
+    def whole(self, place: str, row: Mapping[str, object]) -> Example:
+        """Return all documents of a row as one example, the positives first.
+
+        Raises:
+            InputError: A field has the wrong type, or the number of scores differs from the number of documents.
+        """
+        return self._read(place, row)[0]
+
+    def _read(self, place: str, row: Mapping[str, object]) -> tuple[Example, int]:
+        """The row as one example, and the number of documents in its first field."""
+        query = self._item(place, self._query, _one(place, self._query, row))
+        fields = [self._items(place, name, row) for name in self._documents]
+        documents = [document for field in fields for document in field]
+        scores = self._row_scores(place, row, len(documents)) if self._scores else []
+        return Example(place, query, documents, scores, self._flaw(query, fields[0])), len(fields[0])
+
+    def _one_each(self, whole: Example, positives: int) -> list[Example]:
+        """One example per positive, with the negatives that are not positives."""
+        known = {document.strip() for document in whole.documents[:positives]}
+        kept = [place for place in range(positives, len(whole.documents)) if whole.documents[place].strip() not in known]
+        examples = []
+        for positive in range(positives):
+            documents = [whole.documents[place] for place in (positive, *kept)]
+            scores = [whole.scores[place] for place in (positive, *kept)] if whole.scores else []
+            flaw = self._flaw(whole.query, documents[:1])
+            examples.append(Example(whole.place, whole.query, documents, scores, flaw, len(whole.documents) - positives - len(kept)))
+        return examples
+
+    def _flaw(self, query: str, positives: Sequence[str]) -> str:
+        if not positives or not positives[0].strip():
+            return f"the field '{self._documents[0]}' has no positive"
+        return "" if query.strip() else f"the field '{self._query}' is blank"
+
+    def _items(self, place: str, name: str, row: Mapping[str, object]) -> list[str]:
+        return [self._item(place, name, value) for value in self._values(place, name, row, parse=self._item is _id)]
+
+    def _row_scores(self, place: str, row: Mapping[str, object], documents: int) -> list[float]:
+        scores = [_score(place, name, value) for name in self._scores for value in self._values(place, name, row, parse=True)]
+        if len(scores) != documents:
+            raise InputError(f"{place}: {len(scores)} scores ({', '.join(self._scores)}) for {documents} documents")
+        return scores
+
+    @staticmethod
+    def _values(place: str, name: str, row: Mapping[str, object], *, parse: bool) -> Sequence[object]:
+        """Values of a field: the items of a list, nothing if the field is missing or null, otherwise the one value."""
+        value = _reach(place, name, row)
+        if value is _MISSING or value is None:
+            return ()
+        if parse and isinstance(value, str) and value.lstrip().startswith("["):
+            return parse_list(place, name, value)
+        return value if isinstance(value, list) else (value,)
+
+
+def encode_text(place: str, text: str) -> bytes:
+    """Encode a text in UTF-8.
+
+    Raises:
+        InputError: The text has an unpaired surrogate, which neither files nor tokenizers accept.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place}: a text holds an unpaired surrogate") from error
+
+
+def text_of(place: str, name: str, row: Mapping[str, object]) -> str:
+    """Return the text of a field.
+
+    Raises:
+        InputError: The field is missing or not a string.
+    """
+    return _text(place, name, _one(place, name, row))
+
+
+def id_of(place: str, name: str, row: Mapping[str, object]) -> str:
+    """Return the id of a field.
+
+    Raises:
+        InputError: The field is missing, or neither a string nor an integer.
+    """
+    return _id(place, name, _one(place, name, row))
+
+
+def parse_list(place: str, name: str, text: str) -> list[object]:
+    """Parse a list that was stored as text: JSON, or numbers and quoted strings as Python or NumPy print them.
+
+    Outside JSON, a number without a fraction stays a string: the ids ``007`` and ``7`` differ.
+
+    Raises:
+        InputError: The text is not such a list.
+
+    Example:
+        >>> parse_list("rows.jsonl:1", "scores", "[0.5, 1e-3]"), parse_list("rows.jsonl:1", "ids", "['a' 'b']")
+        ([0.5, 0.001], ['a', 'b'])
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _printed_list(text.strip())
+    if not isinstance(value, list):
+        raise InputError(f"{place}: the field '{name}' must hold a list of numbers or ids, got {_shown(text)}")
+    return value
+
+
+def _printed_list(text: str) -> list[object] | None:
+    if not text.endswith("]"):
+        return None
+    inner, items, position = text[1:-1].rstrip(), list[object](), 0
+    while position < len(inner):
+        match = _ITEM.match(inner, position)
+        if match is None:
+            return None
+        quoted, number = match.groups()
+        items.append(quoted[1:-1] if quoted is not None else number if number.lstrip("+-").isdigit() else float(number))
+        position = match.end()
+    return items
+
+
+def _reach(place: str, name: str, row: Mapping[str, object]) -> object:
+    """Value at a dotted path. A key that equals the whole path takes precedence."""
+    return row[name] if name in row else _walk(place, name, row, name.split("."))
+
+
+def _walk(place: str, name: str, value: object, parts: Sequence[str]) -> object:
+    for position, part in enumerate(parts):
+        if value is None or value is _MISSING:
+            return value
+        if part == "*":
+            return _every(place, name, value, parts[position + 1 :])
+        if isinstance(value, Mapping):
+            value = value.get(part, _MISSING)
+        elif isinstance(value, list) and part.isdigit():
+            value = value[int(part)] if int(part) < len(value) else None
+        else:
+            raise InputError(f"{place}: the path '{name}' needs a mapping or a list with '{part}', got {_kind(value)}")
+    return value
+
+
+def _every(place: str, name: str, value: object, parts: Sequence[str]) -> list[object]:
+    """Values at the rest of a path for each item of a list; nested lists are flattened."""
+    if not isinstance(value, list):
+        raise InputError(f"{place}: '*' in the path '{name}' needs a list, got {_kind(value)}")
+    found: list[object] = []
+    for item in value:
+        reached = _walk(place, name, item, parts)
+        if reached is _MISSING:
+            raise InputError(f"{place}: an item of '{name}' has no '{'.'.join(parts)}'")
+        found.extend(reached if "*" in parts and isinstance(reached, list) else [reached])
+    return found
+
+
+def _one(place: str, name: str, row: Mapping[str, object]) -> object:
+    value = _reach(place, name, row)
+    if value is _MISSING:
+        raise InputError(f"{place}: no field '{name}'; the row's fields are {', '.join(map(str, row)) or 'none'}")
+    return value
+
+
+def _text(place: str, name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{place}: the field '{name}' must hold text, got {_shown(value)}")
+    return value
+
+
+def _id(place: str, name: str, value: object) -> str:
+    key = key_of(value)
+    if key is None or not key.strip():
+        raise InputError(f"{place}: the field '{name}' must hold an id (a string or an integer), got {_shown(value)}")
+    return key
+
+
+def _score(place: str, name: str, value: object) -> float:
+    try:
+        score = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        score = None
+    if score is None or not math.isfinite(score):
+        raise InputError(f"{place}: a score in '{name}' must be a finite number, got {_shown(value)}")
+    return score
+
+
+def _kind(value: object) -> str:
+    return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, Mapping) else _shown(value)
+
+
+def _shown(value: object) -> str:
+    text = "null" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_examples(section: DataSection, advance: Advance) -> Iterator[Example]:
+    """Read the examples of a data section, in the order of the rows.
+
+    Args:
+        section: Sources and fields; ``format`` is texts or ids.
+        advance: Called with the number of further rows.
+
+    Raises:
+        InputError: A source cannot be read, or a row is malformed.
+    """
+    reader = FieldReader(section)
+    for place, row in _checked_rows(section, reader, reader.columns):
+        advance(1)
+        yield from reader.examples(place, row)
+
+
+def read_whole(section: DataSection, *, all_columns: bool) -> Iterator[tuple[Example, Mapping[str, object]]]:
+    """Read each row as one example with all its documents, and the row itself.
+
+    Args:
+        section: Sources and fields; ``format`` is texts or ids.
+        all_columns: Read all fields of the rows, not only those that the section names.
+
+    Raises:
+        InputError: A source cannot be read, a row is malformed, or its query or first positive is blank.
+    """
+    reader = FieldReader(section)
+    for place, row in _checked_rows(section, reader, () if all_columns else reader.columns):
+        example = reader.whole(place, row)
+        if example.flaw:
+            raise InputError(f"{place}: {example.flaw}")
+        yield example, row
+
+
+def _checked_rows(section: DataSection, reader: FieldReader, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    for source in section.train:
+        for number, (place, row) in enumerate(iter_source(source, columns)):
+            if number == 0:
+                reader.check(place, row)
+            yield place, row

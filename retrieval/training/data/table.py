@@ -1,32 +1,176 @@
-"""Training rows on disk as numbers: which text is the query, which are the documents, and the teacher's scores.
+"""Training data as Arrow IPC files, written in batches as it is read and memory-mapped for training.
 
-Files of a table: ``texts.bytes`` and ``texts.ends`` (`retrieval.training.data.strings`), ``numbers`` (of each row the query's text, then
-its documents' texts), ``ends`` (where each row ends in them), ``scores`` (one for each document), ``order`` (the rows that are trained on,
-in the order that they have), and ``view.arrow`` (what a `datasets.Dataset` maps). All are written as the rows come.
+    texts.arrow    text: string                                                          every text once per occurrence
+    rows.arrow     query: int64, documents: list<int64>, scores: list<float64>           text numbers and teacher scores of each row
+    order.arrow    row: int64                                                            the rows of the run, in their order
 
-Shapes: R rows, T texts.
+Any Arrow reader opens these files. Memory does not grow with the number of texts or rows, and a text is found in constant time.
+
+Shapes: R rows, T texts, B numbers of a call.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from quiver.retrieval.training.data.strings import Strings, StringWriter, mapped_numbers
+Item = TypeVar("Item")
 
+BLOCK = 4096
+"""Rows or texts handled together."""
+
+# Bytes of text after which a batch is written, so that megabyte documents do not pile up in memory.
+_BATCH_BYTES = 16 << 20
 _DIGEST = 32
+_ROWS = pa.schema({"query": pa.int64(), "documents": pa.list_(pa.int64()), "scores": pa.list_(pa.float64())})
+
+
+def blocks(items: Iterable[Item], size: int = BLOCK) -> Iterator[list[Item]]:
+    """Split items into lists of ``size``; the last one may be shorter, none is empty.
+
+    Example:
+        >>> list(blocks("abcde", 2))
+        [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    stream = iter(items)
+    while block := list(islice(stream, size)):
+        yield block
+
+
+class _BatchWriter:
+    """Writes columns to a new Arrow IPC file in batches."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._file = path.open("xb")
+        self._writer = pa.ipc.new_file(self._file, schema)
+        self._columns: list[list[Any]] = [[] for _ in schema]
+
+    def add(self, *values: Any) -> None:
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
+        if len(self._columns[0]) >= BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._columns[0]:
+            arrays = [pa.array(column, field.type) for column, field in zip(self._columns, self._schema, strict=True)]
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+            self._columns = [[] for _ in self._schema]
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self.flush()
+            self._writer.close()
+            self._file.close()
+
+
+def _read_batches(path: Path) -> list[pa.RecordBatch]:
+    """Memory-map the batches of an Arrow IPC file."""
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+def _first_numbers(batches: Sequence[pa.RecordBatch]) -> NDArray[np.int64]:
+    """Number of the first entry of each batch, and of all entries at the end."""
+    return np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
+
+
+class TextWriter:
+    """Writes texts to an Arrow file with one column, ``text``.
+
+    Args:
+        path: File to create; it must not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._batches = _BatchWriter(path, pa.schema({"text": pa.string()}))
+        self._count = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, text: bytes) -> int:
+        """Append a text in UTF-8 and return its number."""
+        self._batches.add(text)
+        self._count += 1
+        self._bytes += len(text)
+        if self._bytes >= _BATCH_BYTES:
+            self._batches.flush()
+            self._bytes = 0
+        return self._count - 1
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._batches.close()
+
+
+class TextColumn(Sequence[str]):
+    """Texts of an Arrow file, memory-mapped. A pickled or copied column holds only the path.
+
+    Args:
+        path: File that a `TextWriter` has written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        batches = _read_batches(path)
+        self._first = _first_numbers(batches)
+        buffers = [batch.column(0).buffers() for batch in batches]
+        # Memory views: their items are Python integers, which slice faster than NumPy's.
+        self._offsets = [memoryview(offsets).cast("B").cast("i") for _, offsets, _ in buffers]
+        self._bytes = [memoryview(b"" if values is None else values) for _, _, values in buffers]
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return self.take(range(*number.indices(len(self))))
+        return self.take([number])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for numbers in blocks(range(len(self))):
+            yield from self.take(numbers)
+
+    def take(self, numbers: NDArray[np.int64] | Sequence[int]) -> list[str]:
+        """Return the texts with these numbers, in their order.
+
+        Raises:
+            IndexError: A number is not between 0 and the number of texts - 1.
+        """
+        wanted = np.asarray(numbers, np.int64)
+        if len(wanted) and not 0 <= int(wanted.min()) <= int(wanted.max()) < len(self):
+            raise IndexError(f"text numbers must be 0 to {len(self) - 1}")
+        batches = np.searchsorted(self._first, wanted, side="right") - 1
+        texts = []
+        for batch, row in zip(batches.tolist(), (wanted - self._first[batches]).tolist(), strict=True):
+            offsets = self._offsets[batch]
+            texts.append(str(self._bytes[batch][offsets[row] : offsets[row + 1]], "utf-8"))
+        return texts
+
+    def __reduce__(self) -> tuple[type[TextColumn], tuple[Path]]:
+        return TextColumn, (self._path,)
 
 
 class Row(NamedTuple):
-    """One row: numbers of its texts, and the scores of its documents (empty without a teacher)."""
+    """A training row: text numbers of its query and documents, and the documents' teacher scores (empty without a teacher)."""
 
     query: int
     documents: NDArray[np.int64]
@@ -34,18 +178,20 @@ class Row(NamedTuple):
 
 
 class TableWriter:
-    """Takes texts and rows as they come; a context that closes its files."""
+    """Writes the texts and rows of a table; use it as a context manager.
+
+    Args:
+        folder: Existing, empty folder.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Begin in a folder that exists and is empty."""
-        self.texts = StringWriter(folder / "texts")
         self.folder = folder
+        self.texts = TextWriter(folder / "texts.arrow")
+        self._rows = _BatchWriter(folder / "rows.arrow", _ROWS)
+        self._digests = (folder / "digests.tmp").open("xb")
         self._stack = ExitStack()
-        self._stack.callback(self.texts.close)
-        self._digests, self._numbers, self._ends, self._scores = (
-            self._stack.enter_context((folder / name).open("xb")) for name in ("digests", "numbers", "ends", "scores")
-        )
-        self._end = 0
+        for file in (self.texts, self._rows, self._digests):
+            self._stack.callback(file.close)
 
     def __enter__(self) -> TableWriter:
         return self
@@ -54,76 +200,174 @@ class TableWriter:
         self._stack.close()
 
     def add_text(self, text: bytes) -> int:
-        """Take a text in UTF-8; its number."""
+        """Append a text in UTF-8 and return its number."""
         self._digests.write(hashlib.sha256(text).digest())
         return self.texts.add(text)
 
     def digests(self, texts: NDArray[np.int64] | Sequence[int]) -> list[bytes]:
-        """The sha256 of each of some texts that were taken."""
-        self._digests.flush()
-        return [digest.tobytes() for digest in _mapped_digests(self.folder)[np.asarray(texts, np.int64)]]
+        """Return the sha256 of texts by their numbers."""
+        if not self._digests.closed:
+            self._digests.flush()
+        wanted = np.asarray(texts, np.int64)
+        if not len(wanted):
+            return []
+        found = np.memmap(self.folder / "digests.tmp", np.uint8, "r").reshape(-1, _DIGEST)[wanted].tobytes()
+        return [found[start : start + _DIGEST] for start in range(0, len(found), _DIGEST)]
 
     def add_row(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
-        """Take a row; scores for all documents, or none."""
-        self._end += 1 + len(documents)
-        _write(self._numbers, "q", [query, *documents])
-        _write(self._ends, "q", [self._end])
-        _write(self._scores, "d", scores)
+        """Append a row, with a score for each document or with none."""
+        self._rows.add(query, documents, scores)
 
     def finish(self, order: NDArray[np.int64]) -> str:
-        """Write the order of the rows, and of the whole its sum.
+        """Close the files and write the order of the rows.
 
         Args:
-            order: Numbers of the rows that are trained on.
+            order: Numbers of the rows of the run.
 
         Returns:
-            A sha256 over the texts and scores of these rows in this order. What it is taken over is, for each row, the number of its
-            documents (8 bytes), the sha256 of each text (the query's first), and the scores (8 bytes each), all little-endian.
+            A sha256 over the rows in this order: for each row the number of its documents (8 bytes), the sha256 of each text (the query's
+            first) and the scores (8 bytes each), little-endian.
         """
         self._stack.close()
-        (self.folder / "order").write_bytes(order.astype("<i8").tobytes())
-        table = Table(self.folder)
-        digests = _mapped_digests(self.folder)
-        total = hashlib.sha256()
+        writer = _BatchWriter(self.folder / "order.arrow", pa.schema({"row": pa.int64()}))
         for number in order.tolist():
-            row = table[number]
-            total.update(len(row.documents).to_bytes(8, "little"))
-            total.update(digests[row.query].tobytes())
-            total.update(digests[row.documents].tobytes())
-            total.update(row.scores.astype("<f8").tobytes())
-        (self.folder / "digests").unlink()
+            writer.add(number)
+        writer.close()
+        table = Table(self.folder)
+        total = hashlib.sha256()
+        for numbers in blocks(order.tolist()):
+            rows = [table[number] for number in numbers]
+            digests = b"".join(self.digests(np.concatenate([[row.query, *row.documents] for row in rows])))
+            start = 0
+            for row in rows:
+                end = start + _DIGEST * (1 + len(row.documents))
+                total.update(len(row.documents).to_bytes(8, "little") + digests[start:end] + row.scores.astype("<f8").tobytes())
+                start = end
+        (self.folder / "digests.tmp").unlink()
         return total.hexdigest()
 
 
+class _RowBatch(NamedTuple):
+    """Columns of a batch of rows, memory-mapped."""
+
+    queries: NDArray[np.int64]
+    document_ends: NDArray[np.int32]
+    documents: NDArray[np.int64]
+    score_ends: NDArray[np.int32]
+    scores: NDArray[np.float64]
+
+
 class Table:
-    """Rows that a `TableWriter` wrote, memory-mapped. Pickled or copied, it is the path alone."""
+    """Texts and rows that a `TableWriter` has written, memory-mapped. A pickled or copied table holds only the path.
+
+    Args:
+        folder: Folder of the table.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Map the files of ``folder``."""
         self._folder = folder
-        self.texts = Strings(folder / "texts")
-        self.order = mapped_numbers(folder / "order", np.int64)
-        self._numbers = mapped_numbers(folder / "numbers", np.int64)
-        self._ends = mapped_numbers(folder / "ends", np.int64)
-        self._scores = mapped_numbers(folder / "scores", np.float64)
+        self.texts = TextColumn(folder / "texts.arrow")
+        order = [batch.column(0).to_numpy() for batch in _read_batches(folder / "order.arrow")]
+        self.order: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *order])
+        batches = _read_batches(folder / "rows.arrow")
+        self._first = _first_numbers(batches)
+        self._batches = [
+            _RowBatch(
+                queries.to_numpy(),
+                documents.offsets.to_numpy(),
+                documents.values.to_numpy(),
+                scores.offsets.to_numpy(),
+                scores.values.to_numpy(),
+            )
+            for queries, documents, scores in (batch.columns for batch in batches)
+        ]
 
     def __getitem__(self, number: int) -> Row:
-        start = int(self._ends[number - 1]) if number else 0
-        end = int(self._ends[number])
-        # Each row has one number more than scores: that of its query.
-        return Row(int(self._numbers[start]), self._numbers[start + 1 : end], self._scores[start - number : end - number - 1])
+        position = int(np.searchsorted(self._first, number, side="right")) - 1
+        batch, row = self._batches[position], number - int(self._first[position])
+        documents = batch.documents[batch.document_ends[row] : batch.document_ends[row + 1]]
+        return Row(int(batch.queries[row]), documents, batch.scores[batch.score_ends[row] : batch.score_ends[row + 1]])
 
     def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
         return Table, (self._folder,)
 
 
-def _mapped_digests(folder: Path) -> NDArray[np.uint8]:
-    """The sha256 of each text, (T, 32)."""
-    return mapped_numbers(folder / "digests", np.uint8).reshape(-1, _DIGEST)
+class IdWriter:
+    """Writes ids to an Arrow file and hashes them, 8 bytes each in memory.
+
+    Args:
+        path: File to create for the ids.
+        hashed: A signed hash of at most 64 bits. Python's own differs between processes, so the index is only for this process.
+    """
+
+    def __init__(self, path: Path, *, hashed: Callable[[str], int] = hash) -> None:
+        self._path = path
+        self._hashed = hashed
+        self._ids = TextWriter(path)
+        self._hashes = array("q")
+
+    def add(self, key: str, encoded: bytes) -> None:
+        """Append an id, as a string and in UTF-8."""
+        self._ids.add(encoded)
+        self._hashes.append(self._hashed(key))
+
+    def finish(self) -> IdIndex:
+        """Close the file and sort the hashes."""
+        self._ids.close()
+        hashes = np.frombuffer(self._hashes, np.int64) if self._hashes else np.empty(0, np.int64)
+        return IdIndex(TextColumn(self._path), hashes, self._hashed)
 
 
-def _write(file: BinaryIO, kind: str, values: Sequence[float]) -> None:
-    packed = array(kind, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    file.write(packed)
+class IdIndex:
+    """Numbers of ids, found by binary search over their sorted hashes. Ids of equal hash are compared.
+
+    Args:
+        ids: The ids.
+        hashes: Hash of each id, (T,) int64.
+        hashed: The hash function.
+    """
+
+    def __init__(self, ids: TextColumn, hashes: NDArray[np.int64], hashed: Callable[[str], int]) -> None:
+        self.ids = ids
+        self._numbers = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._numbers]
+        self._hashed = hashed
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return the number of each id, (B,); -1 for an unknown id."""
+        wanted = np.fromiter(map(self._hashed, ids), np.int64, len(ids))
+        found = np.full(len(ids), -1, np.int64)
+        at = np.searchsorted(self._hashes, wanted)
+        pending = np.arange(len(ids))
+        while len(pending):
+            pending = pending[at[pending] < len(self._hashes)]
+            pending = pending[self._hashes[at[pending]] == wanted[pending]]
+            numbers = self._numbers[at[pending]]
+            expected = [ids[position] for position in pending.tolist()]
+            same = np.fromiter(map(str.__eq__, self.ids.take(numbers), expected), bool, len(expected))
+            found[pending[same]] = numbers[same]
+            pending = pending[~same]
+            at[pending] += 1
+        return found
+
+    def repeated(self) -> Iterator[tuple[int, int]]:
+        """Yield the numbers of an id and of each of its repetitions, the first number first."""
+        starts = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
+        group: list[int] = []
+        for start in starts.tolist():
+            if not group or group[-1] != start:
+                yield from self._equal_ids(group)
+                group = [start]
+            group.append(start + 1)
+        yield from self._equal_ids(group)
+
+    def _equal_ids(self, group: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Repetitions among entries of equal hash."""
+        first: dict[str, int] = {}
+        for number in sorted(self._numbers[group].tolist()):
+            known = first.setdefault(self.ids[number], number)
+            if known != number:
+                yield known, number

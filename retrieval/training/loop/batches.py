@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import text_keys
+from quiver.retrieval.data.embedding_store import text_keys
 from quiver.retrieval.training.data import TrainingRows
 
 logger = logging.getLogger(__name__)
@@ -219,8 +219,7 @@ def _rows_with_keys(rows: TrainingRows, order: Sequence[int]) -> Iterator[_Row]:
 
 def read_columns(rows: TrainingRows, numbers: Sequence[int]) -> dict[str, list[Any]]:
     """Some rows, as columns of equal length."""
-    columns: dict[str, list[Any]] = rows.dataset[list(numbers)]
-    return columns
+    return rows.columns(numbers)
 
 
 def read_rows(rows: TrainingRows, numbers: Sequence[int]) -> list[dict[str, Any]]:

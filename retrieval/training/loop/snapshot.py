@@ -28,7 +28,7 @@ from quiver.encoder.files import save_tensors
 from quiver.encoder.training.state_files import read_state, write_state
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import default_device, load_parts
+from quiver.retrieval.models.loading import default_device, load_parts
 from quiver.retrieval.training.loop.optimizers import has_two_weights, weights_for_use
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from quiver.encoder.files import read_json
 from quiver.retrieval.cluster import HERE, Executor
-from quiver.retrieval.data.vectors import vector_store
+from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.search import bm25
-from quiver.retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining.margins import Rules, choose_negatives, rankable
 from quiver.retrieval.training.mining.mined import DOCUMENTS, QUERIES, MinedQuery, write_mined
 from quiver.retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
@@ -264,7 +264,7 @@ def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -
         yield BM25Searcher(islice(data.queries, count), data.documents, data.documents.ids, searchable=data.searchable)
         return
     model, index = system.model, system.index
-    with vector_store(system.cache, system.executor) as store:
+    with open_embedding_store(system.cache, system.executor) as store:
         queries = store.encode(model, islice(data.queries, count), "query", total=count, progress=progress)
         if index is None:
             scored = np.arange(len(data.documents))

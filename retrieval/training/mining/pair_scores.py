@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.vectors import StoredVectors
+from quiver.retrieval.data.embedding_store import StoredVectors
 from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.protocols import Rows

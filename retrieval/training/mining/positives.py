@@ -24,9 +24,8 @@ from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import Collection, load_collection, read_documents
 from quiver.retrieval.index import Index
 from quiver.retrieval.records import Document
-from quiver.retrieval.training.data.blocks import blocks
-from quiver.retrieval.training.data.examples import read_whole
-from quiver.retrieval.training.data.fields import Example
+from quiver.retrieval.training.data.sources import Example, read_whole
+from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining.text_table import TextTable, TextTableWriter
 from quiver.retrieval.training.sections import DataSection
 

@@ -19,15 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import KEY, KeyTable, text_keys
-from quiver.retrieval.training.data.blocks import blocks
-from quiver.retrieval.training.data.build import Ids
-from quiver.retrieval.training.data.examples import read_whole
-from quiver.retrieval.training.data.fields import Example, encoded
-from quiver.retrieval.training.data.sources import iter_source
-from quiver.retrieval.training.data.strings import Strings
-from quiver.retrieval.training.data.table import TableWriter
-from quiver.retrieval.training.data.texts_by_id import index_texts, read_entries
+from quiver.retrieval.data.embedding_store import KEY, KeyTable, text_keys
+from quiver.retrieval.training.data.prepare import IdNumbering, read_text_entries, write_texts_by_id
+from quiver.retrieval.training.data.sources import Example, encode_text, iter_source, read_whole
+from quiver.retrieval.training.data.table import TableWriter, TextColumn, blocks
 from quiver.retrieval.training.sections import DataSection
 
 SCORES = "scores"
@@ -47,7 +42,7 @@ class ScoringData:
         sha256: Of the rows and of the texts in them: equal sums, equal data.
     """
 
-    texts: Strings
+    texts: TextColumn
     queries: NDArray[np.int64]
     documents: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -145,7 +140,7 @@ class _Rows:
             digest.update(b"".join(writer.digests(block)))
         writer.texts.close()
         keys = np.frombuffer(self._keys, KEY)
-        return ScoringData(Strings(writer.folder / "texts"), queries, documents, ends, keys, digest.hexdigest())
+        return ScoringData(TextColumn(writer.folder / "texts.arrow"), queries, documents, ends, keys, digest.hexdigest())
 
 
 def _number_texts(section: DataSection, rows: _Rows, writer: TableWriter) -> None:
@@ -157,7 +152,7 @@ def _number_texts(section: DataSection, rows: _Rows, writer: TableWriter) -> Non
         keys = text_keys(texts)
         numbers = known.find(keys)
         new = np.flatnonzero(numbers < 0)
-        numbers[new] = [writer.add_text(encoded(places[texts[number]], texts[number])) for number in new.tolist()]
+        numbers[new] = [writer.add_text(encode_text(places[texts[number]], texts[number])) for number in new.tolist()]
         known.add(keys[new], numbers[new])
         of = dict(zip(texts, numbers.tolist(), strict=True))
         for example in block:
@@ -169,14 +164,20 @@ def _number_ids(section: DataSection, rows: _Rows, writer: TableWriter, folder: 
     if section.queries is None or section.documents is None:
         raise InputError("rows of ids need the sources of their texts: queries and documents")
     queries, documents = (
-        index_texts(read_entries(source, id_field, section.text_field), writer, folder / name, source=source, advance=lambda steps: None)
+        write_texts_by_id(
+            read_text_entries(source, id_field, section.text_field),
+            writer,
+            folder / f"{name}.arrow",
+            source=source,
+            advance=lambda steps: None,
+        )
         for name, source, id_field in (
             ("queries", section.queries, section.query_id_field),
             ("documents", section.documents, section.document_id_field),
         )
     )
     examples = rows.read(section)
-    ids = Ids(examples, queries, documents, writer)
+    ids = IdNumbering(examples, queries, documents, writer)
     for block in blocks(examples):
         for example, query, numbers in ids.look_up(block):
             if flaw := ids.flaw(example, query, numbers[0]):

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import KeyTable, text_keys
-from quiver.retrieval.data.vectors import StoredVectors
+from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_keys
 from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import in_order
-from quiver.retrieval.search.bm25.scoring import Scored, count_words, in_blocks, score_postings, split_words, total_statistics
+from quiver.retrieval.search.bm25 import ScoredPostings, count_words, in_blocks, score_postings, split_words, total_statistics
 from quiver.retrieval.training.mining.margins import Ranked
 from quiver.retrieval.training.mining.pair_scores import PairScores
 
@@ -108,7 +107,7 @@ class BM25Searcher:
         if not statistics.length:
             raise InputError("BM25: no document holds a word of two letters or more; mine with a model")
         counted.reverse()  # used up from the first one on: the counts are gone when the scores are there
-        self._blocks: list[Scored] = []
+        self._blocks: list[ScoredPostings] = []
         while counted:
             self._blocks.append(score_postings(counted.pop(), statistics))
         self._ids = np.array(list(ids), object)

@@ -29,9 +29,8 @@ from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json
 from quiver.retrieval.cluster import HERE, Executor
-from quiver.retrieval.data.vectors import VectorStore, vector_store
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import default_device
+from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
+from quiver.retrieval.models.loading import default_device, load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.training.mining.pair_scores import PairScores
 from quiver.retrieval.training.mining.scoring_data import ScoringData
@@ -91,14 +90,14 @@ class VectorTeacher:
             cache: Folder that keeps vectors; None keeps none.
             progress: Show bars.
         """
-        with vector_store(cache, self._executor) as store:
+        with open_embedding_store(cache, self._executor) as store:
             yield _VectorScorer(store, self._model, data, progress=progress).score
 
 
 class _VectorScorer:
     """Numbers of texts to places among those that were encoded."""
 
-    def __init__(self, store: VectorStore, model: DenseModel | TokenModel, data: ScoringData, *, progress: bool) -> None:
+    def __init__(self, store: EmbeddingStore, model: DenseModel | TokenModel, data: ScoringData, *, progress: bool) -> None:
         self._data = data
         self._queries, self._documents = np.unique(data.queries), np.unique(data.documents)
         queries = (data.texts[number] for number in self._queries.tolist())

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.text_keys import KEY, Keys, KeyTable, text_keys
+from quiver.retrieval.data.embedding_store import KEY, Keys, KeyTable, text_keys
 from quiver.retrieval.index import Index
 from quiver.retrieval.records import Document
-from quiver.retrieval.training.data.blocks import BLOCK, blocks
-from quiver.retrieval.training.data.strings import Strings, StringWriter
+from quiver.retrieval.training.data.table import BLOCK, TextColumn, TextWriter, blocks
 
 
 class TextTable:
@@ -35,10 +34,10 @@ class TextTable:
 
     def __init__(self, stem: Path, identities: Keys, sha256: str, *, index_texts: IndexTexts | None) -> None:
         """What a `TextTableWriter` has written; ``identities`` are (P,) keys that the same texts share."""
-        self.ids = Strings(_ids(stem))
+        self.ids = TextColumn(stem.with_name("ids.arrow"))
         self.sha256 = sha256
         self._index_texts = index_texts
-        self._written = Strings(stem)
+        self._written = TextColumn(stem)
         self._first = KeyTable()
         self._first.add(identities, np.arange(len(identities)))
         self.same: NDArray[np.int64] = np.empty(len(identities), np.int64)
@@ -89,9 +88,9 @@ class TextTableWriter:
     """
 
     def __init__(self, folder: Path, *, index: Index | None = None, by_content: bool = True) -> None:
-        self._stem = folder / "texts"
+        self._stem = folder / "texts.arrow"
         self._index_texts = None if index is None else IndexTexts(index)
-        self._texts, self._ids = StringWriter(self._stem), StringWriter(_ids(self._stem))
+        self._texts, self._ids = TextWriter(self._stem), TextWriter(folder / "ids.arrow")
         self._identities = bytearray()
         self._digest = hashlib.sha256()
         self._known = KeyTable() if by_content else None
@@ -184,10 +183,6 @@ def content_id(text: str) -> str:
         True
     """
     return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _ids(stem: Path) -> Path:
-    return stem.with_name("ids")
 
 
 def _content_keys(texts: Sequence[str]) -> Keys:

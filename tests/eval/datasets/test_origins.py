@@ -133,15 +133,15 @@ def test_rows_of_parquet_are_named(published: Any, tmp_path: Path) -> None:
     sound = {path: path.read_bytes() for path in (corpus, queries, qrels)}
     text = {"text": "x"}
     cases: list[tuple[Path, list[dict[str, Any]], str]] = [
-        (corpus, [{"_id": "d1", **text}, {"_id": "d1", **text}], r":2: id 'd1' was used in row 1 already"),
+        (corpus, [{"_id": "d1", **text}, {"_id": "d1", **text}], r":2: id 'd1' is already used in row 1"),
         (corpus, [{"_id": "d1", **text}, {"_id": " ", **text}], r":2: the id is blank"),
         (corpus, [{"_id": "d1", "text": None}], r":1: 'text' must be a string, got nothing"),
         (corpus, [{"_id": 1.5, **text}], r":1: '_id' \(or 'id'\) must be a string or an integer, got 1\.5"),
         (corpus, [{"id": "d1", **text}], r"qrels/train-\S+:2: document 'd3' is not in the corpus"),
         (corpus, [], r": the file is empty"),
         (queries, [{"_id": "q1", **text}], r"qrels/train-\S+:2: query 'q2' is not among the collection's queries"),
-        (queries, [{"_id": "q1", **text}, {"_id": "q1", **text}], r":2: id 'q1' was used in row 1 already"),
-        (qrels, [{"query-id": "q1", "corpus-id": "d1"}] * 2, r":2: document 'd1' was judged for query 'q1' in row 1 already"),
+        (queries, [{"_id": "q1", **text}, {"_id": "q1", **text}], r":2: id 'q1' is already used in row 1"),
+        (qrels, [{"query-id": "q1", "corpus-id": "d1"}] * 2, r":2: document 'd1' is already judged for query 'q1' in row 1"),
         (qrels, [{"query-id": "q1", "corpus": "d1"}], r":1: 'corpus-id' \(or 'corpus_id'\) must be a string or an integer"),
     ]
     for path, rows, message in cases:
@@ -170,7 +170,7 @@ def test_an_id_twice_in_two_files_of_a_corpus(published: Any, tmp_path: Path) ->
     second = folder / "corpus-00001-of-00002.parquet"
     second.write_bytes(published.parquet([{"_id": "d3", "title": "", "text": "x"}, {"_id": "d2", "title": "", "text": "y"}]))
     first = folder / "corpus-00000-of-00002.parquet"
-    with pytest.raises(InputError, match=re.escape(f"{second}:2: id 'd2' was used in {first}:2 already")):
+    with pytest.raises(InputError, match=re.escape(f"{second}:2: id 'd2' is already used in {first}:2")):
         origin.load(tmp_path, "birds", "test")
 
 
@@ -188,5 +188,5 @@ def test_the_corpus_may_not_change_between_two_readings(published: Any, tmp_path
     collection = beir_zip(published, tmp_path).load(tmp_path, "birds", "test")
     with (tmp_path / "birds" / "corpus.jsonl").open("ab") as file:
         file.write(b'{"_id": "d4", "text": "new"}\n')
-    with pytest.raises(InputError, match=r"corpus\.jsonl: 3 documents at the first reading, 4 at a later one"):
+    with pytest.raises(InputError, match=r"corpus\.jsonl: changed while in use: 3 documents at first, 4 now"):
         list(collection.documents)

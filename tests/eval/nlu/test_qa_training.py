@@ -37,7 +37,7 @@ from quiver.eval.nlu.qa_training import SpanTask, train_qa
 from quiver.eval.nlu.questions import Answer, Question
 from quiver.eval.nlu.windows import WindowSettings
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder
 
 WORDS = ["bird", "sea", "wing", "stone", "tree", "river", "cloud", "field", "road", "lamp"]
 SETTINGS = WindowSettings(max_length=24, overlap=6, max_question_length=4, max_answer_length=4)

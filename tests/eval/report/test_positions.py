@@ -11,7 +11,7 @@ import torch
 from quiver.encoder import InputError
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.eval.report.positions import check_format, principal_components, write_position_plot
-from quiver.retrieval.models.export.longer import lengthen_model
+from quiver.retrieval.models.export.export import lengthen_model
 
 
 def test_components_are_those_of_the_old_table() -> None:

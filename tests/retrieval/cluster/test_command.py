@@ -17,8 +17,7 @@ from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, Threa
 from quiver.retrieval.cluster.shard import Shard, ShardSpec
 from quiver.retrieval.index import add_documents, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.records import Document
 
 DOCUMENTS = [Document(f"d{number}", f"{word} bird {number} flies", metadata={"n": number}) for number, word in enumerate("abcabdeaf")]

@@ -31,7 +31,7 @@ from quiver.retrieval.index import (
 )
 from quiver.retrieval.index.errors import LostTextError
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.records import Document
 
 COUNT = 800

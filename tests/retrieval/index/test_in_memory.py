@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.vectors import VectorStore
+from quiver.retrieval.data.embedding_store import EmbeddingStore
 from quiver.retrieval.index import BuildOptions, build_index, check_engine, index_vectors, memory
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, TextTokens, TokenCounts, TokenEncoding
@@ -119,7 +119,7 @@ def test_stored_vectors_make_the_same_index(
 ) -> None:
     monkeypatch.setattr(memory, "READ_BYTES", read_bytes)
     model = word_sum if kind == "dense" else word_by_word
-    stored = VectorStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
+    stored = EmbeddingStore(tmp_path).encode(model, [document.content() for document in DOCUMENTS], "document")
     ids = [document.id for document in DOCUMENTS]
     index, built = index_vectors(ids, stored.rows, model.card, lengths=stored.lengths), build_index(DOCUMENTS, model)
     assert (list(index.ids), len(index), index.kind, index.nbytes) == (ids, 4, built.kind, built.nbytes)
@@ -135,7 +135,7 @@ def test_an_engine_is_checked_before_anything_is_encoded(tmp_path: Path, word_su
     for engine in ("exact", "auto", "pq-dense", "faiss-dense:factory=IVF1024,PQ16x4fs"):
         check_engine(engine, word_sum.card)
     check_engine("exact", word_by_word.card)
-    stored = VectorStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
+    stored = EmbeddingStore(tmp_path).encode(word_sum, ["a b", "c"], "document")
     index = index_vectors(["x", "y"], stored.rows, word_sum.card, engine="faiss-dense:factory=Flat")
     assert index.kind == "faiss-dense"
     assert index.search(word_sum.encode(["b"], "query").vectors, 1).ids == [["x"]]

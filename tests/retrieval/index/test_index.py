@@ -138,9 +138,9 @@ def test_an_integer_id_is_its_digits(tmp_path: Path, word_sum: Any) -> None:
         (Document(" ", "x"), "the id of a document is blank"),
         (Document("d", "x", metadata={"a": float("inf")}), "document 'd': metadata field 'a' must hold strings, finite numbers"),
         (Document("d", "x", metadata={"a": {"b": {1}}}), "document 'd': metadata field 'a.b' must hold strings"),  # type: ignore[dict-item]
-        (Document("d", "x", metadata={"a": {"b": 1}, "a.b": 2}), "document 'd': two metadata fields are called 'a.b'"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata={"a": {"b": 1}, "a.b": 2}), "document 'd': two metadata fields have the name 'a.b'"),  # type: ignore[dict-item]
         (Document("d", "x", metadata=["a"]), "document 'd': the metadata must be a mapping from field to value"),  # type: ignore[arg-type]
-        (Document("d", "x", metadata={1: "a"}), "document 'd': the name of a metadata field must be a string, got 1"),  # type: ignore[dict-item]
+        (Document("d", "x", metadata={1: "a"}), "document 'd': names of metadata fields must be strings, got 1"),  # type: ignore[dict-item]
     ],
 )
 def test_a_document_that_no_index_can_hold_is_named(tmp_path: Path, word_sum: Any, document: Document, message: str) -> None:

@@ -25,10 +25,8 @@ from quiver.retrieval.index.pieces import PieceFolders, WorkFolder, chunk_ends
 from quiver.retrieval.index.source import Reading, survey
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
-from quiver.retrieval.models.model_settings import ColBERTSettings
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -170,7 +168,7 @@ from pathlib import Path
 from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.index import BuildOptions, build_index, pieces
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.pooling import Projection
 
 if __name__ == "__main__":
     pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 8
@@ -235,7 +233,7 @@ def test_what_workers_cannot_use_is_one_line(tmp_path: Path, word_sum: Any) -> N
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(content))
-    with pytest.raises(InputError, match=r"another model for a worker on .* all need the same files"):
+    with pytest.raises(InputError, match=r"the model on .* has the fingerprint .*; all machines need the same model files"):
         build_index(documents(20), model, tmp_path / "i", executor=LocalProcesses(2))
     assert not (tmp_path / "i").exists()
 

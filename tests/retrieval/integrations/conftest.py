@@ -10,9 +10,8 @@ import torch
 
 from quiver.retrieval.index import BuildOptions, Index, build_index
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.model_folder import load_parts
-from quiver.retrieval.models.model_settings import ColBERTSettings, ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_parts
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.records import Document
 
 DOCUMENTS = [

@@ -18,7 +18,7 @@ from quiver.encoder import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training.averaging import average_models, write_average
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
@@ -182,7 +182,7 @@ def test_where_it_may_be_written(write: Write, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="is, or holds, one of the models to be averaged; choose another --out"):
             write_average([other, one], out, overwrite=True)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file: a file; --out names a folder"):
+    with pytest.raises(InputError, match="file: is a file; --out must name a folder"):
         write_average([one, other], tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"):
         write_average([one, other], tmp_path / "file" / "mean")
@@ -192,12 +192,12 @@ def test_where_it_may_be_written(write: Write, tmp_path: Path) -> None:
         if lies_there is not None:
             (tmp_path / "mine" / lies_there).write_text("{}")
         before_it = contents(tmp_path / "mine")
-        problem = "something other than a model, which" if lies_there is None else r"notes\.txt, which no export writes, and"
-        with pytest.raises(InputError, match=f"mine: holds {problem} is not replaced; choose another --out$"):
+        problem = "since it does not hold a model" if lies_there is None else r"since it holds notes\.txt, which exports do not write"
+        with pytest.raises(InputError, match=f"mine: not overwritten, {problem}; choose another --out$"):
             write_average([one, other], tmp_path / "mine", overwrite=True)
         assert contents(tmp_path / "mine") == before_it
     third = write(3)
-    with pytest.raises(InputError, match="not empty; choose another --out, or --overwrite"):
+    with pytest.raises(InputError, match="not empty; choose another --out, or add --overwrite"):
         write_average([one, other], third)
     assert write_average([one, other], third, overwrite=True).fingerprint == load_model(third).card.fingerprint
     (tmp_path / "deep" / "empty").mkdir(parents=True)
@@ -235,7 +235,7 @@ def test_the_command(quiver: Callable[..., Any], write: Write, tmp_path: Path) -
         "fingerprint": load_model(out).card.fingerprint,
     }
     again = quiver("average-checkpoints", one, other, "-o", out)
-    assert (again.code, again.err.strip()) == (2, f"quiver: error: {out}: not empty; choose another --out, or --overwrite")
+    assert (again.code, again.err.strip()) == (2, f"quiver: error: {out}: not empty; choose another --out, or add --overwrite")
     assert quiver("average-checkpoints", "--out", out).code == 2
     nowhere = quiver("average-checkpoints", one, tmp_path / "nowhere", "--out", tmp_path / "other")
     assert nowhere.code == 2

@@ -26,8 +26,7 @@ from quiver.encoder.training.recipe_file import find_recipe, shipped_recipes
 from quiver.eval.development import development_scorer
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder, load_model
 from quiver.retrieval.training.recipe import KINDS, load_recipe
 from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.start import build_model

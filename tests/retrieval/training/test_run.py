@@ -141,9 +141,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     assert record["data"] == describe_data(recipe, rows)
     assert record["batch"] == {"rows": 4, "accumulation": 1, "processes": 1, "effective": 4, "negatives_per_query": 11}
     assert (result["steps"], result["epochs"], result["resumed_at"]) == (6, 6 / 16, [])
-    batches = [
-        [rows.dataset[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 6)
-    ]
+    batches = [[rows[row] for row in batch.rows] for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 6)]
     queries, *documents = ([row[key] for row in batches[0]] for key in ("query", "document_1", "document_2", "document_3"))
     scores = start.encode(queries, "query").vectors @ start.encode([text for column in documents for text in column], "document").vectors.T
     expected = F.cross_entropy(torch.from_numpy(20 * scores), torch.arange(4)).item()

@@ -16,9 +16,8 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, add_lo
 from quiver.encoder.schema import validate
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
-from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.models.model_folder import ModelFolder
-from quiver.retrieval.models.projection import Projection
+from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.training import start
 from quiver.retrieval.training.rules import RULES
 from quiver.retrieval.training.sections import Recipe
@@ -123,7 +122,7 @@ def test_a_dense_model_keeps_what_the_recipe_does_not_set(biencoder: Path) -> No
     assert (model.dim, model.settings.lower_case, model.settings.include_prompt) == (6, True, False)
     assert (model.settings.query_prompt, model.settings.document_prompt, model.max_length) == ("", "d: ", 32)
     assert (model.settings.pooling, model.settings.normalize, model.settings.similarity) == ("mean", False, "dot")
-    assert not model.encoder.frozen
+    assert not model.encoder.prepacked
 
 
 def test_a_dense_model_starts_from_a_bare_encoder_and_from_a_colberts(bare: Path, colbert: Path) -> None:

@@ -17,7 +17,7 @@ from filelock import FileLock
 from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training.data import prepare
-from quiver.retrieval.training.data.build import Built
+from quiver.retrieval.training.data.prepare import Built
 from quiver.retrieval.training.grid import Grid, make_grid
 from quiver.retrieval.training.loop.board import SCORE
 from quiver.retrieval.training.run import train as train_recipe

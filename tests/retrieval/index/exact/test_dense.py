@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.data.rows import MatrixRows
 from quiver.retrieval.index import Index, exact, index_vectors, ranking
+from quiver.retrieval.protocols import MatrixRows
 from quiver.retrieval.records import Hits, ModelCard
 
 

@@ -13,18 +13,16 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.docstrings import Pair
-from quiver.retrieval.training.data import HELD_OUT, prepare_rows, rows_of_pairs
+from quiver.retrieval.training.data import HELD_OUT, TrainingRows, prepare_rows, rows_of_pairs
+from quiver.retrieval.training.data.prepare import TextEntry, write_texts_by_id
 from quiver.retrieval.training.data.table import TableWriter
-from quiver.retrieval.training.data.texts_by_id import Entry, index_texts
 from quiver.retrieval.training.sections import STDLIB_DOCSTRINGS, DataSection
-
-pytest.importorskip("datasets")
 
 TRIPLET = ("positive", "negative")
 
 
 def rows_of(section: DataSection, work: Path, seed: int = 1) -> list[dict[str, Any]]:
-    return list(prepare_rows(section, work / "work", seed=seed).dataset)
+    return list(prepare_rows(section, work / "work", seed=seed))
 
 
 def documents(row: dict[str, Any]) -> list[str]:
@@ -34,7 +32,7 @@ def documents(row: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
 def test_texts(write: Callable[..., Path], tmp_path: Path, triplets: list[dict[str, Any]], name: str) -> None:
     rows = prepare_rows(DataSection(train=(str(write(name, triplets)),), document_fields=TRIPLET), tmp_path / "work", seed=0)
-    assert list(rows.dataset) == [{"query": f"q{n}", "document_1": f"p{n}", "document_2": f"n{n}"} for n in range(7)]
+    assert list(rows) == [{"query": f"q{n}", "document_1": f"p{n}", "document_2": f"n{n}"} for n in range(7)]
     assert (len(rows), rows.documents_per_row, rows.scored, rows.skipped) == (7, 2, False, 0)
     assert list(rows.texts()) == [text for row in triplets for text in row.values()]
 
@@ -54,7 +52,7 @@ def test_equal_data_have_equal_sums_whatever_holds_them(write: Callable[..., Pat
     for name in ("texts.jsonl", "texts.parquet"):
         same = prepare_rows(section.replace(train=(str(write(name, texts)),)), tmp_path / "work", seed=0)
         assert (same.sha256, same.scored, same.documents_per_row) == (by_ids.sha256, True, 3)
-        assert list(same.dataset) == list(by_ids.dataset)
+        assert list(same) == list(by_ids)
     sums = {by_ids.sha256}
     for change in ({"query": "query  0"}, {"last": "document 6"}, {"scores": [0.5, 0.25, -1.0000001]}):
         path = write("other.jsonl", [{**texts[0], **change}, *texts[1:]])
@@ -65,7 +63,7 @@ def test_equal_data_have_equal_sums_whatever_holds_them(write: Callable[..., Pat
 
 def test_ids(ids: DataSection, tmp_path: Path) -> None:
     rows = prepare_rows(ids, tmp_path / "work", seed=0)
-    assert rows.dataset[1] == {
+    assert rows[1] == {
         "query": "query 1",
         "document_1": "document 1",
         "document_2": "document 2",
@@ -110,8 +108,8 @@ def test_ids_of_equal_hash_keep_their_texts(tmp_path: Path) -> None:
     (tmp_path / "table").mkdir()
     with TableWriter(tmp_path / "table") as writer:
         writer.add_text(b"something before")
-        entries = [Entry("f:1", f"id{n}", f"text {n}") for n in range(50)]
-        found = index_texts(entries, writer, tmp_path / "ids", source="f", advance=lambda steps: None, hashed=lambda key: 1)
+        entries = [TextEntry("f:1", f"id{n}", f"text {n}") for n in range(50)]
+        found = write_texts_by_id(entries, writer, tmp_path / "ids.arrow", source="f", advance=lambda steps: None, hashed=lambda key: 1)
         assert found.numbers(["id7", "id49", "none"]).tolist() == [8, 50, -1]
 
 
@@ -120,11 +118,11 @@ def test_blank_texts_by_id(ids: DataSection, write: Callable[..., Path], tmp_pat
     path = write("documents.jsonl.gz", entries)  # the positive of row 1; a negative of rows 0 and 1
     with pytest.raises(InputError, match=rf"train.jsonl:2: the text of 'd1' in {path} is blank; .*data.short_rows: skip"):
         rows_of(ids.replace(documents_per_row=2), tmp_path)
-    with pytest.raises(InputError, match=r"train.jsonl:1: 2 documents \(besides 1 blank or the same as another\), 3 are wanted"):
+    with pytest.raises(InputError, match=r"train.jsonl:1: the row has 2 documents \(and 1 blank or repeated ones\), 3 are needed"):
         rows_of(ids, tmp_path)
     rows = prepare_rows(ids.replace(short_rows="skip", documents_per_row=2), tmp_path / "work", seed=0)
     assert (len(rows), rows.skipped, rows.copies) == (3, 1, 1)
-    assert (documents(rows.dataset[0]), rows.dataset[0]["scores"]) == (["document 0", "document 5"], [0.5, -1])
+    assert (documents(rows[0]), rows[0]["scores"]) == (["document 0", "document 5"], [0.5, -1])
 
 
 def test_a_negative_is_not_the_positive_nor_twice_in_a_row(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -135,10 +133,10 @@ def test_a_negative_is_not_the_positive_nor_twice_in_a_row(write: Callable[..., 
     ]
     path = write("rows.jsonl", rows)
     section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), score_fields=("scores",), documents_per_row=3)
-    with pytest.raises(InputError, match=r"rows.jsonl:3: 2 documents \(besides 2 blank or the same as another\), 3 are wanted; .*skip"):
+    with pytest.raises(InputError, match=r"rows.jsonl:3: the row has 2 documents \(and 2 blank or repeated ones\), 3 are needed; .*skip"):
         prepare_rows(section, tmp_path / "work", seed=0)
     kept = prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0)
-    assert [(documents(row), row["scores"]) for row in kept.dataset] == [(["p", "a", "b"], [4, 3, 2]), (["p", "b", "c"], [9, 7, 4])]
+    assert [(documents(row), row["scores"]) for row in kept] == [(["p", "a", "b"], [4, 3, 2]), (["p", "b", "c"], [9, 7, 4])]
     assert (kept.skipped, kept.copies) == (1, 5)
     drawn = prepare_rows(section.replace(short_rows="skip", negatives="random"), tmp_path / "work", seed=0)
     assert list(drawn.texts()) == ["q0", "p", "a", "b", "c", "q1", "p", "b", "c"]
@@ -147,7 +145,7 @@ def test_a_negative_is_not_the_positive_nor_twice_in_a_row(write: Callable[..., 
 def test_the_first_row_says_how_many_documents_its_copies_included(write: Callable[..., Path], tmp_path: Path) -> None:
     rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "a" if n == 0 else "b"]} for n in range(3)]
     section = DataSection(train=(str(write("rows.jsonl", rows)),), document_fields=("positive", "negatives"))
-    with pytest.raises(InputError, match=r"rows.jsonl:1: 2 documents \(besides 1 blank or the same as another\), 3 are wanted"):
+    with pytest.raises(InputError, match=r"rows.jsonl:1: the row has 2 documents \(and 1 blank or repeated ones\), 3 are needed"):
         prepare_rows(section, tmp_path / "work", seed=0)
     assert prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0).documents_per_row == 3
 
@@ -157,7 +155,7 @@ def test_copies_by_id_and_by_the_text_behind_it(ids: DataSection, write: Callabl
     lists = [["d0", "d5", "d1", "d2"], ["d1", "d2", "d2", "d3"], ["d1", "d2", "d3", "d4"]]
     write("train.jsonl", [{"query_id": n, "document_ids": row, "scores": [4, 3, 2, 1]} for n, row in enumerate(lists)])
     rows = prepare_rows(ids.replace(documents_per_row=3), tmp_path / "work", seed=0)
-    assert [(documents(row), row["scores"]) for row in rows.dataset] == [
+    assert [(documents(row), row["scores"]) for row in rows] == [
         (["document 0", "document 1", "document 2"], [4, 2, 1]),
         (["document 1", "document 2", "document 3"], [4, 3, 1]),
         (["document 1", "document 2", "document 3"], [4, 3, 2]),
@@ -183,10 +181,10 @@ def test_short_rows(write: Callable[..., Path], tmp_path: Path, documents_per_ro
     rows = [{"query": f"q{n}", "positive": "p", "negatives": ["a", "b", "c", "d"][: n % 4]} for n in (2, 1, 3, 0)]
     path = write("rows.jsonl", [*rows, {"query": "q", "positive": None, "negatives": ["a", "b"]}, {"query": "r", "positive": "p"}])
     section = DataSection(train=(str(path),), document_fields=("positive", "negatives"), documents_per_row=documents_per_row)
-    with pytest.raises(InputError, match=rf"^{path}:2: 2 documents, 3 are wanted; .*data.short_rows: skip"):
+    with pytest.raises(InputError, match=rf"^{path}:2: the row has 2 documents, 3 are needed; .*data.short_rows: skip"):
         prepare_rows(section, tmp_path / "work", seed=0)
     kept = prepare_rows(section.replace(short_rows="skip"), tmp_path / "work", seed=0)
-    assert list(kept.dataset) == [{"query": f"q{n}", "document_1": "p", "document_2": "a", "document_3": "b"} for n in (2, 3)]
+    assert list(kept) == [{"query": f"q{n}", "document_1": "p", "document_2": "a", "document_3": "b"} for n in (2, 3)]
     assert kept.skipped == 4
     with pytest.raises(InputError, match=r"data.train: no rows in .* \(6 skipped\)"):
         prepare_rows(section.replace(short_rows="skip", documents_per_row=9), tmp_path / "work", seed=0)
@@ -217,7 +215,7 @@ def test_shuffling_before_the_limit(write: Callable[..., Path], tmp_path: Path) 
     assert orders[1] != orders[2]
     assert sorted(orders[1]) == sorted(orders[2]) == sorted(f"q{n}" for n in range(3000))
     limited = prepare_rows(section.replace(limit=40), tmp_path / "work", seed=1)
-    assert [row["query"] for row in limited.dataset] == orders[1][:40]
+    assert [row["query"] for row in limited] == orders[1][:40]
     assert list(limited.texts())[::2] == orders[1][:40]
 
 
@@ -243,9 +241,9 @@ def test_judgements_of_a_beir_folder(beir: Path, tmp_path: Path) -> None:
     assert [(row["query"], row["document_1"]) for row in rows_of(section, tmp_path)] == expected
     twice = section.replace(train=(str(beir), str(beir) + "/"), limit=4)
     assert [(row["query"], row["document_1"]) for row in rows_of(twice, tmp_path)] == [*expected, expected[0]]
-    with pytest.raises(InputError, match=r"no split 'dev'; the splits there are train"):
+    with pytest.raises(InputError, match=r"no split 'dev'; existing splits: train"):
         rows_of(section.replace(split="dev"), tmp_path)
-    with pytest.raises(InputError, match="1 documents, 2 are wanted"):
+    with pytest.raises(InputError, match="1 documents, 2 are needed"):
         rows_of(section.replace(documents_per_row=2), tmp_path)
     (beir / "qrels" / "train.tsv").write_text("q1\td9\t1\n")
     with pytest.raises(InputError, match=r"train.tsv:1: document 'd9' is not in the corpus"):
@@ -263,7 +261,7 @@ def test_a_real_collection(quiver_data: Path, tmp_path: Path) -> None:
     queries = {query.id: query.text for query in collection.queries}
     expected = [(queries[query], texts[key]) for query, judged in collection.qrels.items() for key, grade in judged.items() if grade > 0]
     assert len(rows) == 919
-    assert [(row["query"], row["document_1"]) for row in rows.dataset] == expected
+    assert [(row["query"], row["document_1"]) for row in rows] == expected
 
 
 @pytest.mark.data
@@ -273,24 +271,27 @@ def test_real_pairs(quiver_data: Path, tmp_path: Path) -> None:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         pairs = {(row["query"], row["pos"]) for row in map(json.loads, lines)}
     assert len(rows) == 500
-    assert {(row["query"], row["document_1"]) for row in rows.dataset} < pairs
+    assert {(row["query"], row["document_1"]) for row in rows} < pairs
 
 
 PAIRS: Sequence[Pair] = [Pair(f"m.f{n}:1", f"does {n}", f"def f{n}(): ...", f"m{n % 9}", f"f{n}", 1) for n in range(40)]
 
 
-def test_mined_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mined_pairs(tmp_path: Path) -> None:
     rows = rows_of_pairs(PAIRS, tmp_path / "work")
-    assert [(row["query"], row["document_1"]) for row in rows.dataset] == [(pair.query, pair.code) for pair in PAIRS]
+    assert [(row["query"], row["document_1"]) for row in rows] == [(pair.query, pair.code) for pair in PAIRS]
     assert rows_of_pairs(PAIRS[:-1], tmp_path / "work").sha256 != rows.sha256 == rows_of_pairs(PAIRS, tmp_path / "work").sha256
     with pytest.raises(InputError, match="no rows"):
         rows_of_pairs([], tmp_path / "work")
-    monkeypatch.setattr("quiver.retrieval.training.data.prepare.mine", lambda *, progress: list(PAIRS))
+
+    def prepare(section: DataSection, seed: int) -> TrainingRows:
+        return prepare_rows(section, tmp_path / "work", seed=seed, mine_pairs=lambda *, progress: list(PAIRS))
+
     section = DataSection(train=(STDLIB_DOCSTRINGS,))
-    mined = prepare_rows(section, tmp_path / "work", seed=3)
+    mined = prepare(section, 3)
     assert len(PAIRS) * (1 - HELD_OUT) <= len(mined) < len(PAIRS)
-    assert len(prepare_rows(section.replace(limit=5), tmp_path / "work", seed=3)) == 5
-    assert prepare_rows(section, tmp_path / "work", seed=4).sha256 != mined.sha256
+    assert len(prepare(section.replace(limit=5), 3)) == 5
+    assert prepare(section, 4).sha256 != mined.sha256
 
 
 def test_half_a_surrogate_pair_is_refused_in_its_row(write: Callable[..., Path], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.training.data.fields import Example, FieldReader, id_of, parse_list, text_of
+from quiver.retrieval.training.data.sources import Example, FieldReader, id_of, parse_list, text_of
 from quiver.retrieval.training.sections import DataSection
 
 
@@ -89,7 +89,7 @@ def test_lists_stored_as_text(text: str, items: list[object]) -> None:
     "text", ["[1, 2", "[__import__('os')]", "[1;2]", "[a, b]", "[1 + 1]", "[12ab]", "['a\\'b']", "[,]", "[" * 20_000, "[(1, 2)]"]
 )
 def test_what_is_no_list_is_refused_and_never_run(text: str) -> None:
-    with pytest.raises(InputError, match=r"f:1: the field 'scores' holds no list of numbers or ids"):
+    with pytest.raises(InputError, match=r"f:1: the field 'scores' must hold a list of numbers or ids"):
         parse_list("f:1", "scores", text)
 
 
@@ -118,13 +118,21 @@ def test_every_document_has_a_score(scores: object) -> None:
         ({"query": ["q"], "positive": "p"}, {}, "the field 'query' must hold text"),
         ({"query": "q", "positive": ["p", None]}, {}, "the field 'positive' must hold text, got null"),
         ({"query": "q", "positive": {"text": "p"}}, {}, "the field 'positive' must hold text"),
-        ({"query": "q", "positive": "p"}, {"document_fields": ("positive.text",)}, "finds \"p\" where 'text' should be"),
-        ({"query": "q", "positive": {"a": 1}}, {"document_fields": ("positive.*.a",)}, "finds a mapping where '\\*' wants a list"),
+        ({"query": "q", "positive": "p"}, {"document_fields": ("positive.text",)}, "needs a mapping or a list with 'text', got \"p\""),
+        (
+            {"query": "q", "positive": {"a": 1}},
+            {"document_fields": ("positive.*.a",)},
+            "'\\*' in the path '.*' needs a list, got a mapping",
+        ),
         ({"query": "q", "positive": [{"b": "p"}]}, {"document_fields": ("positive.*.a",)}, "an item of 'positive.\\*.a' has no 'a'"),
-        ({"query": "q", "a": ["p", "p2"], "b": "n"}, {"document_fields": ("a", "b")}, "holds 2 documents; .*take one: a.0"),
-        ({"query": "q", "a": [{"t": "p"}] * 2, "b": "n"}, {"document_fields": ("a.*.t", "b")}, "holds 2 documents; .*take one: a.0.t"),
-        ({"query": 1.5, "positive": 2}, {"format": "ids"}, "'query' must hold an id, text or a whole number, got 1.5"),
-        ({"query": True, "positive": 2}, {"format": "ids"}, "'query' must hold an id, text or a whole number, got true"),
+        ({"query": "q", "a": ["p", "p2"], "b": "n"}, {"document_fields": ("a", "b")}, "holds 2 documents, .*use one of them: a.0"),
+        (
+            {"query": "q", "a": [{"t": "p"}] * 2, "b": "n"},
+            {"document_fields": ("a.*.t", "b")},
+            "holds 2 documents, .*use one of them: a.0.t",
+        ),
+        ({"query": 1.5, "positive": 2}, {"format": "ids"}, "'query' must hold an id \\(a string or an integer\\), got 1.5"),
+        ({"query": True, "positive": 2}, {"format": "ids"}, "'query' must hold an id \\(a string or an integer\\), got true"),
         ({"query": " ", "positive": 2}, {"format": "ids"}, "'query' must hold an id"),
     ],
 )
@@ -136,9 +144,9 @@ def test_what_is_wrong_with_a_row(row: dict[str, Any], fields: dict[str, Any], p
 @pytest.mark.parametrize(
     ("row", "flaw"),
     [
-        ({"query": "q", "positive": " "}, "the field 'positive' holds no positive"),
-        ({"query": "q", "positive": None}, "the field 'positive' holds no positive"),
-        ({"query": "q", "positive": []}, "the field 'positive' holds no positive"),
+        ({"query": "q", "positive": " "}, "the field 'positive' has no positive"),
+        ({"query": "q", "positive": None}, "the field 'positive' has no positive"),
+        ({"query": "q", "positive": []}, "the field 'positive' has no positive"),
         ({"query": "\t", "positive": "p"}, "the field 'query' is blank"),
         ({"query": "q", "positive": "p"}, ""),
     ],
@@ -190,7 +198,7 @@ def test_numbers_of_thousands_of_digits_are_no_scores() -> None:
 
 def test_a_long_list_that_is_none_is_refused_at_once() -> None:
     """The pattern does not try every way to cut a number in two."""
-    with pytest.raises(InputError, match="holds no list of numbers or ids"):
+    with pytest.raises(InputError, match="must hold a list of numbers or ids"):
         read({"id": 1, "docs": f"[{'1' * 200_000}x]"}, format="ids", query_field="id", document_fields=("docs",))
 
 
@@ -204,11 +212,11 @@ def test_each_positive_makes_an_example_with_all_negatives(scored: bool) -> None
     examples = FieldReader(section).examples("f:1", FLAG)
     assert [example.documents for example in examples] == [["a", "n", "m"], ["b", "n", "m"], ["c", "n", "m"]]
     assert [example.scores for example in examples] == ([[n, 0.5, 0.125] for n in (3, 2, 1)] if scored else [[]] * 3)
-    assert [example.left_out for example in examples] == [1, 1, 1]  # "b " is a positive
+    assert [example.excluded for example in examples] == [1, 1, 1]  # "b " is a positive
     assert FieldReader(section).whole("f:1", FLAG).documents == ["a", "b", "c", "n", "b ", "m"]
     assert [example.flaw for example in FieldReader(section).examples("f:1", {**FLAG, "pos": ["a", " ", "c"]})] == [
         "",
-        "the field 'pos' holds no positive",
+        "the field 'pos' has no positive",
         "",
     ]
     (nothing,) = FieldReader(section.replace(score_fields=())).examples("f:1", {**FLAG, "pos": []})
@@ -218,5 +226,5 @@ def test_each_positive_makes_an_example_with_all_negatives(scored: bool) -> None
 def test_a_list_of_positives_without_negatives() -> None:
     section = DataSection(train=("f",), document_fields=("pos",), positives="each")
     assert [example.documents for example in FieldReader(section).examples("f:1", FLAG)] == [["a"], ["b"], ["c"]]
-    with pytest.raises(InputError, match=r"f:1: the field 'pos' holds 3 documents; .* \(make an example of each by data.positives: each"):
+    with pytest.raises(InputError, match=r"f:1: the field 'pos' holds 3 documents, but .* set data.positives: each"):
         FieldReader(section.replace(document_fields=("pos", "neg"), positives="first")).examples("f:1", FLAG)

@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from quiver.retrieval.training.data.fields import Example
-from quiver.retrieval.training.data.sampling import BLOCK, Sample
+from quiver.retrieval.training.data.prepare import SAMPLE_BLOCK, RowSample
+from quiver.retrieval.training.data.sources import Example
 
 
-def chosen(rows: int, sample: Sample, block: int = BLOCK) -> tuple[list[int], int]:
+def chosen(rows: int, sample: RowSample, block: int = SAMPLE_BLOCK) -> tuple[list[int], int]:
     """The rows that are chosen of a stream, and how many were written."""
     written: list[Example] = []
     for start in range(0, rows, block):
@@ -20,36 +20,36 @@ def chosen(rows: int, sample: Sample, block: int = BLOCK) -> tuple[list[int], in
 
 
 def test_the_first_rows() -> None:
-    assert chosen(5, Sample(shuffle=False, limit=3, seed=0))[0] == [0, 1, 2]
-    assert chosen(5, Sample(shuffle=False, limit=None, seed=0))[0] == [0, 1, 2, 3, 4]
+    assert chosen(5, RowSample(shuffle=False, limit=3, seed=0))[0] == [0, 1, 2]
+    assert chosen(5, RowSample(shuffle=False, limit=None, seed=0))[0] == [0, 1, 2, 3, 4]
 
 
 def test_no_row_is_read_that_is_not_needed() -> None:
-    sample = Sample(shuffle=False, limit=BLOCK + 3, seed=0)
-    assert sample.next_rows == BLOCK
-    for number in range(BLOCK + 3):
+    sample = RowSample(shuffle=False, limit=SAMPLE_BLOCK + 3, seed=0)
+    assert sample.next_rows == SAMPLE_BLOCK
+    for number in range(SAMPLE_BLOCK + 3):
         sample.add(Example(str(number), "", [], []))
-        assert sample.next_rows == min(BLOCK, BLOCK + 2 - number)
+        assert sample.next_rows == min(SAMPLE_BLOCK, SAMPLE_BLOCK + 2 - number)
 
 
 def test_shuffling_is_a_permutation_by_seed() -> None:
-    orders = [chosen(3000, Sample(shuffle=True, limit=None, seed=seed))[0] for seed in (1, 1, 2)]
+    orders = [chosen(3000, RowSample(shuffle=True, limit=None, seed=seed))[0] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == list(range(3000))
 
 
 @pytest.mark.parametrize("limit", [1, 10, 1500, 20_000, 30_000])
 def test_a_limit_takes_the_beginning_of_the_shuffled_order(limit: int) -> None:
-    whole, _ = chosen(20_000, Sample(shuffle=True, limit=None, seed=3))
-    part, written = chosen(20_000, Sample(shuffle=True, limit=limit, seed=3))
+    whole, _ = chosen(20_000, RowSample(shuffle=True, limit=None, seed=3))
+    part, written = chosen(20_000, RowSample(shuffle=True, limit=limit, seed=3))
     assert part == whole[:limit]
-    assert chosen(20_000, Sample(shuffle=True, limit=limit, seed=3), block=7)[0] == part
+    assert chosen(20_000, RowSample(shuffle=True, limit=limit, seed=3), block=7)[0] == part
     if limit <= 1500:
         assert written < 9000  # of 20,000: what is not wanted is hardly written
 
 
 def test_every_row_has_the_same_chance() -> None:
-    counts = Counter(number for seed in range(400) for number in chosen(20, Sample(shuffle=True, limit=5, seed=seed))[0])
+    counts = Counter(number for seed in range(400) for number in chosen(20, RowSample(shuffle=True, limit=5, seed=seed))[0])
     # 400 draws at 1/4: a standard deviation of 8.7 around 100.
     assert len(counts) == 20
     np.testing.assert_allclose(list(counts.values()), 100, atol=40)

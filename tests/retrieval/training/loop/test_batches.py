@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -159,13 +159,13 @@ def test_an_epoch_that_is_over_is_not_read_again(make_rows: MakeRows, monkeypatc
     epoch = last.epoch + 1
     assert epoch >= 2
     assert last.then == (epoch, 0)
-    epochs, real = Counter[int](), rows.reader.__call__
+    epochs, columns = Counter[int](), rows.columns
 
-    def counted(batch: Any) -> Any:
-        epochs[rows.reader.epoch] += len(batch["query"])
-        return real(batch)
+    def counted(numbers: Sequence[int]) -> Any:
+        epochs[rows.epoch] += len(numbers)
+        return columns(numbers)
 
-    monkeypatch.setattr(type(rows.reader), "__call__", lambda self, batch: counted(batch))
+    monkeypatch.setattr(rows, "columns", counted)
     after = whole.index(last) + 1
     assert list(islice(order.batches(*last.then), 3)) == whole[after : after + 3]
     assert list(islice(order.batches(epoch, 2), 1)) == [whole[after + 2]]
@@ -302,7 +302,7 @@ def test_a_feed_that_is_left_early_leaves_no_thread(drawn: TrainingRows) -> None
 
 def test_rows_and_columns_say_the_same(drawn: TrainingRows) -> None:
     columns, rows = read_columns(drawn, [7, 3]), read_rows(drawn, [7, 3])
-    assert [row["query"] for row in rows] == columns["query"] == [drawn.dataset[7]["query"], drawn.dataset[3]["query"]]
+    assert [row["query"] for row in rows] == columns["query"] == [drawn[7]["query"], drawn[3]["query"]]
     assert all(list(row) == list(columns) for row in rows)
 
 

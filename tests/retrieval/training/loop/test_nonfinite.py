@@ -30,7 +30,7 @@ def poisoned(recipe: Recipe, work: Path) -> tuple[TrainingRows, Any, int, int]:
     """Rows of which one holds a token whose vector is no number, a model, the row's number, and the token."""
     rows = prepare_rows(recipe.data, work, seed=1)
     model = build_model(recipe, [])
-    [row] = [number for number in range(64) if "§" in rows.dataset[number]["document_1"]]
+    [row] = [number for number in range(64) if "§" in rows[number]["document_1"]]
     [[_, token, *_]] = model.tokenizer.encode(["§"], max_length=24).ids
     with torch.no_grad():
         model.encoder.embeddings.tokens.weight[token] = math.nan
@@ -83,8 +83,8 @@ def test_one_text_of_an_update_stops_the_run_before_it(
     [batch] = described["batches"]
     [expected] = [batch.rows for batch in islice(BatchOrder(rows, size=4, seed=7, no_duplicates=False).batches(), 16) if row in batch.rows]
     assert [example["row"] for example in batch["rows"]] == expected
-    assert [{key: example[key] for key in rows.dataset[number]} for example, number in zip(batch["rows"], expected, strict=True)] == [
-        rows.dataset[number] for number in expected
+    assert [{key: example[key] for key in rows[number]} for example, number in zip(batch["rows"], expected, strict=True)] == [
+        rows[number] for number in expected
     ]
     assert {example["epoch"] for example in batch["rows"]} == {0}
     assert {"0.query_input_ids", "0.document_1_input_ids", "0.document_3_attention_mask"} <= set(tensors)

@@ -28,7 +28,7 @@ from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.records import Document
 from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
-from quiver.retrieval.training.data.blocks import blocks
+from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining import negatives
 from quiver.retrieval.training.mining.margins import (
     MARGINS,
@@ -399,7 +399,7 @@ def test_what_is_written_can_be_trained_on(ids: bool, beir: Path, word_sum: Any,
     assert 0 < len(prepared) == len(whole) < len(rows)
     assert prepared.skipped == len(rows) - len(whole)
     contents = {document.id: document.content() for document in load_collection(beir, "train").documents}
-    for row, mined in zip((prepared.dataset[place] for place in range(len(prepared))), whole, strict=True):
+    for row, mined in zip((prepared[place] for place in range(len(prepared))), whole, strict=True):
         assert [row[f"document_{place}"] for place in range(1, 6)] == [contents[key] for key in mined["document_ids"]]
         assert row["scores"] == mined["scores"]
 
@@ -468,7 +468,7 @@ def test_a_limit_leaves_the_corpus_whole(word_sum: Any, tmp_path: Path) -> None:
     [
         ([{"query": "a", "pos": "b"}], "pairs.jsonl:1: no field 'positive'; the row's fields are query, pos"),
         ([{"query": "a", "positive": "b"}, {"query": " ", "positive": "b"}], "pairs.jsonl:2: the field 'query' is blank"),
-        ([{"query": "a", "positive": "b"}, {"query": "a", "positive": []}], "pairs.jsonl:2: the field 'positive' holds no positive"),
+        ([{"query": "a", "positive": "b"}, {"query": "a", "positive": []}], "pairs.jsonl:2: the field 'positive' has no positive"),
         ([{"query": "a", "positive": ["b", " "]}], "pairs.jsonl:1: the field 'positive' holds a blank positive"),
         ([{"query": "a", "positive": 7}], "pairs.jsonl:1: the field 'positive' must hold text, got 7"),
     ],

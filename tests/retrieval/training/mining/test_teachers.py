@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
 from quiver.retrieval.cluster import HERE, LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder
-from quiver.retrieval.models.model_folder import ModelFolder
+from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.training.mining import scoring
 from quiver.retrieval.training.mining.ensemble import Ensemble, min_max
 from quiver.retrieval.training.mining.margins import Ranks, Rules

@@ -1,0 +1,101 @@
+"""Arrow files of texts and ids: what was written is read back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quiver.retrieval.training.data.table import IdIndex, IdWriter, TextColumn, TextWriter
+
+TEXTS = ["", "plain", "üñí 한국어 🎯", "two\nlines\r\n", "", "x" * 5000]
+HASHES: dict[str, Callable[[str], int]] = {"good": hash, "always equal": lambda key: 7, "few": lambda key: len(key) - 2}
+
+
+def written(folder: Path, texts: Sequence[str]) -> TextColumn:
+    writer = TextWriter(folder / "texts.arrow")
+    assert [writer.add(text.encode()) for text in texts] == list(range(len(texts)))
+    assert len(writer) == len(texts)
+    writer.close()
+    return TextColumn(folder / "texts.arrow")
+
+
+def test_texts_are_read_back(tmp_path: Path) -> None:
+    column = written(tmp_path, TEXTS)
+    assert len(column) == len(TEXTS)
+    assert list(column) == [column[number] for number in range(len(TEXTS))] == TEXTS
+    assert column[1:4] == TEXTS[1:4]
+    order = [5, 0, 2, 2, 4]
+    assert column.take(order) == column.take(np.array(order)) == [TEXTS[number] for number in order]
+    assert column.take([]) == []
+    for number in (-1, len(TEXTS)):
+        with pytest.raises(IndexError, match="text numbers must be 0 to 5"):
+            column[number]
+
+
+def test_texts_of_several_batches_are_read_back(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(10_000)]
+    column = written(tmp_path, texts)
+    order = np.random.default_rng(0).permutation(10_000)
+    assert column.take(order) == [texts[number] for number in order.tolist()]
+    assert list(column) == texts
+
+
+def test_large_texts_make_batches_of_their_own(tmp_path: Path) -> None:
+    texts = ["a" * (9 << 20), "b" * (9 << 20), "c"]
+    assert written(tmp_path, texts).take([2, 0]) == ["c", texts[0]]
+
+
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_empty_files_are_read_back(tmp_path: Path, texts: list[str]) -> None:
+    assert list(written(tmp_path, texts)) == texts
+
+
+def test_copies_hold_no_texts(tmp_path: Path) -> None:
+    column = written(tmp_path, TEXTS)
+    for again in (copy.deepcopy(column), pickle.loads(pickle.dumps(column))):  # noqa: S301  # made by this test
+        assert list(again) == TEXTS
+    assert len(pickle.dumps(column)) < 1000
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    written(tmp_path, TEXTS)
+    with pytest.raises(FileExistsError):
+        TextWriter(tmp_path / "texts.arrow")
+
+
+def indexed(folder: Path, ids: Sequence[str], hashed: Callable[[str], int] = hash) -> IdIndex:
+    writer = IdWriter(folder / "ids.arrow", hashed=hashed)
+    for key in ids:
+        writer.add(key, key.encode())
+    return writer.finish()
+
+
+@pytest.mark.parametrize("hashed", HASHES.values(), ids=HASHES)
+def test_ids_are_found_whatever_their_hashes(tmp_path: Path, hashed: Callable[[str], int]) -> None:
+    rng = np.random.default_rng(0)
+    ids = [f"{'x' * (number % 5)}{number}" for number in rng.permutation(300).tolist()]
+    found = indexed(tmp_path, ids, hashed)
+    assert len(found) == 300
+    asked = rng.integers(0, 300, 1000).tolist()
+    np.testing.assert_array_equal(found.find([ids[number] for number in asked]), asked)
+    np.testing.assert_array_equal(found.find(["nobody", ids[3], "", "x"]), [-1, 3, -1, -1])
+    assert found.find([]).shape == (0,)
+    assert list(found.repeated()) == []
+
+
+@pytest.mark.parametrize("hashed", HASHES.values(), ids=HASHES)
+def test_repetitions_are_told_from_collisions(tmp_path: Path, hashed: Callable[[str], int]) -> None:
+    found = indexed(tmp_path, ["a", "b", "a", "c", "b", "a"], hashed)
+    assert sorted(found.repeated()) == [(0, 2), (0, 5), (1, 4)]
+    np.testing.assert_array_equal(found.find(["a", "b", "c", "d"]), [0, 1, 3, -1])
+
+
+def test_an_empty_indexed(tmp_path: Path) -> None:
+    found = indexed(tmp_path, [])
+    np.testing.assert_array_equal(found.find(["a"]), [-1])
+    assert list(found.repeated()) == []
