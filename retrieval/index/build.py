@@ -215,7 +215,9 @@ def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bo
         ks: Numbers of hits.
     """
     if _MAKING * sum(segment.vectors.size.resident for segment in index.segments) > memory:
-        logger.warning("%s: recall is not measured, which takes more memory than allowed; quiver index calibrate does it", index.path)
+        logger.warning(
+            "%s: recall is not measured because that needs more memory than allowed; run quiver index calibrate later", index.path
+        )
         return None
     found = calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress)
     return found.to_json()
@@ -486,7 +488,7 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
 def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
     """The vectors of queries, as ``Index.search`` takes them."""
     if model is None:
-        raise ValueError("queries want the model that built the index, to encode them")
+        raise ValueError("model is required to encode queries")
     index.check_model(model.card)
     encoding = model.encode(queries, "query", progress=progress)
     return comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors

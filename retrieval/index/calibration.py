@@ -142,7 +142,7 @@ def calibrate(
     kind = index.manifest.model.kind
     asked = pseudo_queries(index.segments, kind, count=count, seed=seed) if queries is None else _given(queries, kind, count, seed)
     if not asked or not any((segment.kept & (segment.vectors.lengths > 0)).any() for segment in index.segments):
-        raise InputError(f"{index.path}: there is nothing to measure: no queries, or no document with a vector")
+        raise InputError(f"{index.path}: nothing to measure: there are no queries, or no document has a vector")
     ks = sorted(set(ks))
     with one_thread():
         course = _Course(index, ks)

@@ -622,7 +622,7 @@ def _parsed(content: bytes, path: Path) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamagedIndexError(f"{path}: not JSON ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{path}: not JSON ({error}); run quiver index repair") from error
 
 
 def _number(content: Any, name: str, path: Path) -> float:
@@ -630,7 +630,7 @@ def _number(content: Any, name: str, path: Path) -> float:
     try:
         value = float(content[name])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedIndexError(f"{path}: does not hold {name} ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{path}: does not hold {name} ({error}); run quiver index repair") from error
     if not value >= 0:
-        raise DamagedIndexError(f"{path}: {name} is {value}; quiver index repair")
+        raise DamagedIndexError(f"{path}: {name} is {value}; run quiver index repair")
     return value

@@ -367,7 +367,7 @@ class Index:
         if len(param_grid) == 1:
             return asdict(param_grid[0])
         if self.calibration is None:
-            raise InputError(f"{self.path}: recall was not measured; measure it with quiver index calibrate")
+            raise InputError(f"{self.path}: recall was not measured; run quiver index calibrate")
         wanted = max(1, min(k, len(self)))
         measured, point = self.calibration.choose(target_recall, wanted)
         return self.codec.resized(point.search_params, measured=measured, k=k)
@@ -458,7 +458,7 @@ class Index:
             InputError: The index was built without texts.
         """
         if not self.manifest.policy.store_text:
-            raise InputError(f"{self.path}: built without texts; build it with them to show documents")
+            raise InputError(f"{self.path}: the index was built without texts; build it with texts to show documents")
         return LiveDocuments(self.segments)
 
     def check_filter(self, filter: FilterLike) -> Filter | None:
@@ -484,7 +484,7 @@ class Index:
 
     def _place(self, key: str, place: Place | None) -> Place:
         if place is None:
-            raise InputError(f"{self.path}: no document '{key}' in this index")
+            raise InputError(f"{self.path}: the index has no document '{key}'")
         return place
 
     def _checked(self, queries: Any) -> Any:
@@ -525,7 +525,7 @@ class Index:
                 for point in table.points:
                     self.codec.search_params_from(point.search_params)
         except InputError as error:
-            logger.warning("%s: the presets are chosen from the size of the index: %s", self.path, error)
+            logger.warning("%s: the calibration is ignored, presets depend on the size of the index: %s", self.path, error)
             return None
         return calibration
 
@@ -601,7 +601,7 @@ def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEnt
     files = open_files(folder, entry.files, verify=verify)
     segment = open_segment(files, codec, entry.documents, texts=manifest.policy.store_text, alive=read_alive(layout, entry))
     if len(segment.vectors) != entry.documents:
-        raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; quiver index repair")
+        raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; run quiver index repair")
     return segment
 
 

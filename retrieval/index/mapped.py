@@ -280,7 +280,7 @@ def map_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[A
             row = stored.itemsize * int(np.prod(shape[1:]))
             shape = (size // max(row, 1), *shape[1:])
         if size != stored.itemsize * int(np.prod(shape)):
-            raise DamagedIndexError(f"{path}: {size} bytes are not an array of shape {shape} and type {stored}; quiver index repair")
+            raise DamagedIndexError(f"{path}: {size} bytes are not an array of shape {shape} and type {stored}; run quiver index repair")
         return map_file(path, size).view(stored).reshape(shape) if size else np.zeros(shape, stored)
     except FileNotFoundError:
         raise

@@ -377,7 +377,7 @@ class PieceFolders:
             verify_files(folder, files, full=True)
         except (DamagedIndexError, KeyError, TypeError) as error:
             # Not the whole error, which says what to do about an index: a commit that was killed has taken the files, or they are damaged.
-            logger.warning("%s: its files are missing or damaged; this piece of the build is made again", self.folder / name)
+            logger.warning("%s: files are missing or damaged; this piece of the build is made again", self.folder / name)
             logger.debug("%s: %s", name, error)
             return None
         return Finished(folder, {file: entry.holds for file, entry in files.items()}, content["facts"])
@@ -450,7 +450,7 @@ class WorkFolder:
         self.folder = layout.pieces(_digest(plan)[:24])
         self.pieces = PieceFolders(self.folder, disk)
         if self.folder.is_dir():
-            logger.info("%s: going on with the build that was interrupted", layout.root)
+            logger.info("%s: resuming the interrupted build", layout.root)
         else:
             disk.mkdir(self.folder)
             disk.sync_folder(layout.temporary)
@@ -624,9 +624,11 @@ class MakeAnywhere:
         """See `quiver.retrieval.cluster.protocol.Task`."""
         here = platform.node()
         if not self.folder.is_dir():
-            raise InputError(f"{self.folder}: not there on {here}; workers need the folder of the index on a file system that all share")
+            raise InputError(f"{self.folder}: does not exist on {here}; workers need the folder of the index on a shared file system")
         if str(torch.__version__) != self.torch:
-            raise InputError(f"torch {torch.__version__} on {here}, {self.torch} where the index is built; workers need the same one")
+            raise InputError(
+                f"torch is {torch.__version__} on {here} but {self.torch} on the building machine; install the same version on all workers"
+            )
         torch.set_num_threads(self.threads)
         folders = PieceFolders(self.folder, REAL, uuid.uuid4().hex[:12])
         codec = None if self.codec is None else open_codec(*self.codec)
@@ -759,7 +761,7 @@ class Pieces:
             done = self._work.pieces.finish(_THREADS, folder, {}, {"threads": wanted})
         threads = int(done.facts["threads"])
         if threads != wanted:
-            logger.info("going on with %d threads a worker, as the build was begun", threads)
+            logger.info("resuming with %d threads per worker, as the build was started", threads)
         return threads
 
     def _agreed_plan(self, codec: AnyCodec) -> PiecePlan:
@@ -792,7 +794,7 @@ class Pieces:
                 self._work.pieces.discard(piece.name)
         missing = [piece for piece in pieces if piece.name not in made]
         if made:
-            logger.info("%s: %d of %d pieces were made before the interruption", description, len(made), len(pieces))
+            logger.info("%s: %d of %d pieces were finished before the interruption", description, len(made), len(pieces))
         with progress_bar(description, sum(piece.documents for piece in pieces), enabled=self._progress) as advance:
             if made:
                 advance(sum(piece.documents for piece in pieces if piece.name in made))
@@ -845,7 +847,9 @@ class Pieces:
         # Half of the memory is the sample's, the other half the training's.
         best, fits = wanted(round(mean * count)), self._options.memory // (8 * self._card.dim)
         if fits < best:
-            logger.warning("the memory holds %d of the %d vectors that the index is best trained on; allow more of it", fits, best)
+            logger.warning(
+                "training uses %d vectors instead of %d, to stay within the memory limit; raise the limit for better recall", fits, best
+            )
         vectors = min(best, fits)
         numbers = np.sort(order[: max(1, math.ceil(vectors / mean))])
         size = max(1, min(SAMPLE_PIECE, int(PIECE_BYTES / (4 * self._card.dim * mean))))

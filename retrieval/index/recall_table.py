@@ -180,7 +180,7 @@ class Calibration:
             calibration = cls(**{**checked, "tables": tables})
             _check(calibration)
         except (TypeError, ValueError) as error:
-            raise InputError(f"not a calibration that this Quiver reads ({error}); measure it again with quiver index calibrate") from error
+            raise InputError(f"the calibration cannot be read ({error}); run quiver index calibrate") from error
         return calibration
 
 
@@ -230,7 +230,7 @@ def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[
 def _check(calibration: Calibration) -> None:
     """Refuse what nobody could have measured."""
     if calibration.origin not in get_args(Origin) or not calibration.tables:
-        raise ValueError("the queries are from nowhere, or there is no table")
+        raise ValueError("origin must be index or given, and tables must not be empty")
     if any(not isinstance(value, int) for value in (calibration.documents, calibration.largest, calibration.seed)):
         raise TypeError("documents, largest and seed must be whole numbers")
     ks = [table.k for table in calibration.tables]

@@ -292,7 +292,7 @@ def _problems(layout: Layout) -> tuple[str, ...]:
     except DamagedIndexError as error:  # the file that says what the folder is
         return (str(error),)
     if not report.generations and not report.head_problems:
-        raise InputError(f"{layout.root}: nothing has been committed; build it again")
+        raise InputError(f"{layout.root}: nothing has been committed; build the index again")
     return (*report.head_problems, *(problem for each in report.generations for problem in each.problems))
 
 
@@ -343,7 +343,7 @@ def _plan(layout: Layout) -> tuple[_Plan, int | None]:
         plan = _Plan(manifest, folder, codec, parts, losses)
         if plan.documents or not manifest.documents:
             return plan, manifest.documents if manifest.generation == newest else None
-    raise InputError(f"{layout.root}: no document of this index can be restored; build it again")
+    raise InputError(f"{layout.root}: no document can be restored; build the index again")
 
 
 def _states(layout: Layout) -> list[Manifest]:
@@ -373,7 +373,7 @@ def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder
     if folder.is_lost and (content := exact.codec_content(manifest.kind, manifest.model.dim)) is not None:
         folder = _rebuilt(folder, content)
     if folder.is_lost:
-        raise DamagedIndexError(f"{folder.path}: the codec is damaged, without which no vector can be read")
+        raise DamagedIndexError(f"{folder.path}: the codec is damaged; no vector can be read without it")
     if not folder.salvaged:
         return folder, open_codec(manifest.kind, folder.path)
     with tempfile.TemporaryDirectory() as name:

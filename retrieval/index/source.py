@@ -118,7 +118,9 @@ class Reading:
         self._next = first + len(documents)
         found = self._next + (sum(1 for _ in self._stream) if stop == self._count else 0)
         if len(documents) < stop - first or found > self._count:
-            raise InputError(f"{self._count:,} documents at the first reading, {found:,} at a later one; leave the corpus alone")
+            raise InputError(
+                f"{self._count:,} documents at the first reading, {found:,} at a later one; do not change the corpus during a build"
+            )
         return documents
 
     def picked(self, numbers: NDArray[np.int64]) -> Iterator[Document]:
@@ -186,7 +188,7 @@ def _check_unique(documents: Iterator[Document], suspects: set[int]) -> None:
         for document, hashed in zip(chunk, id_hashes([document.id for document in chunk]).tolist(), strict=True):
             if hashed in suspects:
                 if document.id in seen:
-                    raise InputError(f"document id '{document.id}' is there twice; ids must be unique")
+                    raise InputError(f"document id '{document.id}' occurs twice; ids must be unique")
                 seen.add(document.id)
 
 
@@ -265,7 +267,7 @@ def encode(model: Model, documents: Sequence[Document], *, use_title: bool) -> E
     if not finite.all():
         key = documents[int(np.searchsorted(np.cumsum(lengths), finite.argmin(), side="right"))].id
         what = "the vector" if isinstance(encoding, DenseEncoding) else "a token vector"
-        raise InputError(f"{what} of document '{key}' is not finite; the model cannot be used on it")
+        raise InputError(f"{what} of document '{key}' is not finite; check the model")
     token_ids = None
     if not isinstance(encoding, DenseEncoding) and encoding.token_ids is not None:
         token_ids = np.concatenate(encoding.token_ids).astype(np.uint32, copy=False)

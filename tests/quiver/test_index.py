@@ -242,7 +242,7 @@ def lists(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> Path:
 def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., Any], lists: Path, tmp_path: Path) -> None:
     done = quiver("search", lists, "sea", "--target-recall", 0.9)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "recall was not measured; measure it with quiver index calibrate" in done.err
+    assert "recall was not measured; run quiver index calibrate" in done.err
     shown = quiver("index", "calibrate", lists, "-k", 10, "-k", 20, "--count", 20)
     assert shown.code == 0, shown.err
     for word in ("search parameters", "recall", "p50 (ms)", "fast", "balanced", "exact", "nprobe=4", "exhaustive"):

@@ -125,7 +125,7 @@ def test_what_cannot_be_explained(tmp_path: Path, model: ColBERT, word_sum: Any,
     index = build_index(DOCUMENTS, word_sum, tmp_path / "dense")
     with pytest.raises(InputError, match="but the model given is word-sum-b"):
         explain(index, other_word_sum, QUERY, ["d1"])
-    with pytest.raises(InputError, match="no document 'd9'"):
+    with pytest.raises(InputError, match="has no document 'd9'"):
         explain(index, word_sum, QUERY, ["d9"])
     bare = build_index(DOCUMENTS, model, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="built without texts"):

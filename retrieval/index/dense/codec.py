@@ -285,7 +285,7 @@ class ListFinder:
         records = self._records.whole()
         numbers = self._coding.numbers(records)
         if len(numbers) and int(numbers.max()) >= len(self._coding.centroids):
-            raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; quiver index repair")
+            raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; run quiver index repair")
         return InvertedLists(self._coding, records)
 
 
@@ -464,7 +464,7 @@ def _opened(name: str, folder: Path) -> ListCodec:
         if min(dim, dsub, lists) < 1:
             raise ValueError(f"width {dim}, {dsub} coordinates a code, {lists} lists")
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
     codes = -(-dim // dsub)
     centroids = np.array(map_array(folder / _CENTROIDS, np.float32, (lists, codes * dsub)))
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (codes, CODEWORDS, dsub)))

@@ -125,7 +125,7 @@ def read_index(content: NDArray[np.uint8], path: Path) -> Any:
         with _limits(max(len(content), _TABLES)):
             return faiss.read_index(_faiss.PyCallbackIOReader(stream.read, _BUFFER))
     except RuntimeError as error:
-        raise DamagedIndexError(f"{path}: FAISS cannot read it; quiver index repair") from error
+        raise DamagedIndexError(f"{path}: FAISS cannot read it; run quiver index repair") from error
 
 
 class _Stream:
@@ -175,7 +175,7 @@ def make_index(factory: str, dim: int) -> Any:
     except RuntimeError as error:
         raise InputError(f"index {factory!r}: FAISS cannot make it for width {dim} ({_reason(error)}); see its index factory") from error
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(f"index {factory!r}: it cannot rank by inner product; choose another")
+        raise InputError(f"index {factory!r}: it does not support inner product; choose another")
     return index
 
 
@@ -358,7 +358,7 @@ class FaissFinder:
     def _read_index(self) -> _Read:
         index = read_index(self._content.whole(), self._path)
         if (index.ntotal, index.d) != self._shape:
-            raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; quiver index repair")
+            raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; run quiver index repair")
         return _Read(index, _takes_selectors(index, *self._shape))
 
 
@@ -554,18 +554,18 @@ def open_codec(folder: Path) -> FaissCodec:
     try:
         dim, factory, bits = int(described["dim"]), str(described["factory"]), bits_of(described)
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
     path = folder / _TRAINED
     trained = read_index(map_array(path, np.uint8, (-1,)), path)
     if (trained.ntotal, trained.d) != (0, dim):
-        raise DamagedIndexError(f"{path}: not an empty index of width {dim}; quiver index repair")
+        raise DamagedIndexError(f"{path}: not an empty index of width {dim}; run quiver index repair")
     return FaissCodec(factory, trained, open_scalar(folder, dim, bits))
 
 
 def _made(factory: str, dim: int) -> Any:
     index = make_index(factory, dim)
     if any(isinstance(part, _faiss.IndexRefine) for part in parts_of(index)):
-        raise InputError(f"index {factory!r}: {FACTORY} keeps codes of its own to refine with; leave the refining out")
+        raise InputError(f"index {factory!r}: {FACTORY} refines with its own codes; remove the refine part of the factory string")
     return index
 
 

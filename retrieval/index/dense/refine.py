@@ -110,7 +110,7 @@ class ScalarCoding:
             largest = np.abs(scaled).max(axis=1, initial=0)
         scales = largest / np.float32(self.largest)
         if not np.isfinite(scales).all():
-            raise InputError("a vector is too long for an index that keeps bytes; use the engine exact-dense")
+            raise InputError("a vector is too long to be coded; use the engine exact-dense")
         # What is so close to the centre that its scale is no normal number is the centre.
         scales[scales < np.finfo(np.float32).tiny] = 0
         codes = np.rint(np.divide(scaled, scales[:, None], out=np.zeros_like(scaled), where=scales[:, None] > 0))

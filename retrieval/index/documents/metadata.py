@@ -119,7 +119,7 @@ class MetadataTable:
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, DamagedIndexError):
                 raise
-            raise DamagedIndexError(f"{files.folder / _LIST}: not the list of the metadata ({error}); quiver index repair") from error
+            raise DamagedIndexError(f"{files.folder / _LIST}: not the list of the metadata ({error}); run quiver index repair") from error
 
 
 def is_metadata(name: str) -> bool:
@@ -422,7 +422,7 @@ def matching_rows(condition: Condition, table: MetadataTable, count: int) -> NDA
             for value in condition.values:
                 rows = column.rows_between(*_span(column, condition.operator, value))
                 if len(rows) and int(rows.max()) >= count:
-                    raise DamagedIndexError(f"the column of {column.field!r} names a row that there is not; {LOOK}")
+                    raise DamagedIndexError(f"the column of {column.field!r} names a row that does not exist; {LOOK}")
                 found[rows] = True
     return ~found if condition.operator == "!=" else found
 

@@ -21,7 +21,7 @@ from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
 from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked, strings_lost
 from quiver.retrieval.records import Document
 
-LOOK = "the index is damaged: quiver index check names the file"
+LOOK = "the index is damaged, run quiver index check to find the file"
 """What to do where a file that is mapped turns out not to be what was written."""
 
 
@@ -87,7 +87,7 @@ class StringColumn(Sequence[str]):
         offsets = files.map(f"{stem}.offsets", np.int64, (count + 1,))
         stored = files.map(content or f"{stem}.utf8", np.uint8, (-1,))
         if not files.is_lost(f"{stem}.offsets") and len(stored) != int(offsets.item(count)):
-            raise DamagedIndexError(f"{files.folder / stem}.offsets: does not fit {len(stored)} bytes of strings; quiver index repair")
+            raise DamagedIndexError(f"{files.folder / stem}.offsets: does not fit {len(stored)} bytes of strings; run quiver index repair")
         return cls(stored, offsets)
 
     def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
@@ -310,7 +310,7 @@ class IdTable:
             return self._hashes.whole()
         numbers = self._rows.whole()
         if len(self) and int(numbers.max()) >= len(self):
-            raise DamagedIndexError(f"the table of ids names a row that there is not; {LOOK}")
+            raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
         hashes: NDArray[np.uint64] = self._hashes.whole()[rows[numbers]]
         return hashes
 
@@ -335,7 +335,7 @@ class IdTable:
             open_questions = open_questions[stored[places[open_questions]] == hashes[open_questions]]
             rows = self._rows[places[open_questions]].astype(np.int64)
             if (rows >= len(self)).any():
-                raise DamagedIndexError(f"the table of ids names a row that there is not; {LOOK}")
+                raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
             same = self.strings.equal(rows, asked, open_questions)
             found[open_questions[same]] = rows[same]
             open_questions = open_questions[~same]
@@ -456,7 +456,7 @@ class Texts:
         except DamagedIndexError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); quiver index repair") from error
+            raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); run quiver index repair") from error
         raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
 
     def lost(self) -> NDArray[np.bool_]:

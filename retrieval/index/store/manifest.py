@@ -200,7 +200,9 @@ def read_manifest(path: Path) -> Manifest:
         raise unreadable(path, error) from error
     manifest = parse_manifest(stored, path)
     if path.name != Layout(path.parent).manifest(manifest.generation).name:
-        raise DamagedIndexError(f"{path}: is the manifest of generation {manifest.generation}; the index is damaged: quiver index repair")
+        raise DamagedIndexError(
+            f"{path}: is the manifest of generation {manifest.generation}; the index is damaged, run quiver index repair"
+        )
     return manifest
 
 
@@ -214,9 +216,9 @@ def parse_manifest(stored: bytes, path: Path) -> Manifest:
     try:
         content = json.loads(stored)
     except (ValueError, RecursionError) as error:
-        raise DamagedIndexError(f"{path}: not JSON ({error}); the index is damaged: quiver index repair") from error
+        raise DamagedIndexError(f"{path}: not JSON ({error}); the index is damaged, run quiver index repair") from error
     if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
-        raise DamagedIndexError(f"{path}: its checksum does not match; the index is damaged: quiver index repair")
+        raise DamagedIndexError(f"{path}: its checksum does not match; the index is damaged, run quiver index repair")
     version = content.pop("version", None)
     if content.pop("format", None) != FORMAT or not isinstance(version, int):
         raise InputError(f"{path}: not the manifest of a Quiver index")

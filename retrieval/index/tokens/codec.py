@@ -202,7 +202,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     expected = max(1, vectors // chosen.pool_factor)
     grouping = chosen.clustering or default_grouping(expected, token_ids=token_ids is not None)
     if grouping == "tokens" and token_ids is None:
-        raise InputError(f"{card.source} does not say which token a vector is of; choose the clustering two-level or flat")
+        raise InputError(f"{card.source} does not report token ids; choose clustering=two-level or clustering=flat")
     clustering = cluster(matrix, token_ids, count=chosen.centroids or default_centroids(expected), grouping=grouping, seed=seed)
     if not np.isfinite(clustering.centroids).all():
         raise InputError(TOO_LONG)
@@ -230,7 +230,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         if not 1 <= dim <= WIDEST or dim % multiple(bits) or pool_factor < 1:
             raise ValueError(f"width {dim}, pool factor {pool_factor}")
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
 
     if _PAIRS not in present:
         raise InputError(f"{folder}: coded by an earlier version of Quiver, a coordinate at a time; build the index again")
@@ -246,7 +246,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         heads=optional(_HEADS, "<f4", (-1, dim)),
     )
     if not clustering.is_whole:
-        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; quiver index repair")
+        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; run quiver index repair")
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
     return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)

@@ -236,7 +236,7 @@ class TokenSegment:
         self.offsets: NDArray[np.int64] = np.append(0, np.cumsum(lengths, dtype=np.int64))
         """First vector of each document, and T, (P + 1,)."""
         if int(self.offsets[-1]) != len(self.coarse):
-            raise DamagedIndexError(f"{files.folder / LENGTHS}: does not fit {len(self.coarse)} vectors; quiver index repair")
+            raise DamagedIndexError(f"{files.folder / LENGTHS}: does not fit {len(self.coarse)} vectors; run quiver index repair")
         self._filled: Bitmap = self.offsets[1:] > self.offsets[:-1]
         self._findable = int(np.count_nonzero(self._filled))
         self._folder = files.folder
@@ -370,7 +370,7 @@ class TokenSegment:
         """The centroids of coarse parts, all of which there are."""
         numbers = self._coding.numbers(coarse)
         if len(numbers) and int(numbers.max()) >= len(self._coding.clustering.centroids):
-            raise DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; quiver index repair")
+            raise DamagedIndexError(f"{self._folder / COARSE}: names a centroid that the codec does not have; run quiver index repair")
         return numbers
 
 

@@ -102,7 +102,7 @@ def test_what_is_asked_for_wrongly(quiver: Quiver, built: Built, monkeypatch: py
     assert done.code == 2
     assert "bytes of memory in one shard, which may take 256; allow as much, or build the index again" in done.err
     done = quiver("search", built.index / "nowhere", "a bird", "--shards", 2)
-    assert (done.code, done.err) == (2, f"quiver: error: {built.index / 'nowhere'}: is not an index\n")
+    assert (done.code, done.err) == (2, f"quiver: error: {built.index / 'nowhere'}: the folder is not an index\n")
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "ray", None)
     done = quiver("search", built.index, "a bird", "--shards", 2)

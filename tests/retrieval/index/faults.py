@@ -325,7 +325,7 @@ def state(path: Path) -> State:
     try:
         index = open_index(path)
     except InputError as error:
-        words = ("nothing has been committed", "is not an index")
+        words = ("nothing has been committed", "the folder is not an index")
         return State("none" if any(word in str(error) for word in words) else type(error).__name__)
     if check_index(path).problems:
         return State("problems")
@@ -351,7 +351,7 @@ def again(name: str, engine: str, path: Path) -> State:
     try:
         OPERATIONS[name].run(path, engine, FAST)
     except InputError as error:
-        if "there is an index already" not in str(error) and "is not in this index" not in str(error):
+        if "an index exists already" not in str(error) and "is not in this index" not in str(error):
             raise
     return state(path)
 

@@ -72,7 +72,7 @@ def test_built_and_opened_it_finds_and_shows(tmp_path: Path, word_sum: DenseMode
         assert dict(each.fields) == {"tags": ("string",), "year": ("integer",)}
         assert each.parameters == {"precision": "float32"}
         assert each.nbytes >= 4 * 256 * 4
-    with pytest.raises(InputError, match="no document 'zz'"):
+    with pytest.raises(InputError, match="has no document 'zz'"):
         index.text_of("zz")
 
 
@@ -225,7 +225,7 @@ def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, wor
     with pytest.raises(InputError, match=r"c\.jsonl:2: id 'a' was used on line 1"):
         build_index(path, word_sum, tmp_path / "i")
     for documents in ([DOCUMENTS[0], DOCUMENTS[1], DOCUMENTS[0]], iter([DOCUMENTS[0], DOCUMENTS[0]])):
-        with pytest.raises(InputError, match="'a' is there twice"):
+        with pytest.raises(InputError, match="'a' occurs twice"):
             build_index(documents, word_sum, tmp_path / "i")
     for documents in ([], iter([])):
         with pytest.raises(InputError, match="no documents to index"):
@@ -413,7 +413,7 @@ def test_unfinished_work_expires_after_a_week(
 def test_an_existing_index_is_kept_unless_overwriting_is_asked_for(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = build_index(MANY, word_sum, tmp_path / "i")
     calls = len(word_sum.calls)
-    with pytest.raises(InputError, match="there is an index already"):
+    with pytest.raises(InputError, match="an index exists already"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
     assert len(word_sum.calls) == calls
     with monkeypatch.context() as patched:

@@ -316,7 +316,7 @@ def test_the_command_line_opens_an_older_generation_knowingly(quiver: Callable[.
         assert quiver(*command, "--generation", 1).code == 0
     done = quiver("index", "info", indexed, "--generation", 9)
     assert done.code == 2
-    assert "has no generation 9; there are 1" in done.err
+    assert "generation 9 does not exist; there are 1" in done.err
 
 
 def test_info_says_that_an_index_was_opened_unverified(quiver: Callable[..., Any], indexed: Path) -> None:

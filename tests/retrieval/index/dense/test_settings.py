@@ -70,7 +70,7 @@ def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() ->
         ("faiss-dense", {"factory": "Flat", "nprobe": 4}, "faiss-dense has no setting 'nprobe'; it has factory, bits"),
         ("faiss-dense", {"factory": "Nonsense"}, "index 'Nonsense': FAISS cannot make it for width 16"),
         ("faiss-dense", {"factory": "LSH"}, "index 'LSH': FAISS cannot make it for width 16"),
-        ("faiss-dense", {"factory": "SQ8,RFlat"}, "index 'SQ8,RFlat': faiss-dense keeps codes of its own to refine with"),
+        ("faiss-dense", {"factory": "SQ8,RFlat"}, "index 'SQ8,RFlat': faiss-dense refines with its own codes"),
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_encoded(engine: str, settings: Any, message: str) -> None:

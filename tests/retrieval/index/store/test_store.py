@@ -146,7 +146,7 @@ def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_pat
     (legacy / "manifest.json").write_text('{"format": "quiver-index", "version": 1}')
     with pytest.raises(InputError, match="index format version 1, this Quiver reads version 4; build the index again"):
         open_index(legacy)
-    with pytest.raises(InputError, match="there is an index already"):
+    with pytest.raises(InputError, match="an index exists already"):
         build_index(NEW, word_sum, legacy)
     assert len(build_index(NEW, word_sum, legacy, overwrite=True)) == 7
     assert not list(legacy.glob("g-*"))
@@ -164,18 +164,18 @@ def test_foreign_folders_are_not_opened_and_not_overwritten(tmp_path: Path, word
         foreign.mkdir()
         (foreign / "manifest.json").write_text(content)
         (foreign / "thesis.txt").write_text("years of work")
-        with pytest.raises(InputError, match="is not an index"):
+        with pytest.raises(InputError, match="the folder is not an index"):
             open_index(foreign)
         for overwrite in (True, False):
-            with pytest.raises(InputError, match="not empty and not an index"):
+            with pytest.raises(InputError, match="neither empty nor an index"):
                 build_index(OLD, word_sum, foreign, overwrite=overwrite)
         assert sorted(path.name for path in foreign.iterdir()) == ["manifest.json", "thesis.txt"]
     for attempt in (open_index, compact_index, repair_index):
-        with pytest.raises(InputError, match="is not an index"):
+        with pytest.raises(InputError, match="the folder is not an index"):
             attempt(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="not empty and not an index"):
+    with pytest.raises(InputError, match="neither empty nor an index"):
         build_index(OLD, word_sum, tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"):
         build_index(OLD, word_sum, tmp_path / "file" / "below")
@@ -256,7 +256,7 @@ def test_repair_counts_documents_whose_ids_are_lost_twice(built: Path, word_sum:
     report = repair_index(built)
     assert (report.documents_before, report.documents, report.lost, report.lost_unnamed) == (12, 7, (), 5)
     (built / "segments" / "s-000000000002-0000" / "vectors.f32").unlink()
-    with pytest.raises(InputError, match="no document of this index can be restored; build it again"):
+    with pytest.raises(InputError, match="no document can be restored; build the index again"):
         repair_index(built)
     assert len(build_index(OLD, word_sum, built, overwrite=True)) == 5
 
@@ -264,7 +264,7 @@ def test_repair_counts_documents_whose_ids_are_lost_twice(built: Path, word_sum:
 def test_a_damaged_codec_is_beyond_repair(tmp_path: Path, word_sum: Any) -> None:
     built = build_index(OLD, word_sum, tmp_path / "i", options=BuildOptions(engine="pq-dense", calibrate=False)).path
     next((built / "codec").rglob("products.f32")).write_bytes(b"")
-    with pytest.raises(InputError, match="no document of this index can be restored; build it again"):
+    with pytest.raises(InputError, match="no document can be restored; build the index again"):
         repair_index(built)
 
 
