@@ -1,4 +1,4 @@
-"""Indexes: documents that can be searched by vectors, in memory or as a folder whose every change is whole or not there."""
+"""Indexes: documents that are searched by vectors, in memory or in a folder whose changes are atomic."""
 
 from quiver.retrieval.index.build import add_documents, build_index, calibrate_index, compact_index, delete_documents
 from quiver.retrieval.index.calibration import calibrate

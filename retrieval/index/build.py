@@ -71,25 +71,25 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
-    """Encode a corpus into a new index and open it; a build of the same that was killed goes on where it was.
+    """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
 
     Args:
-        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents; it is read several times, and what can be gone
-            through only once is written to the index's folder first.
+        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. It is read several times; an iterator is written
+            to the index's folder first.
         model: Encodes the documents.
         out: Folder to write; until the index is complete it opens as what it was before, or not at all. None keeps the index in memory.
-        options: How it is built.
-        executor: Who encodes: by default this process. Whoever it is, the index has the same bytes. Other workers load the model by its
-            card, and need ``out`` on a file system that they share with this process.
-        overwrite: Replace an index that is at ``out``.
+        options: Engine, settings and limits.
+        executor: Runs the encoding, by default in this process; the index has the same bytes with any executor. Workers load the model
+            from its card and need ``out`` on a shared file system.
+        overwrite: Replace an existing index at ``out``.
         wait: Seconds to wait for another writer to finish.
         progress: Show bars over the documents.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Raises:
         InputError: A malformed corpus (file:line), no documents, an id twice, a field to filter by that no document has, a vector that is
             not finite, options that do not go with the model, ``out`` is taken, or a worker cannot see it or load the model.
-        WorkerError: Workers died, again and again; run it once more, which resumes.
+        WorkerError: Workers died repeatedly; run the build again to resume.
     """
     begun = time.monotonic()
     spec = parse_engine(options.engine)
@@ -151,7 +151,7 @@ def add_documents(
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
-    """Add documents to an index, with the codec that it has; an addition that was killed goes on where it was.
+    """Add documents to an index with its existing codec. An interrupted addition resumes.
 
     Small segments are merged with the addition where there are several (`retrieval.index.pieces.first_merged`), so that an index that
     grows by single documents is searched about as fast as a compacted one. What was measured of the index stays where it still holds
@@ -161,11 +161,11 @@ def add_documents(
         path: The index.
         corpus: As for `build_index`.
         model: The one that built the index.
-        replace_existing: A document whose id is in the index takes the place of that one.
-        memory: Bytes that it may hold beside the model and one chunk of texts.
+        replace_existing: Replace documents whose ids are in the index already.
+        memory: Memory limit in bytes, beside the model and one chunk of texts.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Returns:
         The index with the documents.
@@ -387,7 +387,7 @@ def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0,
         path: The index.
         ids: Ids of its documents; one that is there twice is deleted once.
         wait: Seconds to wait for another writer to finish.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Returns:
         The index without them.
@@ -421,7 +421,7 @@ def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: floa
         path: The index.
         memory: Bytes that it may hold.
         wait: Seconds to wait for another writer to finish.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Returns:
         The index; the one that was there if there is nothing to do.
@@ -465,7 +465,7 @@ def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each ch
         seed: Of what is chosen at random.
         wait: Seconds to wait for another writer to finish.
         progress: Show bars.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Returns:
         The index; its ``calibration`` is what was measured.

@@ -1,4 +1,4 @@
-"""Damage to an index on the disk as a type of its own, so that a program can tell it from a mistyped path."""
+"""Errors of damaged indexes, as types of their own: programs can tell damage from a wrong path."""
 
 from __future__ import annotations
 

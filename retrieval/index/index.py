@@ -197,10 +197,10 @@ _FILTERS = 4
 
 
 class Index:
-    """What `open_index` gives.
+    """An opened index; see `open_index`.
 
     Args:
-        path: The folder.
+        path: Folder of the index.
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
@@ -208,7 +208,7 @@ class Index:
         verified: See below.
 
     Attributes:
-        path: The folder.
+        path: Folder of the index.
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
@@ -258,17 +258,17 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """Size of what is searched, documents left out."""
+        """Size of the searched vectors in bytes, without documents."""
         return sum(sum(segment.vectors.size) for segment in self.segments)
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """What a report says beside the kind."""
+        """Settings of the engine, for reports."""
         return self.codec.parameters
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """What was measured of it; None where nothing was.
+        """Measured recall and latency; None without calibration.
 
         Raises:
             InputError: Another Quiver measured it, in a way that this one does not know.
@@ -400,7 +400,7 @@ class Index:
         return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
-        """Where documents are; None where there is no such document."""
+        """Segment and row of each document; None for an unknown id."""
         places: list[Place | None] = [None] * len(ids)
         for number, segment in enumerate(self.segments):
             rows = segment.rows_of(ids)
@@ -413,7 +413,7 @@ class Index:
         return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
     def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
-        """Scores of some documents by the best vectors that the index keeps, (len(ids),).
+        """Scores of given documents by the most exact stored vectors, (len(ids),).
 
         Args:
             query: One query, (d,), or for one vector a token (n, d).
@@ -475,7 +475,7 @@ class Index:
         return chosen
 
     def check_model(self, card: ModelCard) -> None:
-        """Refuse a model that would put queries elsewhere than the documents are.
+        """Refuse a model other than the one that built the index.
 
         Raises:
             InputError: The fingerprint is not that of the model which built the index; names both.

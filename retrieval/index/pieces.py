@@ -54,16 +54,16 @@ from quiver.retrieval.records import Document, ModelCard, TokenCounts
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How an index is built.
+    """Options of a build.
 
     Attributes:
         engine: ``auto``, which suits the number of documents, ``exact``, or an engine by name, with settings as in ``ivf-dense:nlist=64``;
             see `quiver.retrieval.index.engine_table.parse_engine`.
-        settings: The engine's settings; what is not named is chosen from the size of the corpus.
-        seed: Of all that is random: equal documents, model, options and seed give equal segments, byte by byte.
-        memory: Bytes that building may hold beside the model and one chunk of documents.
-        use_title: Whether titles are put before the texts.
-        store_text: Whether the texts are kept in the index, so that hits can be shown.
+        settings: Settings of the engine; the others are chosen from the size of the corpus.
+        seed: Random seed; equal documents, model, options and seed give byte-identical segments.
+        memory: Memory limit of a build in bytes, beside the model and one chunk of documents.
+        use_title: Put titles before the texts.
+        store_text: Store the texts, so that hits can be shown.
         fields: The fields of the metadata that can be filtered by, each of which a document must have; None for all. A field of a nested
             object has the names of both with a dot between.
         calibrate: Whether the recall and latency of its search are measured in the end (`retrieval.index.calibration`), where its engine
@@ -99,7 +99,7 @@ class BuildOptions:
 
 
 DEFAULTS = BuildOptions()
-"""How an index is built if nobody says otherwise."""
+"""Default options."""
 
 
 FAN = 4

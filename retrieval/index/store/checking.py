@@ -1,4 +1,4 @@
-"""Reading every byte of an index and comparing it with its checksum."""
+"""Check an index: read every byte and compare it with its checksum."""
 
 from __future__ import annotations
 
