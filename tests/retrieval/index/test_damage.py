@@ -322,7 +322,7 @@ def test_the_command_line_opens_an_older_generation_knowingly(quiver: Callable[.
 def test_info_says_that_an_index_was_opened_unverified(quiver: Callable[..., Any], indexed: Path) -> None:
     assert json.loads(quiver("index", "info", indexed, "--json").out)["verified"] is True
     assert json.loads(quiver("index", "info", indexed, "--no-verify", "--json").out)["verified"] is False
-    assert "opened unverified" in quiver("index", "info", indexed, "--no-verify").out
+    assert "off (--no-verify)" in quiver("index", "info", indexed, "--no-verify").out
 
 
 def test_documents_without_a_text_are_no_damage_once_they_are_repaired(exact: Path) -> None:
