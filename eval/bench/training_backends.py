@@ -121,7 +121,7 @@ class Backend:
     def __init__(
         self, model: nn.Module, loss: nn.Module, collate: Callable[[Sequence[Row]], dict[str, Any]], recipe: Recipe, *, steps: int
     ) -> None:
-        from quiver.retrieval.training.loop.optimizers import make_optimizer
+        from quiver.retrieval.training.loop.optimization import make_optimizer
 
         self._model = model.train()
         self._loss = loss

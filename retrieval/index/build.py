@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate, is_approximate
 from quiver.retrieval.index.disk import REAL, Disk
 from quiver.retrieval.index.documents.table import is_described
@@ -50,6 +49,7 @@ from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, verify_files
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.models.loading import with_absolute_source
 from quiver.retrieval.models.pooling import comparable
+from quiver.retrieval.protocols import IN_PROCESS, Executor
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard
 from quiver.retrieval.versions import installed_version
 
@@ -65,7 +65,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     out: Path | str | None = None,
     *,
     options: BuildOptions = DEFAULTS,
-    executor: Executor = HERE,
+    executor: Executor = IN_PROCESS,
     overwrite: bool = False,
     wait: float = 0.0,
     progress: bool = False,

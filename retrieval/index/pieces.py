@@ -33,7 +33,6 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.index.disk import REAL, Disk, link_if_absent, remove_tree, write_file
 from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES, is_described
 from quiver.retrieval.index.engine_table import engine, open_codec, train_codec
@@ -49,6 +48,7 @@ from quiver.retrieval.index.store.writing import seal
 from quiver.retrieval.index.threads import computing_with
 from quiver.retrieval.models.loading import load_from_card, with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.protocols import IN_PROCESS, Executor
 from quiver.retrieval.records import Document, ModelCard, TokenCounts
 
 
@@ -590,7 +590,7 @@ class MakeHere:
     maker: PieceMaker
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.cluster.protocol.Task`."""
+        """See `quiver.retrieval.protocols.Task`."""
         return self.maker
 
 
@@ -621,7 +621,7 @@ class MakeAnywhere:
     torch: str = str(torch.__version__)
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.cluster.protocol.Task`."""
+        """See `quiver.retrieval.protocols.Task`."""
         here = platform.node()
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: does not exist on {here}; workers need the folder of the index on a shared file system")
@@ -689,7 +689,7 @@ class Pieces:
     """
 
     def __init__(
-        self, model: Model, source: Source, options: BuildOptions, work: WorkFolder, *, executor: Executor = HERE, progress: bool
+        self, model: Model, source: Source, options: BuildOptions, work: WorkFolder, *, executor: Executor = IN_PROCESS, progress: bool
     ) -> None:
         self._model = model
         self._card: ModelCard = model.card
