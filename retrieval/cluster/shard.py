@@ -35,7 +35,7 @@ class PackedRequest:
         vectors: (Q, d) for one vector per text; (N, d) for one per token, query after query.
         ends: End of the vectors of each query, (Q,); None for one vector per text.
         k: Number of hits per query.
-        effort: Search parameters in the form of the codec.
+        params: Search parameters in the form of the codec.
         filter: Condition on the documents.
     """
 
