@@ -216,13 +216,13 @@ def nothing(count: int, dim: int) -> DenseEncoding:
 def test_a_memory_that_is_too_small_for_the_sample_is_said(tmp_path: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
     documents = [Document(f"d{number}", f"word{number}") for number in range(100)]
     build_index(documents, word_sum, tmp_path / "i", options=BuildOptions("pq-dense", memory=8 * 256 * 30, calibrate=False))
-    assert "the memory holds 30 of the 100 vectors that the index is best trained on" in caplog.text
+    assert "training uses 30 vectors instead of 100" in caplog.text
 
 
 def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, word_sum: Any) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n')
-    with pytest.raises(InputError, match=r"c\.jsonl:2: id 'a' was used on line 1"):
+    with pytest.raises(InputError, match=r"c\.jsonl:2: id 'a' is already used on line 1"):
         build_index(path, word_sum, tmp_path / "i")
     for documents in ([DOCUMENTS[0], DOCUMENTS[1], DOCUMENTS[0]], iter([DOCUMENTS[0], DOCUMENTS[0]])):
         with pytest.raises(InputError, match="'a' occurs twice"):
@@ -404,7 +404,7 @@ def test_unfinished_work_expires_after_a_week(
         os.utime(work, (changed, changed))
         delete_documents(tmp_path / "i", ["b" if stays else "c"])
         assert work.is_dir() is stays
-        assert ("unfinished work of more than 7 days ago; removed" in caplog.text) is not stays
+        assert ("removed unfinished work older than 7 days" in caplog.text) is not stays
     again.clear()
     assert len(add_documents(tmp_path / "i", MANY, word_sum)) == 42
     assert len(again) == 40

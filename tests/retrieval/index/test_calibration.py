@@ -346,7 +346,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     ],
 )
 def test_a_malformed_table_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
-    with pytest.raises(InputError, match=r"not a calibration that this Quiver reads .*quiver index calibrate"):
+    with pytest.raises(InputError, match=r"the calibration cannot be read .*quiver index calibrate"):
         Calibration.from_json(spoilt(change))
     for other in (None, 3, [], "x"):
         with pytest.raises(InputError, match="not a calibration"):
