@@ -11,7 +11,7 @@ import torch
 from quiver.encoder import InputError
 from quiver.eval.bench.harness import Pass, Timing, check_out, choose, naming_out_of_memory, time_rounds, torch_threads
 from quiver.eval.bench.results import Benchmark, Case, FinishedRows, NotRun, Row, Series, read_benchmark, with_ratios, write_benchmark
-from quiver.eval.provenance import provenance
+from quiver.eval.results import provenance
 
 
 def test_every_other_round_runs_in_reverse() -> None:
