@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets import download as downloading
+from quiver.eval.datasets import cache as downloading
 from quiver.eval.datasets.beir import beir_tables, mteb_tables
 from quiver.eval.datasets.cache import ATTEMPTS, RECORD, Cache, CachedCollection, reason
 from quiver.eval.datasets.coir import coir_tables
