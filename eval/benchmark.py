@@ -160,7 +160,7 @@ def resolve(
         )
     for entry in entries:
         if split is not None and split not in entry.splits:
-            raise InputError(f"{entry.key}: no split '{split}'; the splits there are {', '.join(entry.splits)}")
+            raise InputError(f"{entry.key}: no split '{split}'; existing splits: {', '.join(entry.splits)}")
     here = Cache.usual() if cache is None else Cache(cache)
     absent = missing(entries, here)
     if absent and (offline or is_offline()):

@@ -502,7 +502,7 @@ class HubTables:
             InputError: A file is missing or malformed; names file and row.
         """
         if split not in self.splits:
-            raise InputError(f"{name}: no split '{split}'; the splits there are {', '.join(self.splits)}")
+            raise InputError(f"{name}: no split '{split}'; existing splits: {', '.join(self.splits)}")
         files = {table: _local_files(folder, table.of_split(split)) for table in (self.documents, self.queries, self.judgements)}
         return assemble(
             name,

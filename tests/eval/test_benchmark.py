@@ -182,7 +182,7 @@ def test_each_has_its_own_split_unless_another_is_asked_for(fetched: Fetched) ->
     (other,) = resolve("beir/msmarco", "test", cache=cache, offline=True)
     assert (published.split, published.metadata.queries) == ("dev", 6_980)
     assert (other.split, other.metadata.queries) == ("test", None)
-    with pytest.raises(InputError, match="beir/msmarco: no split 'validation'; the splits there are dev, test, train"):
+    with pytest.raises(InputError, match="beir/msmarco: no split 'validation'; existing splits: dev, test, train"):
         resolve("beir/msmarco", "validation", cache=cache, offline=True)
 
 

@@ -116,7 +116,7 @@ def test_dev_is_also_called_validation(published: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_split_that_is_not_there_is_an_error(layout: str, published: Any, tmp_path: Path) -> None:
     source = LAYOUTS[layout][0](published, tmp_path)
-    with pytest.raises(InputError, match=r"no split 'nowhere'; the splits there are"):
+    with pytest.raises(InputError, match=r"no split 'nowhere'; existing splits:"):
         source.load(tmp_path, "birds", "nowhere")
 
 
