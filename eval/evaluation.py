@@ -48,7 +48,6 @@ from quiver.eval.results import (
     write_results,
 )
 from quiver.eval.significance import bootstrap_interval
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
 from quiver.retrieval.data.run import ranked, write_run
@@ -59,7 +58,7 @@ from quiver.retrieval.index.memory import index_vectors
 from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.records import Hits, ModelCard, Run
 from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
 from quiver.retrieval.search.explain import token_matches
@@ -386,7 +385,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     library: Library = "quiver",
     precision: Precision = "float",
     cache: str | Path | None = None,
-    executor: Executor = HERE,
+    executor: Executor = IN_PROCESS,
     offline: bool = False,
     progress: bool = False,
     command: str | None = None,

@@ -35,8 +35,8 @@ from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
     from quiver.encoder.config import Precision
-    from quiver.retrieval.cluster import Executor
     from quiver.retrieval.index import Index
+    from quiver.retrieval.protocols import Executor
     from quiver.retrieval.training.mining.ensemble import Ensemble
     from quiver.retrieval.training.mining.negatives import System
     from quiver.retrieval.training.mining.positives import BeirSource, PairSource

@@ -28,10 +28,9 @@ from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, rea
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.models.loading import default_device, load_model
-from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.training.mining.pair_scores import PairScores
 from quiver.retrieval.training.mining.scoring_data import ScoringData
 
@@ -75,7 +74,7 @@ class VectorTeacher:
         executor: Who encodes the documents.
     """
 
-    def __init__(self, model: DenseModel | TokenModel, executor: Executor = HERE) -> None:
+    def __init__(self, model: DenseModel | TokenModel, executor: Executor = IN_PROCESS) -> None:
         self._model = model
         self._executor = executor
         card = model.card
@@ -124,7 +123,7 @@ class CrossEncoderTeacher:
         InputError: sentence-transformers is not installed, it cannot load the model, or the model gives more than one score a pair.
     """
 
-    def __init__(self, source: str, *, device: str, executor: Executor = HERE) -> None:
+    def __init__(self, source: str, *, device: str, executor: Executor = IN_PROCESS) -> None:
         folder = local_folder(source)
         self._source, self._executor = source, executor
         self._model = _cross_encoder(source, device)
@@ -225,7 +224,7 @@ def _read(model: Any, pairs: _Pairs) -> NDArray[np.float32]:
     return scores
 
 
-def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = HERE) -> Teacher:
+def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = IN_PROCESS) -> Teacher:
     """A teacher from a folder or the hub; its configuration says which kind it is.
 
     Args:

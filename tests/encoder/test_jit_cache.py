@@ -1,0 +1,123 @@
+"""Compiled code on disk: what is damaged is made anew, and where nothing can be kept nothing is compiled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quiver.encoder.cpu.support import kernels_available
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(not kernels_available(), reason="nothing is compiled on this machine")
+
+ENCODE = """
+import logging, sys, tempfile, time
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+if len(sys.argv) > 1:
+    tempfile.tempdir = sys.argv[1]
+import torch
+from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
+torch.set_num_threads(1)
+config = EncoderConfig.modernbert(
+    vocab_size=64, hidden_size=64, num_heads=2, intermediate_size=48, layer_types=["global", "local"], max_positions=512
+)
+encoder = init_weights(Encoder(config), seed=0).eval()
+begun = time.monotonic()
+with torch.inference_mode():
+    print(float(encoder(pack_ids([list(range(64)) * 5])).sum()), time.monotonic() - begun)
+"""
+
+
+def run(cwd: Path, *arguments: str, first: str = "", **environment: str) -> tuple[float, float, list[str]]:
+    """The sum of the hidden states, the seconds that they took, and the lines of the log."""
+    command = [sys.executable, "-c", f"{first}\n{ENCODE}", *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(cwd), **environment}
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    total, seconds = map(float, done.stdout.split())
+    return total, seconds, done.stderr.splitlines()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A folder of compiled code, and the sum of the hidden states."""
+    folder = tmp_path_factory.mktemp("code")
+    return folder, run(REPOSITORY, NUMBA_CACHE_DIR=str(folder))[0]
+
+
+@pytest.mark.parametrize(("kept", "size"), [("*.nbc", 100), ("*.nbi", 0)])
+def test_code_that_was_cut_short_is_compiled_again(kept: str, size: int, made: tuple[Path, float], tmp_path: Path) -> None:
+    cache, right = tmp_path / "cache", made[1]
+    shutil.copytree(made[0], cache)
+    files = sorted(cache.rglob(kept))
+    assert len(files) > 3
+    for path in files:
+        path.write_bytes(path.read_bytes()[:size])
+    again, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
+    assert again == right
+    assert log
+    assert all("deleted damaged compiled code" in line and "is compiled again" in line for line in log)
+    healed, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
+    assert (healed, log) == (right, [])
+
+
+def test_code_with_a_flipped_bit_is_not_run_and_compiled_again(made: tuple[Path, float], tmp_path: Path) -> None:
+    """In the middle is machine code, which unpickles as well as any other."""
+    cache, right = tmp_path / "cache", made[1]
+    shutil.copytree(made[0], cache)
+    for path in cache.rglob("*.nbc"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    again, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
+    assert again == right
+    assert len(log) == 1
+    assert "deleted damaged compiled code" in log[0]
+    assert run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))[2] == []
+
+
+def test_a_full_disk_costs_the_kept_code_and_not_the_run(made: tuple[Path, float], tmp_path: Path) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))"
+    total, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(tmp_path), first=limited)
+    assert total == made[1]
+    assert len(log) == 1
+    assert "cannot be saved (File too large)" in log[0]
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    """A copy of the package in which no folder can be made for compiled code, whoever asks."""
+    shutil.copytree(REPOSITORY / "encoder", tmp_path / "encoder", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (tmp_path / "encoder").rglob("*.py"):
+        (folder.parent / "__pycache__").touch()
+    return tmp_path
+
+
+def test_nothing_is_compiled_where_nothing_can_be_kept(sealed: Path, made: tuple[Path, float]) -> None:
+    right = made[1]
+    total, seconds, log = run(sealed, "/dev/null/none", HOME="/dev/null", XDG_CACHE_HOME="/dev/null", NUMBA_CACHE_DIR="")
+    assert total == pytest.approx(right, abs=1e-3)
+    assert len(log) == 1
+    assert "compiled code cannot be cached" in log[0]
+    assert "NUMBA_CACHE_DIR" in log[0]
+    assert seconds < 5  # compiling alone takes ten
+
+
+def test_a_private_folder_for_temporary_files_keeps_code_where_no_other_can(sealed: Path, tmp_path: Path) -> None:
+    nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "NUMBA_CACHE_DIR": ""}
+    right, _, log = run(sealed, str(tmp_path), **nowhere)
+    (folder,) = tmp_path.glob("quiver-*")
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [str(folder) in line for line in log] == [True]
+    count = len(list(folder.rglob("*.nbc")))
+    assert count > 3
+    again, _, _ = run(sealed, str(tmp_path), **nowhere)
+    assert (again, len(list(folder.rglob("*.nbc")))) == (right, count)
+    folder.chmod(0o777)  # others could put code there
+    _, _, log = run(sealed, str(tmp_path), **nowhere)
+    assert "compiled code cannot be cached" in log[0]
