@@ -16,8 +16,8 @@ from typing import Any
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.encoder.pretraining import run_folder as pretraining_folder
 from quiver.encoder.pretraining.record import curves as pretraining_curves
-from quiver.encoder.training import run_folder as pretraining_folder
 from quiver.encoder.training.log import LOG, curve, read_log
 from quiver.eval.report.blocks import Block, Code, Column, Facts, Figure, Gallery, Paragraph, Report, Section, Span, Table, table
 from quiver.eval.report.charts import Curve, Points, curve_chart, curve_note, finite
