@@ -184,7 +184,7 @@ def _difference(shared: int, first: int, other: int) -> str | None:
     return f"{shared:,} documents are in both, {first:,} in one and {other:,} in the other ({share:.0%} in common)"
 
 
-class System(Protocol):
+class RankingSystem(Protocol):
     """What ranks documents for queries: an index with its model, BM25, or anything else."""
 
     def __call__(self, queries: Sequence[Query], k: int) -> Run:
@@ -204,7 +204,7 @@ class Fused:
     lists: tuple[Run, ...]
 
 
-def search_fused(systems: Sequence[System], queries: Sequence[Query], k: int, *, fusion: Fusion, depth: int = 100) -> Fused:
+def search_fused(systems: Sequence[RankingSystem], queries: Sequence[Query], k: int, *, fusion: Fusion, depth: int = 100) -> Fused:
     """Ask several systems and fuse what they find.
 
     Args:
@@ -233,7 +233,7 @@ def index_system(
     effort: str | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
-) -> System:
+) -> RankingSystem:
     """An index with its model as a system; see `quiver.retrieval.search.search.search`."""
 
     def system(queries: Sequence[Query], k: int) -> Run:
@@ -242,7 +242,7 @@ def index_system(
     return system
 
 
-def word_system(words: WordIndex, *, filter: FilterLike = None) -> System:
+def word_system(words: WordIndex, *, filter: FilterLike = None) -> RankingSystem:
     """BM25 over the documents of an index as a system."""
     return lambda queries, k: words.search([query.text for query in queries], k, filter=filter).to_run([query.id for query in queries])
 
