@@ -10,7 +10,7 @@ from .checkpoints.head_checkpoint import save_masked_lm as save_masked_lm
 from .checkpoints.head_checkpoint import save_span_qa as save_span_qa
 from .config import EncoderConfig as EncoderConfig
 from .config import RopeScaling as RopeScaling
-from .cpu.frozen import optimize_for_inference as optimize_for_inference
+from .cpu.prepack import optimize_for_inference as optimize_for_inference
 from .errors import InputError as InputError
 from .gpu.compile import compile_encoder as compile_encoder
 from .heads import MaskedLM as MaskedLM

@@ -1,11 +1,11 @@
 """Softmax cross entropy over a large vocabulary, without the matrix of all logits.
 
-Rows are taken a chunk at a time. While a chunk's logits are there they give its losses and its share of every gradient,
-so nothing of size M x V is kept or computed twice: peak memory is that of one chunk, whatever M is.
+Rows are processed in chunks. A chunk's logits give its losses and its share of every gradient at once, so nothing of size M x V is stored
+or computed twice: peak memory is that of one chunk for every M.
 
 Shapes: M rows, D width, V vocabulary, C rows of a chunk.
-Source: Liger Kernel, arXiv:2410.10989, section 3.2 (linear and cross entropy in one, gradients in the forward pass);
-Cut Cross-Entropy, arXiv:2411.09009, section 3 (why the logits are what fills the memory).
+Source: Liger Kernel, arXiv:2410.10989, section 3.2 (linear and cross entropy in one, gradients in the forward pass); Cut Cross-Entropy,
+arXiv:2411.09009, section 3 (why the logits fill the memory).
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from torch.nn import functional as F
 
 from quiver.encoder.cpu.linear import compute_dtype
 
-# A chunk has as many rows as the matrix has columns, so its logits are as large as the matrix, which is there anyway with
-# its gradient. Below this number of rows the products stop being limited by arithmetic.
+# A chunk has as many rows as the matrix has columns, so its logits are as large as the matrix, which is in memory anyway with its gradient.
+# With fewer rows than this the products are no longer limited by arithmetic.
 MIN_ROWS = 128
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """Mean cross entropy of ``softmax(hidden @ weight.T + bias)``.
 
-    The products are taken in the inputs' dtype (under autocast in autocast's; in float32 on a CPU that only emulates half
-    precision), everything else in float32 or better.
-    The gradients are computed along with the loss, so one backward pass through it is all there is: a second one
+    Products use the dtype of the inputs (autocast's dtype under autocast; float32 on a CPU that only emulates half precision), everything
+    else float32 or better. The gradients are computed together with the loss, so only one backward pass is possible: a second one
     (``retain_graph``) and a derivative of the gradient raise torch's RuntimeError.
 
     Args:
@@ -57,8 +56,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         dtype = compute_dtype(hidden.device, dtype)
         exact = torch.promote_types(dtype, torch.float32)
-        # Sums over chunks are exact until the end: in float16 a gradient without the loss scale, which only the backward
-        # pass knows, would vanish.
+        # Sums over chunks stay unscaled until the end: in float16 a gradient without the loss scale, which only the backward pass knows,
+        # would underflow.
         grads = [
             torch.zeros_like(x, dtype=exact) if differentiable and needed and x is not None else None
             for x, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
@@ -76,14 +75,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale = upstream * ctx.share
-        # In place: a second copy of the matrix's gradient would be the largest tensor of the whole step. torch notices
-        # the change of a saved tensor and refuses a second backward pass.
+        # In place: a second copy of the matrix's gradient would be the largest tensor of the whole step. torch detects the change of a
+        # saved tensor and refuses a second backward pass.
         grads = [None if grad is None else grad.mul_(scale).to(dtype) for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
         return *grads, None, None
 
 
 def _walk(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, grads: list[Tensor | None], exact: torch.dtype) -> Tensor:
-    """The sum of all rows' losses; the gradients of that sum are added to ``grads`` (of hidden, weight, bias)."""
+    """Return the sum of all rows' losses; the gradients of that sum are added to ``grads`` (of hidden, weight, bias)."""
     grad_hidden, grad_weight, grad_bias = grads
     total = torch.zeros((), dtype=exact, device=hidden.device)
     rows = max(weight.shape[1], MIN_ROWS)
@@ -93,7 +92,7 @@ def _walk(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, g
         total -= log_probabilities.gather(1, target).sum()
         if grad_hidden is None and grad_weight is None and grad_bias is None:
             continue
-        # The derivative of a row's loss by its logits: its probabilities, less one at the label.
+        # The derivative of a row's loss with respect to its logits: its probabilities, minus one at the label.
         slope = log_probabilities.exp_().scatter_add_(1, target, torch.full_like(target, -1, dtype=exact))
         if grad_bias is not None:
             grad_bias += slope.sum(0)

@@ -1,4 +1,4 @@
-"""Files: JSON read with clear errors, text and tensors written with errors that name the file."""
+"""Files: JSON, text and tensors, read with errors that name file and line, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        InputError: The file is missing or cannot be read, is not UTF-8 JSON, is nested too deeply or holds too long a number for
-            Python, or holds something other than an object.
+        InputError: The file is missing or unreadable, is not UTF-8 JSON, is nested too deeply or contains a number too long for Python, or
+            is not an object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
-    except ValueError as error:  # the only other one: CPython refuses to convert integers of thousands of digits
+    except ValueError as error:  # the only other ValueError: CPython refuses to convert integers of thousands of digits
         raise InputError(f"{path}: holds a number of too many digits") from error
     except RecursionError as error:
         raise InputError(f"{path}: nested too deeply") from error
@@ -46,10 +46,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def expand_home(path: str | Path) -> Path:
-    """The path with ``~`` and ``~user`` at its beginning replaced by the home folder.
+    """Replace ``~`` or ``~user`` at the start of a path by the home folder.
 
     Raises:
-        InputError: There is no such user, or nobody knows the home folder.
+        InputError: There is no such user, or no home folder is known.
     """
     try:
         return Path(path).expanduser()
@@ -58,26 +58,26 @@ def expand_home(path: str | Path) -> Path:
 
 
 def check_target(path: Path) -> None:
-    """Say early that a file cannot be written there.
+    """Check before a long computation that a file can be written.
 
     Raises:
-        InputError: The path is a folder, a device, a pipe or the like, or its folder does not exist or may not be written; for a link
-            all this is asked of what it leads to.
+        InputError: The path is a folder, device, pipe or the like, or its folder does not exist or is not writable; a link is checked at
+            its target.
     """
     _target(path)
 
 
 def _target(path: Path) -> Path:
-    """The file to write: the path itself, or where it is a link, what it leads to.
+    """Return the file to write: the path itself, or the target of a link.
 
-    A rename would put a file in the place of whatever has the name, a link or as root even a device.
+    A rename would replace whatever has that name, a link or, as root, even a device.
     """
-    # A path without a name is a folder too: ".", "/", or the working folder after somebody has deleted it.
+    # A path without a name is a folder too: ".", "/", or a working folder that has been deleted.
     if not path.name or path.is_dir():
         raise InputError(f"{path}: cannot be written, it is a folder; name a file")
     if path.exists() and not path.is_file():
         raise InputError(f"{path}: cannot be written, it is a device, a pipe or a socket; name a file")
-    # Not Path.resolve: up to Python 3.12 it raises on links that lead in a circle.
+    # Not Path.resolve, which raises on circular links up to Python 3.12.
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise InputError(f"{path}: cannot be written, its link leads in a circle")
@@ -91,13 +91,13 @@ def _target(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its name when the block ends without an error, and vanishes otherwise.
+    """Yield a temporary file beside ``path`` that takes its name when the block succeeds, and is removed otherwise.
 
-    A reader sees the old file or the new one, never a part of it, and the new one is on the disk when the block has ended.
-    A link stays: the file that it leads to is replaced.
+    Readers see the old file or the new one, never a part of it, and the new one is on disk when the block has ended. A link is kept: its
+    target is replaced.
 
     Raises:
-        InputError: The path is a folder, a device, a pipe or the like, or its folder does not exist or cannot be written.
+        InputError: The path is a folder, device, pipe or the like, or its folder does not exist or cannot be written.
     """
     target = _target(path)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
@@ -118,7 +118,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _naming(path: Path, temporary: Path) -> Iterator[None]:
-    """Put the file's name into an error of the block that names none or the temporary file: a full disk is known by a descriptor only."""
+    """Name the file in errors that name none or the temporary file: a full disk is reported for a descriptor only."""
     try:
         yield
     except OSError as error:
@@ -128,7 +128,7 @@ def _naming(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: without this a rename may be undone by a power cut."""
+    """Make the names in a folder durable: otherwise a power failure can undo a rename."""
     if os.name == "nt":  # Windows cannot open a folder, and its file system journals renames itself
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -138,7 +138,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# How Rust's standard library prints an error of the operating system.
+# How Rust's standard library prints an operating system error.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -147,10 +147,10 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
     Args:
         tensors: Contiguous tensors that share no storage, by name.
-        path: Where the file goes; in `replacing`, the temporary file.
+        path: The file; within `replacing`, the temporary file.
 
     Raises:
-        OSError: The file cannot be written. safetensors raises `SafetensorError` then, which is no OSError, for a full disk too.
+        OSError: The file cannot be written. safetensors raises its own `SafetensorError` then, even for a full disk.
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
@@ -163,7 +163,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text whole or not at all."""
+    """Write UTF-8 text, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -173,7 +173,7 @@ def write_json(path: Path, value: object) -> None:
 
     Raises:
         InputError: The file cannot be written.
-        ValueError: The value holds NaN or infinity, which JSON does not know.
+        ValueError: The value contains NaN or infinity, which JSON does not have.
     """
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -206,7 +206,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_whole(path: Path) -> str:
-    """A UTF-8 text file, ends of lines as they are; a byte order mark at the start is dropped.
+    """Read a UTF-8 text file without changing line ends; a byte order mark at the start is dropped.
 
     Raises:
         InputError: The file is missing, is not UTF-8 (names the line), or is damaged gzip.
@@ -215,7 +215,7 @@ def read_whole(path: Path) -> str:
 
 
 def _decoded(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their ends; decoded one by one, so that a broken byte has its line."""
+    """Yield lines with their ends; decoded one by one, so that an error can name the line."""
     number = 0
     try:
         with open_binary(path) as file:
@@ -229,11 +229,11 @@ def _decoded(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """The objects of a JSON lines file with their line numbers.
+    """Yield the objects of a JSON lines file with their line numbers.
 
     Raises:
-        InputError: As `read_lines`; or a line is not a JSON object, or holds half of an escaped surrogate pair, which is legal
-            JSON and no text: tokenizers and files fail on it much later. Names file and line.
+        InputError: As `read_lines`; or a line is not a JSON object, or contains half of an escaped surrogate pair, which is legal JSON but
+            fails later in tokenizers and files. Names file and line.
     """
     for number, line in read_lines(path):
         try:
@@ -259,7 +259,7 @@ def open_binary(path: Path) -> BinaryIO:
     """Open a file for reading bytes, through gzip if its name ends in ``.gz``.
 
     Raises:
-        InputError: There is no such file, or it may not be read.
+        InputError: The file does not exist or is not readable.
     """
     try:
         return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
@@ -269,14 +269,13 @@ def open_binary(path: Path) -> BinaryIO:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that appears under its name only when it is whole and on the disk.
+    """Write a file that appears under its name only when it is complete and on disk.
 
-    The bytes go into a temporary file beside the target, which takes the target's name when the block ends without an
-    error; otherwise it is removed and whatever the target held stays. Gzip output carries no time and no name, so that equal
-    content gives equal bytes.
+    The bytes go to a temporary file beside the target, which takes the target's name when the block succeeds; otherwise it is removed and
+    the target stays as it was. Gzip output contains no time or name, so equal content gives equal bytes.
 
     Args:
-        path: The target; its folder must exist, a file already there is replaced.
+        path: The target; its folder must exist, an existing file is replaced.
 
     Raises:
         InputError: The folder does not exist or cannot be written.
@@ -290,16 +289,16 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def cache_folder(name: str) -> Path:
-    """Where downloads and vectors are kept between runs: ``$QUIVER_CACHE/name``, or ``name`` under the user's cache folder.
+    """Return the folder for downloads and vectors kept between runs: ``$QUIVER_CACHE/name``, or ``name`` in the user's cache folder.
 
     Args:
-        name: What is kept there, such as ``vectors``.
+        name: What is cached, such as ``vectors``.
 
     Returns:
         The folder; it may not exist yet.
 
     Raises:
-        InputError: No home folder is known, or not that of the user whom ``QUIVER_CACHE`` or ``XDG_CACHE_HOME`` names.
+        InputError: No home folder is known for this user, or for the user named by ``QUIVER_CACHE`` or ``XDG_CACHE_HOME``.
     """
     if root := os.environ.get("QUIVER_CACHE"):
         return expand_home(root) / name
@@ -307,7 +306,7 @@ def cache_folder(name: str) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file's bytes, in hexadecimal, read in blocks."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

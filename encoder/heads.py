@@ -1,7 +1,10 @@
-"""The layer between an encoder and a head's last matrix, and what each family's is.
+"""Task heads on an encoder: masked language modelling, classification of sequences, answers as spans.
 
-Shapes: D model width.
-Source: BERT, arXiv:1810.04805, section 3.1; RoBERTa, arXiv:1907.11692; ModernBERT's prediction head in transformers 5.3.
+Heads of different families differ by values, not by class: the layer before the last matrix is one `TransformConfig`.
+
+Shapes: B sequences, N packed tokens, n tokens of one sequence, D model width, V vocabulary, C labels, M masked tokens.
+Source: ModernBERT, arXiv:2412.13663, sections 2.1 and 3; BERT, arXiv:1810.04805, sections 3.1 and 4 (a span's score is the sum of its start
+and end); RoBERTa, arXiv:1907.11692; the modules of the same tasks in transformers 5.3.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout
 from quiver.encoder.packing import PackedBatch
 
 HEAD_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATION_FUNCTIONS, "tanh": torch.tanh}
-# Families whose tasks all put their last matrix on the masked language model's transform.
+# Families in which every task puts its last matrix on the transform of the masked language model.
 SHARED_TRANSFORM = ("modernbert", "quiver")
 
 
@@ -34,13 +37,13 @@ class TransformConfig:
     """The layer between an encoder and a head's last matrix: dense matrix, activation, perhaps a norm."""
 
     bias: bool
-    """The dense matrix has a bias."""
+    """Whether the dense matrix has a bias."""
     activation: str
     """A key of `HEAD_ACTIVATIONS`."""
     norm: bool
-    """The encoder's kind of norm follows."""
+    """Whether a norm of the encoder's kind follows."""
     input_dropout: bool = False
-    """The classifier's dropout stands before this layer too (RoBERTa)."""
+    """Whether the classifier's dropout precedes this layer too (RoBERTa)."""
 
     def __post_init__(self) -> None:
         if self.activation not in HEAD_ACTIVATIONS:
@@ -48,33 +51,33 @@ class TransformConfig:
 
 
 def masked_lm_transform(config: EncoderConfig) -> TransformConfig:
-    """The family's transform before the decoder."""
+    """Return the family's transform before the decoder."""
     if config.family in SHARED_TRANSFORM:
         return TransformConfig(bias=False, activation="gelu", norm=True)
-    # RoBERTa's is gelu whatever the layers have.
+    # RoBERTa uses gelu here, whatever the activation of its layers.
     activation = "gelu" if config.family == "roberta" else config.activation
     return TransformConfig(bias=decoder_has_bias(config), activation=activation, norm=True)
 
 
 def decoder_has_bias(config: EncoderConfig) -> bool:
-    """Whether the family's decoder has a bias; NomicBERT's follows the first matrix of its MLP."""
+    """Return whether the family's decoder has a bias; NomicBERT's follows the first matrix of its MLP."""
     return config.family != "nomicbert" or config.mlp_input_bias
 
 
 def classifier_transform(config: EncoderConfig) -> TransformConfig:
-    """The family's transform before the matrix of labels: BERT's pooler, where the family has no other."""
+    """Return the family's transform before the label matrix: BERT's pooler, unless the family has its own."""
     if config.family in SHARED_TRANSFORM:
         return masked_lm_transform(config)
     return TransformConfig(bias=True, activation="tanh", norm=False, input_dropout=config.family == "roberta")
 
 
 def head_dropout(config: EncoderConfig) -> float:
-    """The family's dropout before the matrix of labels where config.json says nothing."""
+    """Return the family's dropout before the label matrix, for a config.json that does not set it."""
     return 0.0 if config.family in SHARED_TRANSFORM else config.embedding_dropout
 
 
 class Transform(nn.Module):
-    """Dense matrix, activation and perhaps a norm over D."""
+    """Dense matrix, activation and optionally a norm over D."""
 
     def __init__(self, config: EncoderConfig, transform: TransformConfig) -> None:
         super().__init__()
@@ -91,7 +94,7 @@ class Transform(nn.Module):
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 ClassifierPooling = Literal["cls", "mean"]
 
-# The label of a token whose word is not asked for; the field's convention.
+# Label of a token that does not count in the loss; the usual convention.
 IGNORE_INDEX = -100
 
 
@@ -99,7 +102,7 @@ class Decoder(nn.Module):
     """The matrix from hidden states to words: its own, or the token embedding.
 
     Attributes:
-        weight: (V, D) when it is the decoder's own; None when the embedding serves.
+        weight: (V, D) if the decoder has its own matrix; None if it is tied to the embedding.
         bias: (V,), or None.
     """
 
@@ -114,19 +117,19 @@ class MaskedLMLoss(NamedTuple):
     """The loss of a masked batch."""
 
     loss: Tensor
-    """Mean cross entropy over the asked tokens, a float32 scalar."""
+    """Mean cross entropy over the masked tokens, a float32 scalar."""
     asked: int
-    """Tokens whose word was asked for, M; the weight of this loss in a mean over batches."""
+    """Number of masked tokens, M; the weight of this loss in a mean over batches."""
 
 
 class MaskedLM(nn.Module):
-    """An encoder that guesses masked words. Logits exist for the asked tokens only, and of those a chunk at a time.
+    """An encoder that predicts masked words. Logits are computed for the masked tokens only, a chunk at a time.
 
     Args:
         encoder: Gives the hidden states.
-        transform: The layer before the decoder; the family's by default.
-        decoder_bias: The decoder has a bias; the family's by default.
-        tied: The decoder's matrix is the token embedding.
+        transform: The layer before the decoder; default: the family's.
+        decoder_bias: Whether the decoder has a bias; default: the family's.
+        tied: Whether the decoder's matrix is the token embedding.
 
     Example:
         >>> from quiver.encoder.packing import pack_ids
@@ -154,15 +157,15 @@ class MaskedLM(nn.Module):
         return weight
 
     def forward(self, batch: PackedBatch, labels: Tensor) -> MaskedLMLoss:
-        """The loss of a batch whose words were masked.
+        """Return the loss of a masked batch.
 
         Args:
             batch: B sequences, N tokens, masked.
-            labels: For each token the word it was, or -100 where it is not asked for, (N,) int64. On the host they cost no
-                wait for the device, and words outside the vocabulary are found.
+            labels: For each token the original word, or -100 if it does not count, (N,) int64. Labels on the host need no synchronization
+                with the device, and are checked against the vocabulary.
 
         Returns:
-            Loss and number of asked tokens. When nothing is asked the loss is zero and has a gradient, of zeros.
+            Loss and number of masked tokens. If there are none, the loss is zero, with a gradient of zeros.
 
         Raises:
             ValueError: The labels have another shape than the batch, or one is neither -100 nor a word.
@@ -179,14 +182,14 @@ class MaskedLM(nn.Module):
         return MaskedLMLoss(loss, len(words))
 
     def logits(self, batch: PackedBatch, positions: Tensor) -> Tensor:
-        """Logits of some tokens.
+        """Return logits of some tokens.
 
         Args:
             batch: B sequences, N tokens.
-            positions: Places in the packed batch, (M,) int64.
+            positions: Indices in the packed batch, (M,) int64.
 
         Returns:
-            (M, V) in the weights' dtype.
+            (M, V) in the dtype of the weights.
         """
         return F.linear(self._states(batch, positions), self.decoder_weight, self.decoder.bias)
 
@@ -209,7 +212,7 @@ def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
 
 CLASSIFIER_POOLINGS: dict[ClassifierPooling, Callable[[Tensor, PackedBatch], Tensor]] = {"cls": _first_token, "mean": _mean}
-"""Hidden states (N, D) and their batch to one vector a sequence, (B, D)."""
+"""Hidden states (N, D) and their batch to one vector per sequence, (B, D)."""
 
 
 class SequenceClassifier(nn.Module):
@@ -217,13 +220,13 @@ class SequenceClassifier(nn.Module):
 
     Args:
         encoder: Gives the hidden states.
-        num_labels: C; 1 for one number a sequence.
-        pooling: What stands for a sequence: its first token or the mean of its tokens.
-        problem_type: How labels are read; by default regression when C is 1, else by the labels' dtype: integers name one
-            label, floating-point numbers are yes or no for each.
-        dropout: Before the matrix of labels; the family's by default.
-        transform: The layer before that; the family's by default.
-        label_names: One name a label, written to config.json.
+        num_labels: C; 1 for one number per sequence.
+        pooling: Vector of a sequence: its first token, or the mean of its tokens.
+        problem_type: How labels are read. Default: regression if C is 1, otherwise by the labels' dtype: integers name one label, floating-
+            point numbers are yes or no for each label.
+        dropout: Dropout before the label matrix; default: the family's.
+        transform: The layer before that; default: the family's.
+        label_names: One name per label, written to config.json.
     """
 
     def __init__(
@@ -256,7 +259,7 @@ class SequenceClassifier(nn.Module):
         self.out = nn.Linear(encoder.config.hidden_size, num_labels)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """(B, C) scores in the weights' dtype."""
+        """Return (B, C) scores in the dtype of the weights."""
         pooled = CLASSIFIER_POOLINGS[self.pooling](self.encoder(batch), batch)
         if self.transform.config.input_dropout:
             pooled = self.dropout(pooled)
@@ -264,15 +267,14 @@ class SequenceClassifier(nn.Module):
         return scores
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Mean loss of a batch, in float32: cross entropy, binary cross entropy of each label, or squared error.
+        """Mean loss of a batch, in float32: cross entropy, binary cross entropy per label, or squared error.
 
         Args:
-            scores: What `forward` gave, (B, C).
-            labels: (B,) int64 for a single label; (B, C) floating-point 0 or 1 for several; (B, C), or (B,) when C is 1,
-                for regression.
+            scores: Output of `forward`, (B, C).
+            labels: (B,) int64 for a single label; (B, C) floating-point 0 or 1 for several; (B, C), or (B,) if C is 1, for regression.
 
         Raises:
-            ValueError: The labels' shape does not fit the problem.
+            ValueError: The shape of the labels does not fit the problem.
         """
         problem: ProblemType = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
         if self.num_labels == 1:
@@ -284,7 +286,7 @@ class SequenceClassifier(nn.Module):
         if labels.shape != expected:
             raise ValueError(f"labels of {problem} must be {tuple(expected)}, got {tuple(labels.shape)}")
         exact = torch.promote_types(scores.dtype, torch.float32)
-        # Outside autocast, which would take some of these losses back to half precision.
+        # Outside autocast, which would convert some of these losses back to half precision.
         with torch.autocast(scores.device.type, enabled=False):
             return PROBLEMS[problem](scores.to(exact), labels.to(scores.device))
 
@@ -298,7 +300,7 @@ PROBLEMS: dict[ProblemType, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class SpanLogits(NamedTuple):
-    """For each packed token, how much it looks like the end points of the answer."""
+    """Start and end logits of each packed token."""
 
     start: Tensor
     """(N,)."""
@@ -309,12 +311,12 @@ class SpanLogits(NamedTuple):
 class SpanQA(nn.Module):
     """An encoder that finds the span of a text that answers a question; question and text are one sequence.
 
-    `quiver.encoder.heads.best_spans` makes spans of its logits.
+    `best_spans` makes spans of its logits.
 
     Args:
         encoder: Gives the hidden states.
-        dropout: Between transform and last matrix, where there is a transform; the family's by default.
-        transform: The layer before the last matrix; by default ModernBERT's, and none where the family has none.
+        dropout: Dropout between transform and last matrix, if there is a transform; default: the family's.
+        transform: The layer before the last matrix; default: ModernBERT's, or none for families without one.
     """
 
     def __init__(self, encoder: Encoder, *, dropout: float | None = None, transform: TransformConfig | None = None) -> None:
@@ -328,7 +330,7 @@ class SpanQA(nn.Module):
         self.out = nn.Linear(config.hidden_size, 2)
 
     def forward(self, batch: PackedBatch) -> SpanLogits:
-        """Start and end logits of N tokens, in the weights' dtype."""
+        """Return start and end logits of N tokens, in the dtype of the weights."""
         hidden = self.encoder(batch)
         if self.transform is not None:
             hidden = self.dropout(self.transform(hidden))
@@ -338,20 +340,20 @@ class SpanQA(nn.Module):
     def loss(self, logits: SpanLogits, batch: PackedBatch, starts: Tensor, ends: Tensor) -> Tensor:
         """Mean of the cross entropies of start and end, each under a softmax over the tokens of its own sequence.
 
-        transformers' softmax runs over a batch's padding too; for a batch without padding the losses are the same.
+        The softmax of transformers includes a batch's padding; without padding the losses are equal.
 
         Args:
-            logits: What `forward` gave.
+            logits: Output of `forward`.
             batch: The same batch.
-            starts: First token of each answer, counted from the beginning of its sequence, (B,) int64. A place outside the
-                sequence (an answer that was cut off) is left out of the mean.
-            ends: Last token of each answer, as ``starts``.
+            starts: First token of each answer, counted from the start of its sequence, (B,) int64. A position outside the sequence (a
+                truncated answer) does not count.
+            ends: Last token of each answer, likewise.
 
         Returns:
-            A float32 scalar; zero, with a gradient, if no place counts.
+            A float32 scalar; zero, with a gradient, if no position counts.
 
         Raises:
-            ValueError: There is not one place a sequence.
+            ValueError: The number of positions differs from the number of sequences.
         """
         if starts.shape != (len(batch),) or ends.shape != (len(batch),):
             raise ValueError(f"starts and ends must be ({len(batch)},), got {tuple(starts.shape)} and {tuple(ends.shape)}")
@@ -362,15 +364,14 @@ Head: TypeAlias = MaskedLM | SequenceClassifier | SpanQA
 
 
 def init_head(head: Head, *, seed: int) -> None:
-    """Draw a head's weights anew, in place; its encoder is not touched.
+    """Initialise the weights of a head, in place; its encoder is not changed.
 
-    ModernBERT's are truncated normals whose width depends on what follows: the encoder's initial width before a tied
-    decoder, that divided by sqrt(2 L) before a matrix of labels, and D ** -0.5 for a last matrix. The other families take the
-    encoder's initial width everywhere.
+    ModernBERT's are truncated normals whose width depends on what follows: the encoder's initial width before a tied decoder, that divided
+    by sqrt(2 L) before a label matrix, and D ** -0.5 for a last matrix. Other families use the encoder's initial width everywhere.
 
     Args:
         head: Its encoder's configuration gives the width and the number of layers L.
-        seed: Of torch's generator on the CPU; equal seeds give equal weights.
+        seed: Seed of a CPU generator; equal seeds give equal weights.
 
     Source: ModernBERT's training code (full_megatron): prediction head "in", pooling head "out", last matrices "final_out".
     """
@@ -392,7 +393,7 @@ def init_head(head: Head, *, seed: int) -> None:
             nn.init.zeros_(weight)
 
 
-# Scores looked at in one step of the search: 8 MiB of float64.
+# Span scores in memory at a time: 8 MiB of float64.
 MAX_SCORES_AT_ONCE = 1 << 20
 
 
@@ -408,13 +409,12 @@ class Span(NamedTuple):
 
 
 def position_loss(logits: Tensor, batch: PackedBatch, places: Tensor) -> Tensor:
-    """Cross entropy of one token a sequence under a softmax over the sequence's tokens.
+    """Cross entropy of one token per sequence, under a softmax over the tokens of the sequence.
 
     Args:
         logits: (N,).
-        batch: Where the sequences begin and end.
-        places: The token asked for in each sequence, (B,) int64; one outside its sequence (negative, or behind its end)
-            is left out.
+        batch: The packed batch.
+        places: Target token of each sequence, (B,) int64; one outside its sequence does not count.
 
     Returns:
         The mean over the sequences that count, a scalar in float32 or better; zero, with a gradient, if none does.
@@ -442,25 +442,25 @@ def best_spans(
     allowed: Sequence[tuple[int, int]] | None = None,
     max_scores: int = MAX_SCORES_AT_ONCE,
 ) -> list[list[Span]]:
-    """The spans of each sequence with the highest sum of start and end logit; exact.
+    """Find the spans of each sequence with the highest sum of start and end logit; exact.
 
     Args:
         start: Start logits, (N,).
         end: End logits, (N,).
-        batch: Where the sequences begin and end.
-        max_answer_length: Tokens a span may have.
-        n_best: Spans wanted of each sequence.
-        allowed: For each sequence the first token a span may have and the first behind its last one, (first, stop) with
-            0 <= first <= stop <= n; the whole sequence by default.
+        batch: The packed batch.
+        max_answer_length: Maximum length of a span, in tokens.
+        n_best: Number of spans per sequence.
+        allowed: For each sequence the range of tokens a span may use, (first, stop) with 0 <= first <= stop <= n; default: the whole
+            sequence.
         max_scores: Number of span scores held in memory at a time.
 
     Returns:
-        For each sequence at most ``n_best`` spans, best first, of equals the one with the earlier start, then the earlier
-        end. Where ``allowed`` is empty there is none.
+        At most ``n_best`` spans per sequence, best first; of equal ones the earlier start comes first, then the earlier end. Empty where
+        ``allowed`` is empty.
 
     Raises:
-        ValueError: A length or number is below 1, a range lies outside its sequence, or there is not one range a sequence,
-            or a logit is NaN.
+        ValueError: A length or number is below 1, a range lies outside its sequence, the number of ranges differs from the number of
+            sequences, or a logit is NaN.
 
     Example:
         >>> from quiver.encoder.packing import pack_ids
@@ -493,7 +493,7 @@ def _best_of_one(
     """Return the best spans of one stretch of tokens; ``first`` is added to every position."""
     if not longest:
         return []
-    # Beyond the stretch no span ends: -inf there, and such pairs are dropped.
+    # No span ends beyond the stretch: its score is -inf there and is dropped.
     behind = np.concatenate([end, np.full(longest - 1, -np.inf)])
     ends = np.lib.stride_tricks.sliding_window_view(behind, longest)  # (n, longest): row i holds end[i], end[i + 1], ...
     rows = max(max_scores // longest, 1)
@@ -501,7 +501,7 @@ def _best_of_one(
     for low in range(0, len(start), rows):
         scores = (start[low : low + rows, None] + ends[low : low + rows]).ravel()
         kept = min(n_best, len(scores))
-        # All that tie with the last one wanted are looked at, so that ties are broken by place and not by chance.
+        # All spans that tie with the last one wanted are considered, so that ties are resolved by position.
         threshold = np.partition(scores, len(scores) - kept)[len(scores) - kept]
         places = np.flatnonzero((scores >= threshold) & (scores > -np.inf))
         places = places[np.argsort(-scores[places], kind="stable")][:n_best]

@@ -1,4 +1,4 @@
-"""The parts of an encoder: embeddings, attention, MLP, block. Each takes its numbers from one `EncoderConfig`.
+"""The parts of an encoder: embeddings, attention, MLP, block. Each takes its sizes from one `EncoderConfig`.
 
 Shapes: N packed tokens, D model width, H heads, K head width, R rotary width, I MLP width.
 Source: ModernBERT, arXiv:2412.13663, section 2.1; BERT, arXiv:1810.04805, section 3.
@@ -12,7 +12,6 @@ from torch.nn.modules import module as torch_module
 
 from quiver.encoder.attention import attend
 from quiver.encoder.config import EncoderConfig
-from quiver.encoder.cpu.chunked_mlp import mlp_in_chunks, runs_in_chunks
 from quiver.encoder.cpu.linear import Linear
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, Dropout, Norm, add_norm, gated, normalize, rotate, split_qkv
 from quiver.encoder.packing import PackedBatch, PaddedBatch
@@ -22,18 +21,18 @@ RotaryRows = tuple[Tensor, Tensor]
 """Cosines and sines of a batch's tokens, (N, R/2) each."""
 
 Batch = PackedBatch | PaddedBatch
-"""Tokens end to end, or for the graphs of other programs padded: attention alone knows which."""
+"""A packed batch, or a padded one when exporting to ONNX. Only attention distinguishes them."""
 
 
 def make_norm(config: EncoderConfig) -> Norm:
-    """The family's norm over D."""
+    """Return the norm of the family, over D."""
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
 
 
 class Embeddings(nn.Module):
-    """Token ids to hidden states: token vector, plus position and type vectors where the family has them, then a norm."""
+    """Token ids to hidden states: token vector, plus position and type vectors if the family has them, then a norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -46,10 +45,10 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(config.embedding_dropout)
 
     def forward(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """(N,) ids to (N, D) hidden states of a dtype."""
+        """(N,) ids to (N, D) hidden states of the given dtype."""
         hidden = self.tokens(batch.ids).to(dtype)
         if self.token_types is not None:
-            hidden = hidden + self.token_types.weight[0].to(dtype)  # single texts: every token is of the first type
+            hidden = hidden + self.token_types.weight[0].to(dtype)  # a single text: every token has the first type
         if self.positions is not None:
             hidden = hidden + self.positions(batch.positions + self.position_offset).to(dtype)
         output: Tensor = self.dropout(normalize(hidden, self.norm))
@@ -57,7 +56,7 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention on packed tokens, queries, keys and values from one matrix."""
+    """Multi-head self-attention on packed tokens; one matrix gives queries, keys and values."""
 
     slopes: Tensor | None
 
@@ -74,20 +73,20 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch, rope: RotaryRows | None) -> Tensor:
         """(N, D) to (N, D)."""
-        q, k, v = self._heads(hidden, rope)
+        q, k, v = self._heads(hidden, rope, batch_invariant=batch.batch_invariant)
         dropout = self.probability_dropout if self.training else 0.0
         mixed = attend(q, k, v, batch, self.window, slopes=self.slopes, dropout=dropout)
         output: Tensor = self.dropout(self.out(mixed.flatten(1)))
         return output
 
-    def _heads(self, hidden: Tensor, rope: RotaryRows | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (N, H, K) each, from one product."""
+    def _heads(self, hidden: Tensor, rope: RotaryRows | None, *, batch_invariant: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (N, H, K) each, from one product."""
         qkv = self.qkv(hidden).view(hidden.shape[0], 3, self.heads, -1)  # (N, 3, H, K)
-        return split_qkv(qkv) if rope is None else rotate(qkv, *rope)
+        return split_qkv(qkv) if rope is None else rotate(qkv, *rope, batch_invariant=batch_invariant)
 
 
 class MLP(nn.Module):
-    """Two matrices and an activation; gated, the first matrix gives the activated half and its gate."""
+    """Two matrices and an activation; in a gated MLP the first matrix gives the activated half and its gate."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -100,12 +99,7 @@ class MLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(N, D) to (N, D)."""
-        drops_out = self.training and self.inner_dropout.p > 0
-        if not drops_out and runs_in_chunks(hidden, self.up, self.down) and not has_hooks(self):
-            updated = mlp_in_chunks(hidden, self.up, self.down, self.activation, gate=self.gated)
-        else:
-            updated = self.down(self.inner_dropout(self.activate(self.up(hidden))))
-        output: Tensor = self.output_dropout(updated)
+        output: Tensor = self.output_dropout(self.down(self.inner_dropout(self.activate(self.up(hidden)))))
         return output
 
     def activate(self, inner: Tensor) -> Tensor:
@@ -114,9 +108,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP around a residual stream, with the norm before each, after each, or once before both side by side.
+    """Attention and MLP around a residual stream, with a norm before each, after each, or one before both in parallel.
 
-    The sum of stream and update is left to the norm that follows it, so that the two can be one pass over memory.
+    A block leaves the sum of stream and update to the norm that follows, so that both can be one pass over memory.
     """
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
@@ -130,16 +124,16 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, hidden: Tensor, update: Tensor | None, batch: Batch, rope: RotaryRows | None) -> tuple[Tensor, Tensor | None]:
-        """One block.
+        """Run one block.
 
         Args:
             hidden: The residual stream, (N, D).
-            update: What the block before left to be added to it, (N, D); None for nothing.
+            update: What the previous block leaves to add to the stream, (N, D); None for nothing.
             batch: The packed batch.
             rope: Its rows of this layer's rotary table.
 
         Returns:
-            The residual stream and what is to be added to it; None after a post-norm block.
+            The residual stream, and the update to add to it; None after a post-norm block.
         """
         if self.norm_position == "post":
             _, hidden = add_norm(hidden, self.attention(hidden, batch, rope), self.attention_norm)
@@ -153,12 +147,12 @@ class Block(nn.Module):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a forward hook is registered on a module, on one inside of it, or on all modules of the process."""
+    """Return whether a forward hook is registered on a module, on a module inside it, or globally."""
     return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks) or _hooked(module)
 
 
 def _hooked(module: nn.Module) -> bool:
-    # By hand, since it is asked of every block of every batch: nn.Module.modules() takes four times as long.
+    # Written by hand because it runs for every block of every batch; nn.Module.modules() takes four times as long.
     if module._forward_hooks or module._forward_pre_hooks:
         return True
     return any(child is not None and _hooked(child) for child in module._modules.values())

@@ -1,18 +1,18 @@
-"""LoRA: a low-rank update of every matrix of the blocks is trained, the encoder's own weights stay as they are.
+"""LoRA: train a low-rank update of every matrix of the blocks, with the encoder's own weights fixed.
 
-A matrix W becomes W + alpha / r * B A. B starts at zero, so an encoder that has just got its matrices gives what it gave
-before. In its state dict such an encoder looks merged: what is saved, hashed or exported from it is a plain model with
-plain names, at any step. The low-rank matrices themselves go by `lora_state`.
+A matrix W becomes W + alpha / r * B A. B starts at zero, so adding LoRA does not change the encoder's outputs. The state dict of such an
+encoder looks merged: at any step, what is saved, hashed or exported is a plain model with plain names. `lora_state` returns the low-rank
+matrices themselves.
 
 Shapes: N packed tokens, D and O widths of a matrix's input and output, r the rank.
-Source: LoRA, arXiv:2106.09685, section 4.1; A's first values as in the authors' code (microsoft/LoRA, loralib/layers.py);
-the adapter's files as PEFT reads them (huggingface/peft, LoraConfig).
+Source: LoRA, arXiv:2106.09685, section 4.1; initial values of A as in the authors' code (microsoft/LoRA, loralib/layers.py); the adapter's
+files as PEFT reads them (huggingface/peft, LoraConfig).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,25 @@ from torch.nn import functional as F
 
 from quiver.encoder.adapter import TransformersEncoder
 from quiver.encoder.checkpoints.checkpoint import their_keys
-from quiver.encoder.cpu.linear import Linear, Product, Rows, in_parts, multiply, ready_products
+from quiver.encoder.cpu.linear import Linear, Rows, multiply, split_matrix
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
 from quiver.encoder.ops import drop
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""The files of `save_adapter`, named as PEFT names them."""
+"""File names of `save_adapter`, as PEFT expects them."""
 
 
 class LoRALinear(nn.Module):
-    """`quiver.encoder.cpu.linear.Linear` with a low-rank update beside it; the matrix is frozen, the update is trained.
+    """`quiver.encoder.cpu.linear.Linear` with a low-rank update; the matrix is fixed, the update is trained.
 
     Args:
         linear: The matrix; its weights are shared, not copied.
         rank: r.
         alpha: The update is scaled by alpha / r.
-        dropout: Share of the update's inputs that are set to zero in training.
-        generator: Of A's first values, on the CPU.
+        dropout: Dropout on the input of the update, in training.
+        generator: CPU generator for the initial values of A.
     """
 
     def __init__(self, linear: Linear, *, rank: int, alpha: float, dropout: float, generator: torch.Generator) -> None:
@@ -48,46 +48,44 @@ class LoRALinear(nn.Module):
         self.alpha, self.dropout, self.parts = alpha, dropout, linear.parts
         self.weight, self.bias = linear.weight, linear.bias
         dtype, device = linear.weight.dtype, linear.weight.device
-        # In float32 on the CPU first: equal seeds give equal values whatever the device.
+        # In float32 on the CPU first: equal seeds give equal values on every device.
         first = nn.init.kaiming_uniform_(torch.empty(rank, linear.in_features), a=math.sqrt(5), generator=generator)
         self.lora_a = nn.Parameter(first.to(device, dtype))
         self.lora_b = nn.Parameter(torch.zeros(linear.out_features, rank, dtype=dtype, device=device))
 
     @property
     def rank(self) -> int:
-        """The number r."""
+        """The rank, r."""
         return len(self.lora_a)
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """Factor of B A."""
         return self.alpha / self.rank
 
     def merged(self) -> Tensor:
-        """W + alpha / r * B A, (O, D), summed in float32 at least and rounded once; without gradients."""
+        """Return W + alpha / r * B A, (O, D), summed in float32 or wider and rounded once; without gradients."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             total = torch.addmm(self.weight.to(wide), self.lora_b.to(wide), self.lora_a.to(wide), alpha=self.scale)
         return total.to(self.weight.dtype)
-
-    def products(self, x: Tensor) -> Sequence[Product]:
-        """The merged matrix's parts as products; see `quiver.encoder.cpu.linear.Linear.products`."""
-        return ready_products(x, self.merged(), self.bias, self.parts)
 
     readable = True
     levels = 0
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the matrix."""
+        """Dtype of the matrix."""
         return self.weight.dtype
 
     def rows(self) -> list[Rows]:
-        """The merged matrix's parts; see `quiver.encoder.cpu.linear.Linear.rows`."""
-        return in_parts(self.merged(), self.bias, self.parts)
+        """Return the parts of the merged matrix; see `quiver.encoder.cpu.linear.Linear.rows`."""
+        return split_matrix(Rows(self.merged(), None if self.bias is None else self.bias.detach()), self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
+        if not (self.training or torch.is_grad_enabled()):
+            return multiply(x, self.merged(), self.bias)  # bit-identical to the encoder after `merge_lora`
         low = F.linear(drop(x, self.dropout, training=self.training), self.lora_a.to(x.dtype))  # (N, r)
         return torch.addmm(multiply(x, self.weight, self.bias), low, self.lora_b.to(x.dtype).t(), alpha=self.scale)
 
@@ -98,27 +96,27 @@ class LoRALinear(nn.Module):
             destination[f"{prefix}bias"] = self.bias.detach()
 
     def _load_from_state_dict(self, *arguments: object) -> None:
-        # Merged weights put into W would have the update in them twice.
+        # Loading merged weights into W would add the update twice.
         raise ValueError("an encoder with LoRA takes no state dict: load_lora_state its low-rank matrices, or load weights before add_lora")
 
 
 def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float, dropout: float, seed: int) -> None:
-    """Give every matrix of the blocks a low-rank update, in place, and freeze all other weights of the encoder.
+    """Add a low-rank update to every matrix of the blocks, in place, and fix all other weights of the encoder.
 
     Args:
-        encoder: A native one; its hidden states are the same afterwards, to the bit, until B is trained.
+        encoder: A native encoder; its hidden states stay bit-identical until B is trained.
         rank: r, 1..D.
         alpha: The update is scaled by alpha / r.
-        dropout: Share of the update's inputs that are set to zero in training, 0 <= dropout < 1.
-        seed: Of A's first values; equal seeds give equal values.
+        dropout: Dropout on the input of the update, in training, 0 <= dropout < 1.
+        seed: Seed of the initial values of A; equal seeds give equal values.
 
     Raises:
-        InputError: The encoder runs in transformers, or a setting is out of its range.
-        ValueError: It is frozen for inference, or has low-rank updates already.
+        InputError: The encoder runs in transformers, or a setting is out of range.
+        ValueError: The encoder is prepacked for inference, or has low-rank updates already.
     """
     if not isinstance(encoder, Encoder):
         raise InputError(f"{encoder.config.model_type} runs in transformers, and only native encoders are trained")
-    if encoder.frozen:
+    if encoder.prepacked:
         raise ValueError("a frozen encoder has no gradients; to train, load the checkpoint with load_encoder")
     if lora_matrices(encoder):
         raise ValueError("this encoder has low-rank updates already; merge_lora first")
@@ -135,15 +133,15 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
 
 
 def merge_lora(encoder: Encoder) -> None:
-    """Add the updates to the matrices they stand beside, in place: a plain encoder again, all of whose weights can be trained.
+    """Add the updates to their matrices, in place: the encoder is plain again and all its weights can be trained.
 
     Raises:
-        ValueError: The encoder has none.
+        ValueError: The encoder has no updates.
     """
     _needs_lora(encoder)
     for parent, name, update in _children(encoder, LoRALinear):
         rows, columns = update.weight.shape
-        with torch.random.fork_rng(devices=()):  # its first values are thrown away, and shall not move anyone's random numbers
+        with torch.random.fork_rng(devices=()):  # its initial values are discarded and must not advance anybody's random state
             plain = Linear(columns, rows, bias=update.bias is not None, dtype=update.weight.dtype, parts=update.parts)
         with torch.no_grad():
             update.weight.copy_(update.merged())
@@ -153,29 +151,29 @@ def merge_lora(encoder: Encoder) -> None:
 
 
 def lora_matrices(encoder: Encoder) -> dict[str, LoRALinear]:
-    """The matrices that have an update, by their names in the encoder; none for a plain one."""
+    """Return the matrices with an update, by name; empty for a plain encoder."""
     return {name: module for name, module in encoder.named_modules() if isinstance(module, LoRALinear)}
 
 
 def lora_state(encoder: Encoder) -> dict[str, Tensor]:
-    """Copies of A and B of all matrices on the CPU, for a file to resume from: ``layers.0.mlp.up.lora_a`` and so on.
+    """Return copies of A and B of all matrices on the CPU, for checkpoints: ``layers.0.mlp.up.lora_a`` and so on.
 
     Raises:
-        ValueError: The encoder has none.
+        ValueError: The encoder has no updates.
     """
     return {name: weight.detach().cpu().clone() for name, weight in _low_rank(_needs_lora(encoder)).items()}
 
 
 def load_lora_state(encoder: Encoder, state: Mapping[str, Tensor]) -> None:
-    """Put back what `lora_state` gave, in place.
+    """Load the result of `lora_state`, in place.
 
     Args:
-        encoder: As it was when `add_lora` returned: the same weights, the same rank.
+        encoder: As `add_lora` left it: the same weights, the same rank.
         state: A and B of all matrices.
 
     Raises:
-        InputError: A matrix is missing, unknown or of another shape; nothing is changed then.
-        ValueError: The encoder has none.
+        InputError: A matrix is missing, unknown or of another shape; then nothing is changed.
+        ValueError: The encoder has no updates.
     """
     own = _low_rank(_needs_lora(encoder))
     if strange := sorted(own.keys() ^ state.keys()):
@@ -211,7 +209,7 @@ def save_adapter(encoder: Encoder, folder: str | Path, *, base_model: str, revis
         whole = update.lora_b.detach().cpu()
         if place.swapped:
             whole = torch.cat(whole.chunk(2)[::-1])
-        # Where they have several matrices in place of one of ours, all of them share A.
+        # Where the family has several matrices for one of ours, all of them share A.
         for key, part in zip(place.keys, whole.chunk(len(place.keys)), strict=True):
             module = f"base_model.model.{key.removesuffix('.weight')}"
             state[f"{module}.lora_A.weight"] = update.lora_a.detach().cpu().clone()
@@ -235,7 +233,7 @@ def _adapter_config(encoder: Encoder, base_model: str, revision: str | None) -> 
         "r": update.rank,
         "lora_alpha": update.alpha,
         "lora_dropout": update.dropout,
-        # Whole names: a last part such as "dense" would be that of a pooler too.
+        # Full names: a last part such as "dense" would match a pooler too.
         "target_modules": [key.removesuffix(".weight") for name in updates for key in theirs[f"{name}.weight"].keys],
         "bias": "none",
         "fan_in_fan_out": False,
@@ -245,7 +243,7 @@ def _adapter_config(encoder: Encoder, base_model: str, revision: str | None) -> 
 
 
 def _children(encoder: Encoder, kind: type[Any]) -> list[tuple[nn.Module, str, Any]]:
-    """Every module of a kind with its parent and its name there, in the order of the encoder."""
+    """Return every module of a kind with its parent and its name there, in the order of the encoder."""
     return [(parent, name, child) for parent in encoder.modules() for name, child in parent.named_children() if isinstance(child, kind)]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.cpu.availability import serves_rows
+from quiver.encoder.cpu.support import row_kernels_run
 from quiver.encoder.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -35,15 +35,15 @@ TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @cache
 def choose_ops(device_type: str, dtype: torch.dtype, override: str | None = None) -> str:
-    """Name of the code for tensors of this kind of device and dtype; the choice is logged once.
+    """Choose the implementation for tensors of a device type and dtype; the choice is logged once.
 
     Args:
         device_type: cpu, cuda, mps, ...
-        dtype: Of the tensors.
-        override: torch or triton; None for the best there is.
+        dtype: Dtype of the tensors.
+        override: torch or triton; None for the best available.
 
     Raises:
-        InputError: The override is unknown, or triton where it is not installed.
+        InputError: The override is unknown, or is triton where that is not installed.
 
     Example:
         >>> choose_ops("cpu", torch.float32)
@@ -62,7 +62,7 @@ def choose_ops(device_type: str, dtype: torch.dtype, override: str | None = None
 
 
 def use_triton(x: Tensor) -> bool:
-    """Whether a Triton kernel does the work on ``x``."""
+    """Return whether a Triton kernel processes ``x``."""
     if torch.compiler.is_compiling() or not x.numel():
         return False
     return choose_ops(x.device.type, x.dtype, os.environ.get(OPS_VARIABLE)) == "triton"
@@ -81,10 +81,10 @@ ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": torch.ops.aten.silu_backward,
     "relu": lambda gradient, x: torch.ops.aten.threshold_backward(gradient, x, 0),
 }
-"""For each of them the gradient of its input, from that of its output and the input."""
+"""For each activation, the gradient of its input from the gradient of its output and the input."""
 
 
-# Tokens of one step on a CPU: what the passes over them share stays in its cache.
+# Tokens per step on a CPU: the data that several passes share stays in its cache.
 GATE_CHUNK = 256
 
 
@@ -110,15 +110,15 @@ def gated(up: Tensor, activation: str) -> Tensor:
 
 
 def gated_backward(up: Tensor, gradient: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """`gated` again, and its gradient; without gradients of its own.
+    """Recompute `gated` and compute its gradient; not differentiable itself.
 
     Args:
-        up: (N, 2 I), what `gated` was given.
-        gradient: Of what it gave, (N, I).
-        activation: As it was given.
+        up: Input of `gated`, (N, 2 I).
+        gradient: Gradient of its output, (N, I).
+        activation: The same activation.
 
     Returns:
-        What it gave, (N, I), and the gradient of ``up``, (N, 2 I).
+        The output, (N, I), and the gradient of ``up``, (N, 2 I).
     """
     first, gate = up.chunk(2, dim=-1)
     activated = ACTIVATION_FUNCTIONS[activation](first)
@@ -130,9 +130,9 @@ def gated_backward(up: Tensor, gradient: Tensor, activation: str) -> tuple[Tenso
 
 
 class _Gated(torch.autograd.Function):
-    """The gate a few tokens at a time, its gradient written where the product before it wants it.
+    """The gate, a few tokens at a time, with its gradient in the layout that the preceding product needs.
 
-    Autograd's own way makes five passes over memory backward and then puts the two halves together.
+    Plain autograd makes five passes over memory backward and then concatenates the two halves.
     """
 
     @staticmethod
@@ -170,7 +170,7 @@ def _use_triton_norm(hidden: Tensor, norm: nn.LayerNorm | nn.RMSNorm) -> bool:
 
 
 def normalize(hidden: Tensor, norm: Norm) -> Tensor:
-    """The norm of each token; its weights follow the dtype of the hidden states."""
+    """Normalize each token; the weights of the norm follow the dtype of the hidden states."""
     if isinstance(norm, nn.Identity):
         return hidden
     if _use_triton_norm(hidden, norm):
@@ -185,15 +185,15 @@ def normalize(hidden: Tensor, norm: Norm) -> Tensor:
 
 
 def add_norm(hidden: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    """The residual stream with an update added, and its norm.
+    """Add an update to the residual stream and normalize the sum.
 
     Args:
         hidden: The residual stream, (N, D); without gradients it is overwritten by the sum.
-        update: What a sub-layer adds to it, (N, D); None for nothing.
-        norm: Over D; nn.Identity for none.
+        update: Output of a sub-layer, (N, D); None for nothing.
+        norm: Norm over D; nn.Identity for none.
 
     Returns:
-        The sum and its norm, (N, D) each; one tensor where the norm is none.
+        The sum and its norm, (N, D) each; the same tensor twice for nn.Identity.
     """
     if not isinstance(norm, nn.Identity) and _use_triton_norm(hidden, norm):
         from quiver.encoder.gpu import triton_kernels
@@ -205,7 +205,7 @@ def add_norm(hidden: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor,
 
 
 def split_qkv(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, 3, H, K) to queries, keys and values, (N, H, K) each: views."""
+    """Split (N, 3, H, K) into queries, keys and values: views (N, H, K)."""
     if qkv.device.type == "cpu" and qkv.requires_grad and not torch.compiler.is_compiling():
         views: tuple[Tensor, Tensor, Tensor] = _SplitQKV.apply(qkv)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return views
@@ -214,7 +214,7 @@ def split_qkv(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _SplitQKV(torch.autograd.Function):
-    """Unbinding whose gradient is not copied where attention has laid it out as it is wanted here."""
+    """Unbinding whose gradient is not copied if attention has written it in the layout of the product."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> tuple[Tensor, ...]:
@@ -229,13 +229,13 @@ class _SplitQKV(torch.autograd.Function):
 
 
 def empty_qkv(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the gradients of queries, keys and values, each shaped as ``like`` (N, H, K), that `join_qkv` need not copy."""
+    """Allocate gradients of queries, keys and values, each shaped like ``like`` (N, H, K), which `join_qkv` need not copy."""
     q, k, v = like.new_empty(len(like), 3, *like.shape[1:]).unbind(1)
     return q, k, v
 
 
 def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Three tensors (N, H, K) as one (N, 3, H, K): the one they are thirds of, or else a copy.
+    """Join three tensors (N, H, K) to (N, 3, H, K): the tensor that they are views of, otherwise a copy.
 
     Example:
         >>> parts = empty_qkv(torch.empty(2, 4, 8))
@@ -251,35 +251,36 @@ def join_qkv(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack((q, k, v), dim=1)
 
 
-# Tokens turned at a time on a CPU: their halves stay in its cache between the five passes over them.
+# Tokens rotated at a time on a CPU: their halves stay in its cache during the five passes over them.
 ROTARY_CHUNK = 1024
 
 
-def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn queries and keys to their positions, with gradients.
+def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Apply rotary positions to queries and keys, with gradients.
 
-    The arithmetic is float32 whatever the input: at position 8,191 a bfloat16 angle is off by whole turns.
+    The arithmetic is float32 for every dtype: at position 8,191 a bfloat16 angle is wrong by full turns.
 
     Args:
-        qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: they may be turned where they lie.
+        qkv: Queries, keys and values, (N, 3, H, K), fresh from their product: they may be rotated in place.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
+        batch_invariant: See `quiver.encoder.PackedBatch`.
 
     Returns:
-        Queries, keys and values, (N, H, K) each, in the input's dtype.
+        Queries, keys and values, (N, H, K) each, in the dtype of the input.
     """
     if use_triton(qkv):
         from quiver.encoder.gpu import triton_kernels
 
         return triton_kernels.rotate(qkv, cos, sin)
     if qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling():
-        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        turned: tuple[Tensor, Tensor, Tensor] = _RotateInPlace.apply(qkv, cos, sin, batch_invariant)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return turned
     return rotate_reference(qkv, cos, sin)
 
 
 def rotate_reference(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`rotate` as torch's own operators, in any dtype on any device; ``qkv`` stays as it is."""
+    """`rotate` by PyTorch operators, for any dtype and device; ``qkv`` is not changed."""
     qk, v = qkv[:, :2], qkv[:, 2]
     width = 2 * cos.shape[-1]
     first, second = qk[..., :width].float().chunk(2, dim=-1)  # (N, 2, H, R/2) each
@@ -290,45 +291,45 @@ def rotate_reference(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
 
 
 class _RotateInPlace(torch.autograd.Function):
-    """`rotate_` with its derivative, the turn by the negative angle, written into the gradient of the packed product.
+    """`rotate_` with its derivative, the rotation by the negative angle, written into the gradient of the packed product.
 
-    Autograd does not hear of the change in place: ``qkv`` comes fresh from a product, whose backward pass does not look
-    at it, and is used here only.
+    Autograd is not told of the change in place, which is safe: ``qkv`` comes fresh from a product whose backward pass does not read it, and
+    is used only here.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, batch_invariant: bool) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         q, k, v = qkv.unbind(1)
-        return rotate_(q, cos, sin), rotate_(k, cos, sin), v
+        return rotate_(q, cos, sin, batch_invariant=batch_invariant), rotate_(k, cos, sin, batch_invariant=batch_invariant), v
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         gradient = join_qkv(grad_q, grad_k, grad_v)
         for turned in gradient.unbind(1)[:2]:
             rotate_(turned, cos, -sin)
-        return gradient, None, None
+        return gradient, None, None, None
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = False) -> Tensor:
-    """Turn queries or keys in place, without gradients; the arithmetic is float32 or wider.
+    """Apply rotary positions in place, without gradients; the arithmetic is float32 or wider.
 
     Args:
         heads: Queries or keys, (N, H, K); overwritten.
         cos: Cosines of the tokens' positions, (N, R/2) float32.
         sin: Sines, likewise.
-        batch_invariant: See `encoder.PackedBatch`.
+        batch_invariant: See `quiver.encoder.PackedBatch`.
 
     Returns:
         ``heads``.
     """
     half = cos.shape[-1]
-    if cos.dtype == torch.float32 and serves_rows(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
-        from quiver.encoder.cpu import token_rows
+    if cos.dtype == torch.float32 and row_kernels_run(heads, half, (torch.float32, torch.bfloat16), batch_invariant=batch_invariant):
+        from quiver.encoder.cpu import row_kernels
 
-        token_rows.rotate_(heads, cos.contiguous(), sin.contiguous())
+        row_kernels.rotate_(heads, cos.contiguous(), sin.contiguous())
         return heads
     for start in range(0, len(heads), ROTARY_CHUNK):
         chunk = heads[start : start + ROTARY_CHUNK]
@@ -343,29 +344,33 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor, *, batch_invariant: bool = 
     return heads
 
 
-# Values in work at once: a float32 tensor of them is half of a common second-level cache.
+# Values processed at a time: as float32 they fill half of a common second-level cache.
 DROPOUT_CHUNK = 2**18
 
 
 def new_seed() -> int:
-    """A seed from torch's default generator; of a generator's seed 32 bits count."""
+    """Draw a seed from PyTorch's default generator; a generator uses 32 bits of its seed."""
     return int(torch.randint(2**32, (), device="cpu"))
 
 
 class DropoutMask:
-    """Zeros and ones in the order of one seed, as many at a time as are asked for.
+    """A reproducible stream of zeros and ones, drawn in pieces.
+
+    PyTorch draws one float per value, 7 ns of a core; here 64 random bits serve four or eight values, and the backward pass draws them
+    again from the seed instead of keeping a mask. The seed comes from PyTorch's default generator, so whatever replays that generator
+    replays the masks: checkpointing, GradCache, a resumed run.
 
     Attributes:
-        scale: What the kept values are multiplied by, so that their mean stays.
+        scale: Factor for the kept values, so that the mean is preserved.
     """
 
     def __init__(self, probability: float, seed: int, *, bits: torch.dtype = torch.int16) -> None:
-        """Draw from a seed.
+        """Start a stream.
 
         Args:
-            probability: Of dropping a value, above 0 and below 1, taken to the nearest multiple of 2**-16 or 2**-8 that is so too.
-            seed: Of the order.
-            bits: What is drawn for each value, int16 or int8.
+            probability: Probability of dropping a value, above 0 and below 1; rounded to a multiple of 2**-16 or 2**-8 in the same range.
+            seed: Seed of the stream.
+            bits: Random bits per value: int16 or int8.
         """
         levels = 2 ** (8 * bits.itemsize)
         dropped = min(max(round(probability * levels), 1), levels - 1)
@@ -374,17 +379,17 @@ class DropoutMask:
         self._generator = torch.Generator().manual_seed(seed)
 
     def fill(self, place: Tensor) -> Tensor:
-        """Write 1 where a value is kept and 0 where it is dropped into a contiguous CPU tensor; returns it."""
+        """Write 1 where a value is kept and 0 where it is dropped to a contiguous CPU tensor; returns it."""
         count = -(-place.numel() * self._bits.itemsize // 8)
         bits = torch.empty(count, dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=self._generator)
         return torch.ge(bits.view(self._bits)[: place.numel()].view(place.shape), self._threshold, out=place)
 
 
 class Dropout(nn.Dropout):
-    """torch's module, other random numbers on a CPU; never in place, and not for torch.func."""
+    """nn.Dropout with `DropoutMask` on a CPU; never in place, and not supported by torch.func."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
-        """Drop values in training, any shape."""
+        """Drop values in training; any shape."""
         return drop(input, self.p, training=self.training)
 
 

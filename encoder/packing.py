@@ -1,6 +1,7 @@
 """Token sequences to packed batches and back: no padding, nothing dropped, order kept.
 
-A packed batch lays its sequences end to end. It is built on the host, so the lengths are known without asking the device.
+A packed batch lays its sequences end to end. It is built on the host, so lengths are known without synchronizing with a device.
+`PaddedBatch` is for exported graphs only.
 
 Shapes: B sequences, N tokens in the batch, S the longest sequence, D width of a hidden state.
 Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (unpadding before the embedding).
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,16 +24,16 @@ class PackedBatch:
 
     Attributes:
         ids: Token ids, (N,) int64.
-        cu_seqlens: Where sequences begin and end, (B + 1,) int32.
+        cu_seqlens: Borders of the sequences, (B + 1,) int32.
         offsets: The same numbers as Python integers.
-        max_seqlen: Tokens of the longest sequence.
-        positions: Place of each token in its own sequence, (N,) int64.
-        rows: For each sequence its place in the list it came from, B integers.
-        key_lengths: For each sequence how many leading tokens may be attended to; the others only read (ColBERT's
-            unattended query expansion). None: all of them.
-        batch_invariant: On a CPU, compute the hidden states of a sequence bit-identically whatever else the batch holds, even where another
+        max_seqlen: Length of the longest sequence, in tokens.
+        positions: Position of each token in its sequence, (N,) int64.
+        rows: Index of each sequence in the list that it came from, B integers.
+        key_lengths: For each sequence, the number of leading tokens that can be attended to; the others only attend to them (ColBERT's
+            unattended query expansion). None: all tokens.
+        batch_invariant: On a CPU, compute the hidden states of a sequence bit-identically whatever else is in the batch, even where another
             method would be faster for few tokens.
-        memo: What attention derives from the layout (masks, groups); made once a batch and shared by its layers.
+        memo: Masks and groups that attention derives from the layout; built once per batch and shared by its layers.
     """
 
     ids: Tensor
@@ -50,16 +51,16 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """N."""
+        """Number of tokens, N."""
         return self.offsets[-1]
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence, B integers."""
+        """Length of each sequence in tokens, B integers."""
         return tuple(end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False))
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """The batch on a device; the memo starts empty there."""
+        """Move the batch to a device; the memo is empty there."""
         if torch.device(device) == self.ids.device:
             return self
         return PackedBatch(
@@ -78,7 +79,7 @@ class PackedBatch:
         return list(torch.split(hidden, list(self.lengths)))
 
     def pad(self, hidden: Tensor) -> Tensor:
-        """Lay (N, D) out as (B, S, D), zeros behind the end of each sequence."""
+        """Lay (N, D) out as (B, S, D), with zeros after the end of each sequence."""
         padded = hidden.new_zeros(len(self), self.max_seqlen, hidden.shape[-1])
         row_of_token = torch.repeat_interleave(
             torch.arange(len(self), device=hidden.device), self.cu_seqlens.diff().long(), output_size=self.num_tokens
@@ -89,12 +90,12 @@ class PackedBatch:
 def pack_ids(
     sequences: Sequence[Sequence[int]], *, rows: Sequence[int] | None = None, key_lengths: Sequence[int] | None = None
 ) -> PackedBatch:
-    """Put sequences into one batch in the given order.
+    """Pack sequences into one batch in the given order.
 
     Args:
         sequences: Token ids, special tokens included; B >= 1 sequences of at least one token.
-        rows: Where each sequence came from; by default 0..B-1.
-        key_lengths: For each sequence how many leading tokens may be attended to.
+        rows: Index of each sequence in its source; default 0..B-1.
+        key_lengths: For each sequence, the number of leading tokens that can be attended to.
 
     Raises:
         ValueError: There is no sequence, one is empty, or a key length lies outside its sequence; names its row.
@@ -132,15 +133,15 @@ def pack_ids(
 def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Sequence[int] | None = None) -> Iterator[PackedBatch]:
     """Group sequences into batches of at most ``max_tokens`` tokens, longest first.
 
-    Neighbours in length share a batch, so attention can treat equal lengths in one call.
+    Sequences of similar length share a batch, so attention can process equal lengths in one call.
 
     Args:
         sequences: Token ids, special tokens included; each 1..max_tokens long.
         max_tokens: Budget of one batch in tokens, N <= max_tokens.
-        key_lengths: For each sequence how many leading tokens may be attended to.
+        key_lengths: For each sequence, the number of leading tokens that can be attended to.
 
     Yields:
-        Batches with B >= 1; ``rows`` says where each sequence came from.
+        Batches with B >= 1; ``rows`` holds the index of each sequence.
 
     Raises:
         ValueError: A sequence is empty or longer than the budget; names its row.
@@ -167,7 +168,7 @@ def pack(sequences: Sequence[Sequence[int]], *, max_tokens: int, key_lengths: Se
 
 
 def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """One batch with the sequences of several, in order; ``rows`` number them anew.
+    """Concatenate batches into one, in order; ``rows`` are numbered anew.
 
     Args:
         batches: At least one, all on one device.
@@ -195,7 +196,7 @@ def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
 
 
 def places_by_length(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
-    """Places of a batch's sequences by (length, key length), in order of first appearance."""
+    """Indices of a batch's sequences by (length, key length), in order of first appearance."""
     members: dict[tuple[int, int], list[int]] = {}
     for place, shape in enumerate(zip(batch.lengths, batch.key_lengths or batch.lengths, strict=True)):
         members.setdefault(shape, []).append(place)
@@ -203,7 +204,7 @@ def places_by_length(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
 
 
 def token_order(batch: PackedBatch, places: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The permutation of tokens, (N,), that brings the sequences into another order, and the way back, (N,)."""
+    """Return the permutation of tokens, (N,), that puts the sequences into another order, and its inverse, (N,)."""
     device = batch.ids.device
     order = torch.cat([torch.arange(batch.offsets[place], batch.offsets[place + 1]) for place in places]).to(device, non_blocking=True)
     inverse = torch.empty_like(order)
@@ -211,12 +212,12 @@ def token_order(batch: PackedBatch, places: Sequence[int]) -> tuple[Tensor, Tens
     return order, inverse
 
 
-@torch.inference_mode(False)  # what inference makes and keeps, training could not use
+@torch.inference_mode(False)  # tensors made in inference mode could not be used in training
 def neighbours_of_equal_length(batch: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
-    """The batch with sequences of one length side by side, as attention on a CPU takes them.
+    """Put sequences of equal length side by side, as attention on a CPU processes them.
 
     Returns:
-        The batch, and where each token of the given one stands in it, (N,); the given one and None where they stand so already.
+        The batch, and the position of each original token in it, (N,); the given batch and None if nothing has to move.
 
     Example:
         >>> batch, places = neighbours_of_equal_length(pack_ids([[1], [2, 2], [3]]))
@@ -243,14 +244,14 @@ def neighbours_of_equal_length(batch: PackedBatch) -> tuple[PackedBatch, Tensor 
 
 
 def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
-    """Pack a padded batch, as a trainer's collator gives it.
+    """Pack a padded batch, as a data collator returns it.
 
     Args:
         ids: Token ids, (B, S) int64.
-        mask: 1 where a token stands, 0 where there is padding, (B, S); padding on the right.
+        mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
 
     Raises:
-        ValueError: The shapes differ, a row is all padding, or padding stands before a token.
+        ValueError: The shapes differ, a row is all padding, or padding precedes a token.
     """
     if ids.shape != mask.shape or ids.ndim != 2:
         raise ValueError(f"ids and mask must share one shape (B, S), got {tuple(ids.shape)} and {tuple(mask.shape)}")
@@ -258,13 +259,13 @@ def pack_padded(ids: Tensor, mask: Tensor) -> PackedBatch:
 
 
 def masked_lengths(mask: Tensor) -> tuple[int, ...]:
-    """Tokens of each row of a padded batch, B integers. It waits for the mask's device.
+    """Length of each row of a padded batch in tokens, B integers. Synchronizes with the mask's device.
 
     Args:
-        mask: 1 where a token stands, 0 where there is padding, (B, S); padding on the right.
+        mask: 1 for tokens, 0 for padding, (B, S); padding on the right.
 
     Raises:
-        ValueError: A row is all padding, or padding stands before a token.
+        ValueError: A row is all padding, or padding precedes a token.
     """
     host = mask.to("cpu", torch.bool)
     lengths = host.sum(1).tolist()
@@ -276,14 +277,14 @@ def masked_lengths(mask: Tensor) -> tuple[int, ...]:
 
 
 def pack_rows(ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
-    """Pack a padded batch whose lengths are known: nothing is asked of the device that it lies on.
+    """Pack a padded batch of known lengths, without synchronizing with its device.
 
     Args:
         ids: Token ids, (B, S) int64; padding on the right.
-        lengths: Tokens of each row, B integers, 1..S.
+        lengths: Length of each row in tokens, B integers, 1..S.
 
     Raises:
-        ValueError: There is not one length a row, or one is out of its range; names the row.
+        ValueError: The number of lengths differs from the number of rows, or a length is out of range; names the row.
 
     Example:
         >>> pack_rows(torch.tensor([[5, 6], [7, 0]]), [2, 1]).ids.tolist()
@@ -311,21 +312,22 @@ def pack_rows(ids: Tensor, lengths: Sequence[int]) -> PackedBatch:
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch:
-    """B sequences of one length, padding behind their ends.
+    """B sequences padded to one length, N = B * S positions: the input of exported graphs.
 
     Attributes:
         ids: Token ids, (N,), sequence after sequence.
-        positions: Place of each in its sequence, (N,).
-        attended: Whether a place may be attended to, (B, S) bool; the others only read, padding among them.
+        positions: Position of each token in its sequence, (N,).
+        attended: Whether a position can be attended to, (B, S) bool; false for padding and for tokens that only attend to others.
     """
 
     ids: Tensor
     positions: Tensor
     attended: Tensor
+    batch_invariant: ClassVar[bool] = False
 
     @classmethod
     def of(cls, ids: Tensor, mask: Tensor) -> PaddedBatch:
-        """From a tokenizer's two tensors, (B, S) each.
+        """Make a batch of a tokenizer's two tensors, (B, S) each.
 
         Example:
             >>> PaddedBatch.of(torch.tensor([[5, 6], [7, 0]]), torch.tensor([[1, 1], [1, 0]])).positions.tolist()

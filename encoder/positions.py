@@ -1,6 +1,6 @@
-"""Where a token stands: tables of RoPE's cosines and sines, and ALiBi's slopes.
+"""Position information: tables of RoPE's cosines and sines, and ALiBi's slopes.
 
-Shapes: N packed tokens, H heads, R leading dimensions of a head that RoPE turns, P positions in a table.
+Shapes: N packed tokens, H heads, R leading dimensions of a head that RoPE rotates, P positions in a table.
 Source: RoFormer, arXiv:2104.09864; YaRN, arXiv:2309.00071; ALiBi, arXiv:2108.12409.
 """
 
@@ -16,15 +16,15 @@ from quiver.encoder.config import RopeScaling
 
 
 def rope_frequencies(theta: float, rotary_width: int, scaling: RopeScaling | None = None) -> tuple[Tensor, float]:
-    """Angles a position adds, and what cosines and sines are multiplied by.
+    """Return RoPE's angle per position, and the factor for cosines and sines.
 
     Args:
         theta: RoPE's base.
         rotary_width: R, even.
-        scaling: How the frequencies are stretched for longer texts.
+        scaling: How the frequencies are changed for longer texts.
 
     Returns:
-        (R/2,) float32 in radians a token, and the factor (1 but for YaRN).
+        (R/2,) float32 in radians per token, and the factor (1 except for YaRN).
 
     Example:
         >>> rope_frequencies(10_000.0, 4)[0].tolist()
@@ -41,7 +41,7 @@ def _linear(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tens
 
 
 def _ntk(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tensor, float]:
-    """Both the base and the lowest frequency stretched by the factor, as GTE's models have it."""
+    """Scale both the base and the lowest frequency by the factor, as GTE's models do."""
     width = 2 * len(exponents)
     return 1.0 / (theta * scaling.factor) ** exponents / scaling.factor ** (2 / width), 1.0
 
@@ -50,12 +50,12 @@ def _yarn(theta: float, exponents: Tensor, scaling: RopeScaling) -> tuple[Tensor
     width = 2 * len(exponents)
 
     def dimension(turns: float) -> float:
-        """The (real-valued) pair that turns so often within the original positions."""
+        """Return the (real-valued) pair of dimensions that makes this many turns within the original positions."""
         return width * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low = max(math.floor(dimension(scaling.beta_fast)), 0)
     high = min(math.ceil(dimension(scaling.beta_slow)), width - 1)
-    span = (high - low) or 0.001  # one pair at the border of both: a step
+    span = (high - low) or 0.001  # both at the same pair: a step
     stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
     kept = 1.0 / theta**exponents
     factor = scaling.attention_factor
@@ -68,7 +68,7 @@ SCALINGS: dict[str, Callable[[float, Tensor, RopeScaling], tuple[Tensor, float]]
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of one theta for positions 0..P-1, kept in float32 beside the weights."""
+    """Cosines and sines of one theta for positions 0..P-1, kept in float32."""
 
     cos: Tensor  # (P, R/2)
     sin: Tensor  # (P, R/2)
@@ -77,19 +77,19 @@ class RotaryTable(nn.Module):
         super().__init__()
         frequencies, factor = rope_frequencies(theta, rotary_width, scaling)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        # Not persistent: checkpoints hold no tables, they follow from the configuration.
+        # Not persistent: checkpoints hold no tables, which follow from the configuration.
         self.register_buffer("cos", angles.cos() * factor, persistent=False)
         self.register_buffer("sin", angles.sin() * factor, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
-        """Follow the weights to their device, but not to their dtype: the tables stay float32 in a half-precision model."""
+        """Follow the weights to their device but not to their dtype: the tables stay float32 in a half-precision model."""
         cos, sin = self.cos, self.sin
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.cos, self.sin = cos.to(self.cos.device), sin.to(self.sin.device)
         return self
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of the table.
+        """Return rows of the table.
 
         Args:
             positions: (N,) int64.
@@ -101,10 +101,10 @@ class RotaryTable(nn.Module):
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """ALiBi's slope of each head: a token at distance d loses slope * d from its score.
+    """Return ALiBi's slope of each head: a token at distance d loses slope * d from its score.
 
-    For a power of two the slopes fall geometrically from 2 ** (-8 / H) to 2 ** -8; other numbers of heads take those of the
-    next lower power of two and then every other one of the next higher.
+    For a power of two, slopes fall geometrically from 2 ** (-8 / H) to 2 ** -8. Other numbers of heads use the slopes of the next lower
+    power of two and then every other slope of the next higher one.
 
     Returns:
         (H,) float32.

@@ -40,7 +40,6 @@ from quiver.eval.results import (
 from quiver.eval.results_folder import SCHEMA, Stage, refuse_existing, results_folder, write_results
 from quiver.eval.significance import bootstrap_interval
 from quiver.eval.worst import Explain, worst_queries
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.data.run import write_run
@@ -48,7 +47,7 @@ from quiver.retrieval.index.engine_table import check_engine
 from quiver.retrieval.index.engines import Setting, check_preset
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.records import Run
 from quiver.retrieval.search.explain import token_matches
 
@@ -98,7 +97,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
     library: Library = "quiver",
     precision: Precision = "float",
     cache: str | Path | None = None,
-    executor: Executor = HERE,
+    executor: Executor = IN_PROCESS,
     offline: bool = False,
     progress: bool = False,
     command: str | None = None,

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 from quiver.encoder import InputError
 from quiver.eval.evaluation import evaluate, require_baselines
-from quiver.eval.report.writing import write_report
+from quiver.eval.report.retrieval import write_report
 from quiver.eval.results import Results
 from quiver.retrieval.data.docstrings import mine, split_by_module, write_collection, write_pairs
 from quiver.retrieval.index import Index, build_index

@@ -5,8 +5,8 @@ Shapes: Q queries, B documents, k hits per query, n rows, d vector width, n_i to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,3 +122,82 @@ class PickedRows:
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
         """The rows with these numbers, in the order given."""
         return self._rows.take(self._picked[indices])
+
+
+Item = TypeVar("Item")
+"""Item of work: small and picklable, since it may be sent to another process."""
+
+ItemIn = TypeVar("ItemIn", contravariant=True)
+"""Items of a task."""
+
+Result = TypeVar("Result")
+"""Result of an item; picklable."""
+
+ResultOut = TypeVar("ResultOut", covariant=True)
+"""Results of a task."""
+
+
+class Task(Protocol[ItemIn, ResultOut]):
+    """Work on items. A remote executor pickles the task for its workers."""
+
+    def open(self) -> Callable[[ItemIn], ResultOut]:
+        """Load what all items need, such as a model, and return the function for one item. Called once per worker.
+
+        Raises:
+            InputError: Loading failed; the run ends with this error.
+        """
+
+
+class Executor(Protocol):
+    """Runs a task on items in any order, on one worker or many, and returns the result of each item once.
+
+    An item may be *executed* more than once: if a worker dies, or seems dead, its item is assigned again. What an item writes must
+    therefore be safe to write twice.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name on the command line."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether tasks run in other processes, which share only files with this one."""
+
+    def threads(self, here: int) -> int:
+        """Threads per worker, given that this process uses ``here``."""
+
+    def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+        """Run all items and yield results as they complete, in any order. Workers end when the iterator ends or is closed.
+
+        Args:
+            task: The task.
+            items: Items; consumed as workers become free.
+            threads: Threads that each worker reserves; the task itself sets how many it uses.
+
+        Raises:
+            InputError: An item, or opening the task, failed because of a mistake of the user.
+            WorkerError: An item failed on several workers, or no worker stays alive.
+        """
+
+
+class InProcess:
+    """Executor that runs items in this process, in order; errors are raised unchanged."""
+
+    name = "local"
+    remote = False
+
+    def threads(self, here: int) -> int:
+        """Return all threads of this process."""
+        return here
+
+    def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+        """See `Executor`."""
+        del threads
+        work = None
+        for item in items:
+            work = work or task.open()
+            yield item, work(item)
+
+
+IN_PROCESS = InProcess()
+"""The default executor."""

@@ -39,8 +39,8 @@ EXTRAS = {
     "uvicorn",
     "prometheus_client",
 }
-TRAINING_MODULES = ("loop/trainer", "loop/watch", "student/build", "student/columns", "student/heads", "student/losses", "student/native")
-SERVING_MODULES = ("application", "contract", "metrics", "problems", "schemas", "server")
+TRAINING_MODULES = ("student/build", "student/columns", "student/heads", "student/losses", "student/native")
+SERVING_MODULES = ("application", "metrics", "schemas", "server")
 SERVING = {Path(f"retrieval/serving/{name}.py") for name in SERVING_MODULES}
 TRAINING = {Path(f"retrieval/training/{name}.py") for name in TRAINING_MODULES}
 
@@ -88,6 +88,12 @@ def test_core_modules_import_no_extra_at_the_top(path: Path) -> None:
     module = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
     top = ast.Module([node for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
     assert not {name.partition(".")[0] for name in imports(top)} & EXTRAS
+
+
+@pytest.mark.parametrize("path", [path for path in sources() if path.parts[:2] in (("retrieval", "index"), ("retrieval", "data"))], ids=str)
+def test_index_and_data_do_not_import_the_cluster(path: Path) -> None:
+    found = imports(ast.parse((REPOSITORY / path).read_text(encoding="utf-8")))
+    assert not any(name.startswith("quiver.retrieval.cluster") for name in found), "executors implement quiver.retrieval.protocols.Executor"
 
 
 def test_importing_the_public_names_loads_no_extra() -> None:

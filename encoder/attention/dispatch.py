@@ -1,4 +1,4 @@
-"""Which way attention is computed: the one place where that is decided.
+"""The choice of the attention backend, made in this one place.
 
 Shapes: N packed tokens, H heads, K head width.
 """
@@ -15,105 +15,100 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quiver.encoder.attention import compiled, flash
+from quiver.encoder.attention import flash
 from quiver.encoder.attention.packed import attend_packed
 from quiver.encoder.attention.reference import attend_padded, attend_reference
-from quiver.encoder.cpu.availability import MULTIPLE, pairs_run
+from quiver.encoder.cpu.attention import attend_compiled
+from quiver.encoder.cpu.attention import is_supported as compiled_is_supported
+from quiver.encoder.cpu.support import WIDTH_MULTIPLE, bfloat16_kernels_run
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch, PaddedBatch
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "QUIVER_ATTENTION"
-"""Environment variable that names the backend to use where it can be used."""
+"""Environment variable that names the backend to use where it supports the call."""
 
 Backend = Callable[[Tensor, Tensor, Tensor, PackedBatch, "int | None", "Tensor | None", float], Tensor]
 
 BACKENDS: dict[str, Backend] = {
-    "varlen": flash.attend_varlen,
     "aten_flash": flash.attend_aten_flash,
     "flash_attn_2": flash.attend_flash_attn_2,
     "flash_attn_3": flash.attend_flash_attn_3,
     "flash_attn_4": flash.attend_flash_attn_4,
-    "dense": flash.attend_dense,
-    "compiled": compiled.attend_compiled,
+    "compiled": attend_compiled,
     "packed": attend_packed,
     "reference": attend_reference,
 }
 
-# The first that can is taken, packed where none can. Torch's kernels need no package and are flash-attn 2 themselves;
-# 3 and 4 are faster on the processors they are made for, and 2 has ALiBi. Without gradients the operator is called
-# without varlen_attn's layer around it, which costs a kernel and some host time a call.
-TRAINING = ("flash_attn_4", "varlen", "aten_flash", "flash_attn_2", "compiled")
+# The first backend that supports a call is taken; packed if none does. PyTorch's own flash kernel needs no package and is flash-attn 2
+# itself; 3 and 4 are faster on the GPUs they are made for, and the package of 2 has ALiBi.
+TRAINING = ("flash_attn_4", "aten_flash", "flash_attn_2", "compiled")
 INFERENCE = ("flash_attn_4", "flash_attn_3", "aten_flash", "flash_attn_2", "compiled")
 
 
 class AttentionCall(NamedTuple):
-    """What the choice of a backend depends on, and nothing else."""
+    """Everything that the choice of a backend depends on."""
 
     device_type: str
     dtype: torch.dtype
     head_width: int = 64
     capability: tuple[int, int] = (0, 0)
-    """CUDA's compute capability."""
+    """Compute capability of the CUDA device."""
     gradients: bool = False
     dropout: bool = False
     slopes: bool = False
-    """ALiBi."""
+    """Whether the call has ALiBi."""
     key_lengths: bool = False
-    """Some tokens only read."""
+    """Whether some tokens attend to others but are not attended to."""
     local: bool = False
-    """There is a window, and a sequence that it does not span."""
-    equal_lengths: bool = False
+    """Whether there is a window shorter than a sequence."""
     installed: frozenset[str] = frozenset()
-    """Which of `LIMITS` are there and worth it: what `encoder.attention.flash.installed` says on CUDA, `compiled.is_supported` on a CPU."""
+    """The keys of `LIMITS` that are installed and worth using here: `flash.installed` on CUDA, ``compiled`` on a CPU."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a backend can do.
+    """What a backend supports.
 
-    Source: the checks of the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b).
+    Source: the checks in the kernels' own entry points (torch 2.11, flash-attn 2.8, 3.0 and 4.0.0b).
     """
 
     device: str = "cuda"
-    """Where it runs."""
+    """Device type."""
     absent: str = "it is not installed"
-    """Why it may be missing there."""
+    """Why the backend may be unavailable on that device."""
     capability: tuple[int, int] = (8, 0)
-    """CUDA's least."""
+    """Lowest CUDA compute capability."""
     beyond: tuple[int, int] = (99, 0)
-    """The first that is no longer served."""
+    """First CUDA compute capability that is no longer supported."""
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
     multiple: int = 16
-    """Heads are multiples of so many bytes wide."""
+    """The width of a head must be a multiple of this many bytes."""
     widest: int = 256
     widest_gradient: int = 192
-    """Widest head in training: above it some processors lack the memory for the backward pass."""
+    """Widest head in training: with wider ones some GPUs lack the memory for the backward pass."""
     gradients: bool = True
     dropout: bool = False
     slopes: bool = False
     local: bool = True
     key_lengths: bool = True
     placed_key_lengths: bool = False
-    """Windows or ALiBi where there are fewer keys than queries: flash attention aligns distances to the last key then."""
-    mixed_lengths: bool = True
+    """Whether windows and ALiBi work where there are fewer keys than queries; flash attention then aligns distances to the last key."""
 
 
 LIMITS = {
-    "varlen": Limits(),
     "aten_flash": Limits(dropout=True),
     "flash_attn_2": Limits(dropout=True, slopes=True),
-    # What its builds have in common: those on PyPI leave out the backward pass, windows or float16.
+    # The features that all builds share: those on PyPI lack the backward pass, windows or float16.
     "flash_attn_3": Limits(capability=(9, 0), beyond=(10, 0), dtypes=(torch.bfloat16,), gradients=False, local=False),
     "flash_attn_4": Limits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
-    "dense": Limits(dropout=True, local=False, key_lengths=False, mixed_lengths=False),
     "compiled": Limits(
         device="cpu",
         absent="few tokens, or no numba, OpenMP threads, fused multiplications or, for inference in bfloat16, fast products of pairs here",
         capability=(0, 0),
         dtypes=(torch.float32, torch.bfloat16),
-        multiple=MULTIPLE * torch.float32.itemsize,
+        multiple=WIDTH_MULTIPLE * torch.float32.itemsize,
         widest_gradient=256,
         placed_key_lengths=True,
     ),
@@ -121,9 +116,9 @@ LIMITS = {
 
 
 def unsupported_reason(name: str, call: AttentionCall) -> str | None:
-    """Why a backend cannot serve a call, in a few words; None where it can."""
+    """Say in a few words why a backend does not support a call; None where it does."""
     limits = LIMITS.get(name)
-    if limits is None:  # packed and reference run everywhere
+    if limits is None:  # packed and reference support every call
         return None
     widest = limits.widest_gradient if call.gradients else limits.widest
     width, multiple = call.head_width, limits.multiple // call.dtype.itemsize
@@ -139,30 +134,26 @@ def unsupported_reason(name: str, call: AttentionCall) -> str | None:
         "windows": call.local and not limits.local,
         "tokens that only read": call.key_lengths and not limits.key_lengths,
         "windows or ALiBi with tokens that only read": call.key_lengths and (call.local or call.slopes) and not limits.placed_key_lengths,
-        "unequal lengths": not call.equal_lengths and not limits.mixed_lengths,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 @cache
 def choose_backend(call: AttentionCall, override: str | None = None) -> str:
-    """Name of the backend for a kind of call; each choice is logged once, with what stood in the way of a better one.
+    """Choose the backend for a kind of call; each choice is logged once, with the reason why a better one was not possible.
 
     Args:
         call: What the choice depends on.
-        override: A key of `BACKENDS` to take where it can serve the call.
+        override: A key of `BACKENDS` to use where it supports the call.
 
     Raises:
-        InputError: The override is no backend.
+        InputError: The override is not a backend.
 
     Example:
         >>> choose_backend(AttentionCall("cpu", torch.float32))
         'packed'
-        >>> here = dict(capability=(9, 0), installed=frozenset({"varlen", "aten_flash"}))
-        >>> choose_backend(AttentionCall("cuda", torch.bfloat16, **here))
+        >>> choose_backend(AttentionCall("cuda", torch.bfloat16, capability=(9, 0), installed=frozenset({"aten_flash"})))
         'aten_flash'
-        >>> choose_backend(AttentionCall("cuda", torch.bfloat16, gradients=True, **here))
-        'varlen'
     """
     if override is not None and override not in BACKENDS:
         raise InputError(f"{VARIABLE} must be one of {', '.join(BACKENDS)}, got {override!r}")
@@ -192,7 +183,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def describe(
     q: Tensor, batch: PackedBatch, *, window: int | None = None, slopes: Tensor | None = None, dropout: float = 0.0, gradients: bool = False
 ) -> AttentionCall:
-    """The call that `attend` would make on these tensors."""
+    """Describe the call that `attend` would make on these tensors."""
     cuda = q.device.type == "cuda"
     return AttentionCall(
         device_type=q.device.type,
@@ -204,39 +195,14 @@ def describe(
         slopes=slopes is not None,
         key_lengths=batch.key_lengths is not None,
         local=window is not None,
-        equal_lengths=batch.max_seqlen * len(batch) == batch.num_tokens,
         installed=flash.installed() if cuda else _installed(q, batch, gradients=gradients),
     )
 
 
 def _installed(q: Tensor, batch: PackedBatch, *, gradients: bool) -> frozenset[str]:
-    """What can be used on a CPU, and is worth it."""
-    paired = q.dtype == torch.bfloat16 and not gradients  # with them it is brought to float32
-    return frozenset({"compiled"} if compiled.is_supported(batch, q) and (not paired or pairs_run()) else ())
-
-
-def best_dtype(q: Tensor, batch: PackedBatch, slopes: Tensor | None) -> torch.dtype:
-    """In which dtype heads are attended to best on a CPU without gradients: at least float32, or their own if compiled loops have it.
-
-    Processors that do not multiply half precision faster gain nothing from it.
-
-    Args:
-        q: Numbers in their place, (N, H, K).
-        batch: The packed batch.
-        slopes: ALiBi's, if there are any.
-    """
-    override = os.environ.get(VARIABLE)
-    narrow = override in (None, "compiled")
-    reason = unsupported_reason("compiled", describe(q, batch, slopes=slopes)) if narrow else f"{VARIABLE}={override}"
-    dtype = q.dtype if reason is None else torch.promote_types(q.dtype, torch.float32)
-    if dtype != q.dtype:
-        _note_dtype(dtype, q.dtype, reason)
-    return dtype
-
-
-@cache
-def _note_dtype(dtype: torch.dtype, given: torch.dtype, reason: str) -> None:
-    logger.info("attention on cpu in %s for states in %s (%s)", *(str(each).removeprefix("torch.") for each in (dtype, given)), reason)
+    """Return the CPU backends that run here and are worth using."""
+    paired = q.dtype == torch.bfloat16 and not gradients  # with gradients the inputs are converted to float32
+    return frozenset({"compiled"} if compiled_is_supported(batch, q) and (not paired or bfloat16_kernels_run()) else ())
 
 
 def attend(
@@ -250,32 +216,31 @@ def attend(
     dropout: float = 0.0,
     backend: str | None = None,
 ) -> Tensor:
-    """Softmax attention of each sequence of a packed batch with itself, scaled by K ** -0.5.
+    """Softmax attention within each sequence of a packed batch, scaled by K ** -0.5.
 
     Args:
         q: Queries, (N, H, K).
         k: Keys, (N, H, K).
         v: Values, (N, H, K).
-        batch: Where the sequences begin and end, and which tokens may be attended to; padded where a graph is made for
-            other programs, which drops nothing out and takes no backend.
+        batch: The sequences, and which of their tokens can be attended to; a padded batch for ONNX export, without dropout or backend.
         window: A token sees |i - j| <= window // 2, both ends included; None for the whole sequence.
         slopes: ALiBi's slope of each head, (H,): a score loses slope * |i - j|; None without ALiBi.
-        dropout: Probability of dropping an attention weight; packed on a CPU takes it to the nearest multiple of 1/256, as flash
-            attention does, for global layers of texts that are not all short.
-        backend: A key of `BACKENDS`; by default the environment variable QUIVER_ATTENTION where that backend can
-            serve the call, else the best one that can.
+        dropout: Probability of dropping an attention weight. On a CPU it is rounded to a multiple of 1/256, as in flash attention, in
+            global layers with sequences of 64 tokens or more.
+        backend: A key of `BACKENDS`. Default: the one in the environment variable QUIVER_ATTENTION if it supports the call, otherwise the
+            best.
 
     Returns:
-        (N, H, K). A token that may see nothing gets zeros.
+        (N, H, K). A token that sees nothing gets zeros.
 
     Raises:
-        ValueError: ``backend`` is unknown or cannot serve the call; says why.
+        ValueError: ``backend`` is unknown or does not support the call; gives the reason.
         InputError: The environment variable names no backend.
     """
     if isinstance(batch, PaddedBatch):
         return attend_padded(q, k, v, batch, window, slopes)
     if window is not None and batch.max_seqlen - 1 <= window // 2:
-        window = None  # every distance fits: local and global are the same, and global needs no mask
+        window = None  # the window covers every distance; global attention gives the same without a mask
     gradients = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     call = describe(q, batch, window=window, slopes=slopes, dropout=dropout, gradients=gradients)
     if backend is None:

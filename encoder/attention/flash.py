@@ -1,10 +1,10 @@
-"""FlashAttention over packed batches: torch's own kernels and the flash-attn packages, behind one contract.
+"""FlashAttention over packed batches: PyTorch's own kernel and the flash-attn packages, behind one contract.
 
-All of them take cu_seqlens and a window as (left, right) distances, both ends included, and never hold an n x n tensor.
-Where keys and queries of a sequence differ in number, they align windows (and ALiBi's distances) to the last key, not to
-the first; so tokens that only read (`PackedBatch.key_lengths`) can have flash attention in global layers only.
+All of them take cu_seqlens and a window as (left, right) distances, both ends included, and never hold an n x n tensor. Where a sequence
+has fewer keys than queries, they align windows and ALiBi's distances to the last key, not the first; so batches with
+`PackedBatch.key_lengths` can use flash attention in global layers only.
 
-Shapes: N packed tokens, H heads, K head width, B sequences, S tokens of each where all are equally long.
+Shapes: N packed tokens, H heads, K head width, B sequences.
 Source: FlashAttention-2, arXiv:2307.08691; FlashAttention-3, arXiv:2407.08608.
 """
 
@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from quiver.encoder.packing import PackedBatch
 
 logger = logging.getLogger(__name__)
 
-# Where the generations of flash-attn keep flash_attn_varlen_func.
+# Module of flash_attn_varlen_func in each generation of flash-attn.
 PACKAGES = {
     "flash_attn_2": "flash_attn.flash_attn_interface",
     "flash_attn_3": "flash_attn_interface",
@@ -33,20 +32,20 @@ PACKAGES = {
 }
 
 
-# What each of them is called with by name, beside queries, keys, values and borders.
+# Keyword arguments that each function is called with.
 _NEEDED = {
     "flash_attn_2": ("dropout_p", "window_size", "alibi_slopes"),
     "flash_attn_3": ("window_size",),
-    # flash-attn 2.8 ships an early flash_attn.cute without max_seqlen_* and without a backward pass for sequences of several lengths.
+    # flash-attn 2.8 contains an early flash_attn.cute without max_seqlen_*, and without a backward pass for sequences of different lengths.
     "flash_attn_4": ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "window_size"),
 }
 
 
 @cache
 def package_function(name: str) -> Callable[..., Any] | None:
-    """flash_attn_varlen_func of one of `PACKAGES`.
+    """Return flash_attn_varlen_func of one of `PACKAGES`.
 
-    None where it is not installed or, with a warning, where it cannot be loaded or does not take the arguments that it is called with.
+    None if it is not installed or, with a warning, if it cannot be loaded or lacks an argument.
     """
     module = PACKAGES[name]
     try:
@@ -55,7 +54,7 @@ def package_function(name: str) -> Callable[..., Any] | None:
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
             logger.warning("%s is installed, but not what it needs: %s", module, error)
         return None
-    except (ImportError, AttributeError) as error:  # built for another torch, or another package of that name
+    except (ImportError, AttributeError) as error:  # built for another PyTorch, or another package of that name
         logger.warning("%s is installed, but cannot be used: %s", module, error)
         return None
     if lacking := _lacking(function, _NEEDED[name]):
@@ -65,7 +64,7 @@ def package_function(name: str) -> Callable[..., Any] | None:
 
 
 def _lacking(function: Callable[..., Any], needed: Sequence[str]) -> list[str]:
-    """Which arguments a function does not take by name; none where its signature cannot be read."""
+    """Return the arguments that a function does not accept by name; empty if its signature cannot be read."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -77,21 +76,15 @@ def _lacking(function: Callable[..., Any], needed: Sequence[str]) -> list[str]:
 
 @cache
 def installed() -> frozenset[str]:
-    """Names of the backends of this module that this installation has, whatever the device."""
+    """Return the backends of this module that are installed, whatever the device."""
     names = {name for name in PACKAGES if package_function(name) is not None}
     if torch.version.hip is None and torch.backends.cuda.is_flash_attention_available():
         names.add("aten_flash")
-        # From 2.14 on varlen_attn may take cuDNN's kernel, several times slower on packed batches (pytorch issue 187770);
-        # there the operator below it is called, which is the flash kernel by definition.
-        if torch.__version__ >= "2.11" and torch.__version__ < "2.14":  # compared as versions, not as text
-            names.add("varlen")
-    if torch.__version__ >= "2.7":  # sdpa_kernel takes an order of preference
-        names.add("dense")
     return frozenset(names)
 
 
 class Keys(NamedTuple):
-    """What queries read: keys and values end to end, where their sequences begin, and the longest."""
+    """Packed keys and values, the borders of their sequences, and the length of the longest."""
 
     k: Tensor
     v: Tensor
@@ -100,14 +93,14 @@ class Keys(NamedTuple):
 
 
 def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
-    """The leading tokens of each sequence that may be attended to.
+    """Return the leading tokens of each sequence that can be attended to.
 
-    Nothing here waits for the device: places and borders are made on the host once a batch.
+    Does not synchronize with the device: indices and borders are built on the host once per batch.
     """
     if batch.key_lengths is None:
         return Keys(k, v, batch.cu_seqlens, batch.max_seqlen)
     if "keys" not in batch.memo:
-        with torch.inference_mode(False):  # what inference makes and keeps, training could not use
+        with torch.inference_mode(False):  # tensors made in inference mode could not be used in training
             starts = batch.offsets[:-1]
             places = torch.cat([torch.arange(start, start + keys) for start, keys in zip(starts, batch.key_lengths, strict=True)])
             borders = torch.tensor((0, *batch.key_lengths)).cumsum(0).to(torch.int32)
@@ -117,27 +110,16 @@ def readable(k: Tensor, v: Tensor, batch: PackedBatch) -> Keys:
 
 
 def _sides(window: int | None) -> tuple[int, int]:
-    """A window as flash attention counts it: distances to the left and to the right, -1 without end."""
+    """Return a window as flash attention counts it: distances to the left and right, -1 for no limit."""
     return (-1, -1) if window is None else (window // 2, window // 2)
-
-
-def attend_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """torch.nn.attention.varlen, torch's public way to the flash kernel; see `quiver.encoder.attention.attend`."""
-    del slopes, dropout  # `choose_backend` sees to it that there are none
-    from torch.nn.attention.varlen import varlen_attn
-
-    attention: Callable[..., Any] = varlen_attn  # its signature differs between torch's releases; `installed` knows them
-    keys = readable(k, v, batch)
-    borders = (batch.cu_seqlens, keys.cu_seqlens, batch.max_seqlen, keys.max_seqlen)
-    return _first(attention(q, keys.k, keys.v, *borders, window_size=_sides(window)))
 
 
 def attend_aten_flash(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """The operator under varlen_attn: without its Python layer, with dropout; see `quiver.encoder.attention.attend`.
+    """PyTorch's flash kernel, called without the Python layer of varlen_attn; see `quiver.encoder.attention.attend`.
 
-    torch builds it without ALiBi, though the operator's signature has it.
+    PyTorch builds it without ALiBi, although the operator has an argument for it.
     """
     del slopes
     keys = readable(k, v, batch)
@@ -169,7 +151,7 @@ def _package(name: str) -> Callable[..., Any]:
 def attend_flash_attn_2(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """flash-attn 2, the one that knows ALiBi; see `quiver.encoder.attention.attend`."""
+    """flash-attn 2, the one with ALiBi; see `quiver.encoder.attention.attend`."""
     keys = readable(k, v, batch)
     output: Tensor = _package("flash_attn_2")(
         q,
@@ -206,7 +188,7 @@ def attend_flash_attn_4(
         q,
         keys.k,
         keys.v,
-        cu_seqlens_q=batch.cu_seqlens,  # by name: their places changed between its releases
+        cu_seqlens_q=batch.cu_seqlens,  # by keyword: their order changed between releases
         cu_seqlens_k=keys.cu_seqlens,
         max_seqlen_q=batch.max_seqlen,
         max_seqlen_k=keys.max_seqlen,
@@ -216,23 +198,5 @@ def attend_flash_attn_4(
 
 
 def _first(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The output alone: some releases give the logarithms of the sums beside it."""
+    """Return the output alone: some releases return log-sum-exps beside it."""
     return output[0] if isinstance(output, tuple) else output
-
-
-def attend_dense(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Equally long sequences as one dense, mask-free call, cuDNN's kernel first; see `quiver.encoder.attention.attend`.
-
-    Never chosen by itself. Reports differ between twice as fast as FlashAttention 2 (long texts, Hopper) and several
-    times slower; cuDNN plans anew for every (B, S); and a choice by stopwatch would wait for the device in a forward
-    pass and give other last bits from run to run. Where it is measured to be faster, QUIVER_ATTENTION=dense takes it.
-    """
-    del window, slopes
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    shape = (len(batch), batch.max_seqlen, *q.shape[1:])
-    query, key, value = (x.view(shape).transpose(1, 2) for x in (q, k, v))  # (B, H, S, K), nothing copied
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    with sdpa_kernel(order, set_priority=True):
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-    return mixed.transpose(1, 2).flatten(0, 1)  # (N, H, K)

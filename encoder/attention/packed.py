@@ -1,6 +1,16 @@
-"""The sequences of a packed batch by length: those of one length are views of the packed tensors, without a gap.
+"""Attention over packed batches by PyTorch operators on any device, without an n x n tensor in local layers or masks in global ones.
 
-Shapes: N packed tokens, H heads, K head width, G sequences of one length, n their length.
+Global layers: sequences of one length form one call on views of the packed tensors. Local layers over texts hardly longer than the window
+do the same with a band mask. Other local layers cut the tokens into blocks of queries; each block meets its own keys and a halo of window
+// 2 on either side, so the cost is N x window. Document borders and the window are one additive mask, built once per batch for all local
+layers.
+
+Global attention with dropout on the attention weights has its own form on CPUs, because PyTorch's fused CPU kernel has no dropout and its
+plain operators write scores, softmax, random mask and dropped weights in full, heads x n x n each, keeping three of them. Here a chunk of
+queries and heads is processed at a time, and the backward pass recomputes weights and masks (arXiv:2205.14135, section 3.1 and appendix B).
+
+Shapes: N packed tokens, H heads, K head width, G sequences of one length, n their length, P pairs of a sequence and a head, W query blocks.
+Source: ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention, unpadding); the blocking is our own.
 """
 
 from __future__ import annotations
@@ -24,12 +34,12 @@ class LengthGroup:
     """Neighbouring sequences of one length.
 
     Attributes:
-        start: Its first token, in group order.
+        start: First token of the group, in group order.
         sequences: G.
         length: n.
-        keys: Leading tokens of each sequence that may be attended to.
-        rows: Leading tokens of each sequence that see any key; the others get zeros.
-        mask: What is added to the scores, (rows, keys), or None.
+        keys: Leading tokens of each sequence that can be attended to.
+        rows: Leading tokens of each sequence that see at least one key; the others get zeros.
+        mask: Added to the scores, (rows, keys), or None.
     """
 
     start: int
@@ -40,7 +50,7 @@ class LengthGroup:
     mask: Tensor | None = None
 
     def heads(self, x: Tensor, tokens: int) -> Tensor:
-        """The first so many tokens of each sequence, of (N, H, K), as (G, H, tokens, K): a view, without gradients."""
+        """Return the first ``tokens`` tokens of each sequence of (N, H, K) as a view (G, H, tokens, K), without gradients."""
         token, head, width = x.stride()
         size = (self.sequences, x.shape[1], tokens, x.shape[2])
         return x.as_strided(size, (self.length * token, head, token, width), x.storage_offset() + self.start * token)
@@ -48,12 +58,12 @@ class LengthGroup:
 
 @dataclass(frozen=True)
 class LengthGroups:
-    """Sequences of a batch by length.
+    """The sequences of a batch, grouped by length.
 
     Attributes:
-        groups: One a length.
-        order: Permutation that brings the tokens into group order, (N,); None when they lie so already.
-        inverse: The way back, (N,).
+        groups: One group per length.
+        order: Permutation that puts the tokens into group order, (N,); None if they are in that order.
+        inverse: The inverse permutation, (N,).
     """
 
     groups: tuple[LengthGroup, ...]
@@ -62,11 +72,11 @@ class LengthGroups:
 
     @property
     def sizes(self) -> list[int]:
-        """Tokens of each group."""
+        """Number of tokens of each group."""
         return [group.sequences * group.length for group in self.groups]
 
 
-@torch.inference_mode(False)  # what inference makes and keeps, training could not use
+@torch.inference_mode(False)  # tensors made in inference mode could not be used in training
 def length_groups(batch: PackedBatch) -> LengthGroups:
     """Group a batch's sequences by (length, key length), in order of first appearance."""
     members = places_by_length(batch)
@@ -81,9 +91,9 @@ def length_groups(batch: PackedBatch) -> LengthGroups:
     return LengthGroups(tuple(groups), order, inverse)
 
 
-@torch.inference_mode(False)  # likewise
+@torch.inference_mode(False)  # as above
 def banded(groups: LengthGroups, window: int, dtype: torch.dtype) -> LengthGroups:
-    """The groups of a local layer on a CPU: a token sees its neighbours up to window // 2 away."""
+    """Return the groups of a local layer on a CPU: a token sees its neighbours up to window // 2 away."""
     half = window // 2
 
     def band(group: LengthGroup) -> LengthGroup:
@@ -99,7 +109,7 @@ def banded(groups: LengthGroups, window: int, dtype: torch.dtype) -> LengthGroup
 
 
 def fill_heads(group: LengthGroup, place: Tensor, heads: Tensor) -> None:
-    """Write the leading tokens of a group's sequences, (G, H, tokens, K), into (N, H, K); the others, which nobody saw, are zeros."""
+    """Write the leading tokens of a group's sequences, (G, H, tokens, K), into (N, H, K), and zeros for the other tokens."""
     tokens = heads.shape[2]
     if tokens < group.length:
         whole = group.heads(place, group.length)
@@ -107,19 +117,19 @@ def fill_heads(group: LengthGroup, place: Tensor, heads: Tensor) -> None:
     group.heads(place, tokens).copy_(heads)
 
 
-# Random bits a weight, as many as flash attention draws: a probability is taken to the nearest multiple of 1/256.
+# Random bits per attention weight, as many as flash attention draws: the probability is rounded to a multiple of 1/256.
 BITS = torch.int8
 
 
 def attend_dropping(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, probability: float, *, chunk: int = DROPOUT_CHUNK) -> Tensor:
-    """Each sequence with itself, as `quiver.encoder.attention.attend` has it; the groups have no masks.
+    """Attention with dropout of each sequence with itself; see `quiver.encoder.attention.attend`. The groups must have no masks.
 
     Args:
         q: Queries in group order, (N, H, K), on a CPU.
         k: Keys, likewise.
         v: Values, likewise.
-        groups: Where the sequences lie.
-        probability: Of dropping a weight, above 0 and below 1, taken to the nearest multiple of 1/256 that is so too.
+        groups: The sequences.
+        probability: Probability of dropping a weight, above 0 and below 1; rounded to a multiple of 1/256 in the same range.
         chunk: Largest number of weights in memory at a time, or those of one query.
     """
     output: Tensor = _DroppingAttention.apply(q, k, v, groups, probability, new_seed(), chunk)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -127,7 +137,7 @@ def attend_dropping(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, proba
 
 
 class _DroppingAttention(torch.autograd.Function):
-    """All groups without masks as one step of autograd: q, k, v (N, H, K), groups, probability, seed to (N, H, K)."""
+    """All groups without masks as one autograd step: q, k, v (N, H, K), groups, probability, seed, chunk to (N, H, K)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, probability: float, seed: int, chunk: int) -> Tensor:
@@ -164,7 +174,7 @@ class _DroppingAttention(torch.autograd.Function):
             query, key, value = _pairs(group, q, k, v)
             query *= scale
             mixed, upstream = (_flat(group, x, group.rows) for x in (output, gradient))
-            inner = (mixed * upstream).sum(-1, keepdim=True)  # (P, n, 1): what softmax takes off each gradient
+            inner = (mixed * upstream).sum(-1, keepdim=True)  # (P, n, 1): what softmax subtracts from each gradient
             upstream *= kept.scale
             of_query, of_key, of_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
             scratch = query.new_empty(3, _largest(query, key, ctx.chunk))
@@ -175,7 +185,7 @@ class _DroppingAttention(torch.autograd.Function):
                 weights.sub_(logsumexp[pairs, rows]).exp_()
                 kept.fill(keep)
                 torch.bmm(upstream[pairs, rows], value[pairs].transpose(1, 2), out=of_weights)
-                of_weights.mul_(keep).sub_(inner[pairs, rows]).mul_(weights)  # now of the scores
+                of_weights.mul_(keep).sub_(inner[pairs, rows]).mul_(weights)  # now the gradient of the scores
                 of_value[pairs].baddbmm_(weights.mul_(keep).transpose(1, 2), upstream[pairs, rows])
                 of_key[pairs].baddbmm_(of_weights.transpose(1, 2), query[pairs, rows])
                 of_query[pairs, rows] = _product(of_weights, key[pairs])
@@ -186,7 +196,7 @@ class _DroppingAttention(torch.autograd.Function):
 
 
 def _pairs(group: LengthGroup, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Copies of a group's queries, (P, rows, K), keys and values, (P, keys, K), in float32 or wider."""
+    """Copy a group's queries, (P, rows, K), keys and values, (P, keys, K), in float32 or wider."""
     return _flat(group, q, group.rows), _flat(group, k, group.keys), _flat(group, v, group.keys)
 
 
@@ -196,7 +206,7 @@ def _flat(group: LengthGroup, x: Tensor, tokens: int) -> Tensor:
 
 
 def _dropout_chunks(query: Tensor, key: Tensor, chunk: int) -> Iterator[tuple[slice, slice]]:
-    """Pairs and queries to be in work together: their weights are no more than CHUNK, or those of one query."""
+    """Yield pairs and queries to process together: at most ``chunk`` weights, or those of one query."""
     rows = min(query.shape[1], max(1, chunk // key.shape[1]))
     pairs = max(1, chunk // (rows * key.shape[1])) if rows == query.shape[1] else 1
     for pair in range(0, len(query), pairs):
@@ -214,18 +224,18 @@ def _of_size(scratch: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def _product(weights: Tensor, values: Tensor) -> Tensor:
-    """A product in its own type whatever autocast says, which leaves alone what is given its place."""
+    """A product in its own dtype even under autocast, which does not touch operators with an output argument."""
     return torch.bmm(weights, values, out=weights.new_empty(*weights.shape[:2], values.shape[2]))
 
 
-# Queries of one call with ALiBi, whose penalty is as wide as the sequence and differs from head to head.
+# Queries per call with ALiBi, whose penalty is as wide as the sequence and differs between heads.
 SLOPING_BLOCK = 128
-# Tokens from which dropping a few weights at a time is faster than torch's way: shorter sequences have fewer weights than values.
+# Sequence length from which dropout in chunks is faster than PyTorch operators: shorter sequences have fewer weights than values.
 DROPPING_LENGTH = 64
 
 
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Each sequence with itself; see `quiver.encoder.attention.attend` for the contract. ALiBi and dropout are for groups without masks."""
+    """Attention of each sequence with itself; see `quiver.encoder.attention.attend`. ALiBi and dropout require groups without masks."""
     if groups.order is not None:
         q, k, v = q[groups.order], k[groups.order], v[groups.order]
     output: Tensor
@@ -239,7 +249,7 @@ def attend_grouped(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes
 
 
 def differentiated_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether gradients are wanted where torch's kernel for CPUs gives them."""
+    """Return whether gradients are needed and PyTorch's CPU kernel provides them."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)) and q.device.type == "cpu" and _has_cpu_kernel()
 
 
@@ -251,7 +261,7 @@ def _has_cpu_kernel() -> bool:
 
 def _attend_groups(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes: Tensor | None, dropout: float) -> Tensor:
     outputs = []
-    # One split, not a slice a group: the backward of a slice is a whole tensor of zeros, that of the split one concatenation.
+    # One split instead of a slice per group: the backward of a slice is a full tensor of zeros, that of the split one concatenation.
     parts = (torch.split(x, groups.sizes) for x in (q, k, v))
     for group, *pieces in zip(groups.groups, *parts, strict=True):
         query, key, value = (piece.view(group.sequences, group.length, *piece.shape[1:]).transpose(1, 2) for piece in pieces)
@@ -267,9 +277,9 @@ def _attend_groups(q: Tensor, k: Tensor, v: Tensor, groups: LengthGroups, slopes
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """All groups as one step of autograd, whose gradients are written where the product behind queries, keys and values wants them.
+    """All groups as one autograd step, with gradients in the layout that the product of queries, keys and values needs.
 
-    Autograd's own way keeps a dozen views a group and puts the gradients together twice.
+    Plain autograd keeps a dozen views per group and assembles the gradients twice.
     """
 
     @staticmethod
@@ -303,7 +313,7 @@ class _GroupedAttention(torch.autograd.Function):
 
 
 def _attend_sloping(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, dropout: float) -> Tensor:
-    """ALiBi over whole sequences, a few queries at a time: the penalty is (H, SLOPING_BLOCK, n), never n x n."""
+    """ALiBi over whole sequences, a block of queries at a time: the penalty is (H, SLOPING_BLOCK, n), never n x n."""
     outputs = []
     place = torch.arange(key.shape[2], device=key.device)
     for start, rows in zip(range(0, query.shape[2], SLOPING_BLOCK), torch.split(query, SLOPING_BLOCK, dim=2), strict=True):
@@ -313,29 +323,28 @@ def _attend_sloping(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor, d
     return torch.cat(outputs, dim=2)
 
 
-# Queries in a block of a local layer: of 32, 64 and 128 the fastest on CPU (reference measurements: 19.5, 21.6 and
-# 27.2 ms for 2,048 tokens of 12 heads of 64).
+# Queries per block of a local layer: of 32, 64 and 128 the fastest on a CPU (19.5, 21.6 and 27.2 ms for 2,048 tokens with 12 heads of 64).
 BLOCK = 32
-# Blocks of one call without gradients, 2,048 tokens: what the call copies stays small whatever the batch.
+# Blocks per call without gradients, 2,048 tokens: the memory that a call copies stays small for every batch.
 LOCAL_BLOCKS = 64
 
 
 @dataclass(frozen=True)
 class LocalMask:
-    """What the local layers of a batch share.
+    """The mask that the local layers of a batch share.
 
     Attributes:
-        bias: 0 where a query may see a key, the dtype's minimum where not, (W, 1, BLOCK, BLOCK + window).
-        sees: Whether each token sees any key, (N, 1, 1); None when all of them do.
+        bias: 0 where a query sees a key, the dtype's minimum elsewhere, (W, 1, BLOCK, BLOCK + window).
+        sees: Whether each token sees a key, (N, 1, 1); None if all do.
     """
 
     bias: Tensor
     sees: Tensor | None
 
 
-@torch.inference_mode(False)  # likewise
+@torch.inference_mode(False)  # as above
 def local_mask(batch: PackedBatch, window: int, dtype: torch.dtype) -> LocalMask:
-    """The mask of a batch's local layers for one window."""
+    """Build the mask of a batch's local layers for one window."""
     half = window // 2
     blocks = -(-batch.num_tokens // BLOCK)
     device = batch.ids.device
@@ -346,7 +355,7 @@ def local_mask(batch: PackedBatch, window: int, dtype: torch.dtype) -> LocalMask
     if batch.key_lengths is not None:
         limit = torch.tensor(batch.key_lengths).to(device, non_blocking=True)[sequence]
         key_sequence = torch.where(batch.positions < limit, sequence, -1)
-    # Beyond either end of the batch there is nothing to see: queries get -2, keys -1, and these never match.
+    # Positions outside the batch must match nothing: queries there get -2, keys -1.
     queries = F.pad(sequence, (0, blocks * BLOCK - batch.num_tokens), value=-2).view(blocks, BLOCK, 1)
     keys = F.pad(key_sequence, (half, half + blocks * BLOCK - batch.num_tokens), value=-1).unfold(0, BLOCK + 2 * half, BLOCK)
     distance = _block_distance(half, device)
@@ -363,8 +372,8 @@ class LocalBlocks:
     """Some neighbouring blocks of a local layer.
 
     Attributes:
-        first: The first of them.
-        last: One behind the last.
+        first: First block.
+        last: One past the last block.
         half: Tokens of the halo on either side.
     """
 
@@ -374,22 +383,22 @@ class LocalBlocks:
 
     @property
     def queries(self) -> tuple[int, int]:
-        """Tokens of the blocks, start and end; the end may lie beyond the batch."""
+        """Start and end token of the blocks; the end can lie outside the batch."""
         return self.first * BLOCK, self.last * BLOCK
 
     @property
     def keys(self) -> tuple[int, int]:
-        """Tokens of the blocks and their halo, which may lie beyond the batch on either side."""
+        """Start and end token of the blocks with their halo; both can lie outside the batch."""
         return self.first * BLOCK - self.half, self.last * BLOCK + self.half
 
     def views(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (W, H, BLOCK, K), keys and values (W, H, BLOCK + window, K), the last two as overlapping views."""
+        """Return queries (W, H, BLOCK, K), keys and values (W, H, BLOCK + window, K); the last two are overlapping views."""
         query = _rows(q, *self.queries).view(self.last - self.first, BLOCK, *q.shape[1:]).transpose(1, 2)
         key, value = (_rows(x, *self.keys).unfold(0, BLOCK + 2 * self.half, BLOCK).transpose(2, 3) for x in (k, v))
         return query, key, value
 
     def add_keys(self, gradient: Tensor, blocks: Tensor) -> None:
-        """Add what the blocks' keys were given, (W, H, BLOCK + window, K), to a gradient (N, H, K)."""
+        """Add the gradients of the blocks' keys, (W, H, BLOCK + window, K), to a gradient (N, H, K)."""
         count, heads, span, width = blocks.shape
         total = blocks.new_zeros((count + -(-span // BLOCK)) * BLOCK, heads, width)
         for start in range(0, span, BLOCK):
@@ -412,14 +421,14 @@ def _attend_local(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, window: int,
     elif slopes is None and not dropout and differentiated_on_cpu(q, k, v):
         output = _LocalAttention.apply(q, k, v, mask.bias, half)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     else:
-        # In one piece: each slice would be a whole tensor of zeros in the backward pass.
+        # One piece: in the backward pass each slice would be a full tensor of zeros.
         output = _attend_blocks(q, k, v, mask, LocalBlocks(0, blocks, half), slopes, dropout)
     output = output[: len(q)]
     return output if mask.sees is None else output * mask.sees
 
 
 def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, some: LocalBlocks, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Some blocks' queries over their keys, (W * BLOCK, H, K)."""
+    """Attention of some blocks' queries over their keys, (W * BLOCK, H, K)."""
     bias = mask.bias[some.first : some.last]
     if slopes is not None:
         bias = (bias - _slope_penalty(slopes, some.half)).clamp(min=torch.finfo(q.dtype).min).to(q.dtype)
@@ -429,10 +438,10 @@ def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, mask: LocalMask, some: Local
 
 
 class _LocalAttention(torch.autograd.Function):
-    """Local attention on a CPU a few blocks at a time, forward and backward.
+    """Local attention on a CPU, a few blocks at a time, forward and backward.
 
-    Autograd's own way keeps padded copies of keys and values and gives every block's keys a gradient of their own at once:
-    five times the memory of the keys, fresh and zeroed in every layer.
+    Plain autograd keeps padded copies of keys and values and a gradient for the keys of every block at once: five times the memory of the
+    keys, allocated and zeroed in every layer.
     """
 
     @staticmethod
@@ -469,25 +478,25 @@ class _LocalAttention(torch.autograd.Function):
 
 
 def _rows(x: Tensor, start: int, end: int) -> Tensor:
-    """Tokens start..end of (N, H, K), zeros where they lie beyond the batch; a view where they do not."""
+    """Return tokens start..end of (N, H, K), with zeros outside the batch; a view if none lie outside."""
     before, after = max(-start, 0), max(end - len(x), 0)
     inside = x[max(start, 0) : min(end, len(x))]
     return F.pad(inside, (0, 0, 0, 0, before, after)) if before or after else inside
 
 
 def _slope_penalty(slopes: Tensor, half: int) -> Tensor:
-    """ALiBi's penalty inside a block of queries and its halo of keys, (1, H, BLOCK, BLOCK + window) float32."""
+    """ALiBi's penalty between a block of queries and its halo of keys, (1, H, BLOCK, BLOCK + window) float32."""
     return slopes.view(1, -1, 1, 1) * _block_distance(half, slopes.device).abs()
 
 
 def _block_distance(half: int, device: torch.device) -> Tensor:
-    """Key place minus query place in a block and its halo, (BLOCK, BLOCK + window)."""
+    """Key position minus query position within a block and its halo, (BLOCK, BLOCK + window)."""
     return torch.arange(BLOCK + 2 * half, device=device)[None] - half - torch.arange(BLOCK, device=device)[:, None]
 
 
 def attend_packed(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float) -> Tensor:
-    """Attention without padding on any device; see `quiver.encoder.attention.attend` for the contract."""
-    # Where every distance fits the window, local and global are the same, and global needs no mask.
+    """Packed attention on any device; see `quiver.encoder.attention.attend` for the contract."""
+    # If the window covers every distance, global attention gives the same without a mask.
     if window is None or batch.max_seqlen - 1 <= window // 2:
         return attend_grouped(q, k, v, _groups(batch), slopes, dropout)
     if slopes is None and not dropout and q.device.type == "cpu" and pairs_of_groups(batch) <= pairs_of_blocks(batch, window):
@@ -502,12 +511,12 @@ def attend_packed(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: i
 
 
 def pairs_of_groups(batch: PackedBatch) -> int:
-    """Pairs of a query and a key that attention of whole sequences looks at."""
+    """Number of query-key pairs that attention over whole sequences computes."""
     return sum(length * keys for length, keys in zip(batch.lengths, batch.key_lengths or batch.lengths, strict=True))
 
 
 def pairs_of_blocks(batch: PackedBatch, window: int) -> int:
-    """Pairs that local attention in blocks looks at."""
+    """Number of query-key pairs that local attention in blocks computes."""
     return -(-batch.num_tokens // BLOCK) * BLOCK * (BLOCK + 2 * (window // 2))
 
 

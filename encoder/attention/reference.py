@@ -1,8 +1,8 @@
-"""Attention written down as its definition: what the fast forms are tested against.
+"""Attention written as its definition: the reference for the fast backends, and the form that is exported to ONNX.
 
-It builds every n x n score matrix, so it is for tests and short texts only.
+Both functions build full score matrices, so they are for tests, exported graphs and short texts only.
 
-Shapes: N packed tokens, H heads, K head width, n tokens of one sequence.
+Shapes: N packed tokens, H heads, K head width, n tokens of one sequence, B sequences, S padded length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quiver.encoder.packing import PackedBatch, PaddedBatch
 def attend_reference(
     q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Softmax attention of each sequence by itself; see `quiver.encoder.attention.attend` for the contract."""
+    """Softmax attention of each sequence with itself; see `quiver.encoder.attention.attend` for the contract."""
     outputs = []
     key_lengths = batch.key_lengths or batch.lengths
     for start, end, keys in zip(batch.offsets, batch.offsets[1:], key_lengths, strict=False):
@@ -30,16 +30,17 @@ def attend_reference(
         if window is not None:
             visible = visible & (distance <= window // 2)
         weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
-        # A token that sees nothing (unattended expansion far from the text) gets zeros, as torch's own kernels give it.
+        # A token that sees nothing (query expansion far from the text) gets zeros, as in PyTorch's own kernels.
         weights = F.dropout(weights * visible.any(-1, keepdim=True), dropout)
         outputs.append(torch.einsum("hij,jhk->ihk", weights, v[start:end]))
     return torch.cat(outputs)
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, batch: PaddedBatch, window: int | None, slopes: Tensor | None) -> Tensor:
-    """Softmax attention of each sequence with the places of it that may be attended to.
+    """Softmax attention within each row of a padded batch, in operators that every graph format has.
 
-    See `quiver.encoder.attention.attend` for the contract; `quiver.encoder.attention.reference` is the same definition over packed batches.
+    It builds the (B, H, S, S) scores, as other padded encoders do; packed batches never use it. See `quiver.encoder.attention.attend` for
+    the contract.
     """
     rows, length = batch.attended.shape
     q, k, v = (each.reshape(rows, length, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))  # (B, H, S, K)
@@ -52,6 +53,6 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, batch: PaddedBatch, window: i
     if window is not None:
         visible = visible & (distance <= window // 2)
     weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)
-    weights = weights * visible.any(-1, keepdim=True)  # a place that sees nothing gets zeros
+    weights = weights * visible.any(-1, keepdim=True)  # a position that sees nothing gets zeros
     mixed: Tensor = (weights @ v).transpose(1, 2).flatten(0, 1)  # (N, H, K)
     return mixed

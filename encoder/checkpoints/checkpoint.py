@@ -1,9 +1,8 @@
-"""Checkpoints: config.json and weights in Hugging Face's key layouts, both ways.
+"""Load and save encoders: config.json and weights in the layouts of Hugging Face, both ways.
 
-Reading is strict: every tensor of the encoder must be there with its shape, and every tensor of the file must be either
-the encoder's or one of a head's, which are named in the log. Writing gives what the family's own code writes.
-
-The families' names are in `quiver.encoder.checkpoints.key_maps`.
+Loading is strict: every tensor of the encoder must be present with its shape, and every tensor of the file must belong to the encoder or to
+a head; the latter are named in the log. Saving writes what the family's own code writes. `quiver.encoder.checkpoints.families` lists the
+families.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
+from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.folder import local_folder, read_weights
-from quiver.encoder.checkpoints.key_maps import KEY_MAPS
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, save_tensors, write_json
 from quiver.encoder.model import Encoder
@@ -30,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TheirTensor:
-    """Where one of our tensors lies in a family's file.
+    """Location of one of our tensors in a family's file.
 
     Attributes:
-        keys: Their keys without prefix; several are stacked in that order.
-        swapped: Its two halves of rows are the other way round there.
+        keys: The family's keys without prefix; several are stacked in that order.
+        swapped: Whether the two halves of its rows are swapped there.
     """
 
     keys: tuple[str, ...]
@@ -42,13 +41,13 @@ class TheirTensor:
 
 
 def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
-    """Our tensor names to the family's, without prefix.
+    """Map our tensor names to the family's, without prefix.
 
     Raises:
         InputError: The family's checkpoints have no such tensor.
     """
     config = encoder.config
-    family = KEY_MAPS[config.family]
+    family = FORMATS[config.family].tensors
     keys = {}
     for ours in encoder.state_dict():
         module, _, parameter = ours.rpartition(".")
@@ -62,16 +61,16 @@ def their_keys(encoder: Encoder) -> dict[str, TheirTensor]:
 
 
 def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Encoder:
-    """Load an encoder from a folder or a hub id, in evaluation mode.
+    """Load an encoder from a folder or the Hugging Face Hub, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
-        revision: Branch, tag or commit on the hub.
-        dtype: Of the weights in memory.
-        device: Where the weights go.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the weights in memory.
+        device: Device of the weights.
 
     Raises:
-        InputError: A file is missing or corrupt, the architecture is not ours, or the tensors do not match it.
+        InputError: A file is missing or corrupt, the architecture is not supported, or the tensors do not match it.
     """
     folder = local_folder(source, revision=revision)
     try:
@@ -80,24 +79,24 @@ def load_encoder(source: str | Path, *, revision: str | None = None, dtype: torc
         if str(error).startswith(str(folder)):
             raise
         raise InputError(f"{folder}: {error}") from error
-    # Not on the meta device for the shapes first: initialising there makes torch import its compiler, a second and a half.
+    # Not on the meta device: initialising there makes torch import its compiler, which takes a second and a half.
     encoder = Encoder(config)
     encoder.load_state_dict(from_hf_state(encoder, read_weights(folder), where=str(folder)), strict=True)
     return encoder.to(device=device, dtype=dtype).eval()
 
 
 def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
-    """Rename and stack a Hugging Face state dict into ours.
+    """Rename and stack the tensors of a Hugging Face state dict.
 
     Args:
-        encoder: Gives the names and shapes that are wanted; its weights are not touched.
-        state: Their tensors, with or without the family's prefix.
-        where: Named in errors.
+        encoder: Gives the expected names and shapes; its weights are not changed.
+        state: Tensors of the family, with or without its prefix.
+        where: Source of the tensors, for error messages.
 
     Raises:
-        InputError: A tensor is missing, has another shape, or belongs to nothing we know.
+        InputError: A tensor is missing, has another shape, or is unknown.
     """
-    family = KEY_MAPS[encoder.config.family]
+    family = FORMATS[encoder.config.family].tensors
     stripped = {family.current_name(key): tensor for key, tensor in state.items()}
     if len(stripped) < len(state):
         raise InputError(f"{where}: two tensors have the same name once their prefixes are taken away")
@@ -116,7 +115,7 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
 
 
 def _ours(theirs: TheirTensor, state: Mapping[str, Tensor], shape: torch.Size, where: str) -> Tensor:
-    """One of our tensors, stacked from theirs."""
+    """Stack one of our tensors from theirs."""
     parts = [state[key] for key in theirs.keys]
     asked = (shape[0] // len(parts), *shape[1:])
     for key, part in zip(theirs.keys, parts, strict=True):
@@ -138,18 +137,18 @@ def _few(label: str, keys: list[str]) -> str:
 
 
 def to_hf_state(encoder: Encoder, *, prefix: bool = False) -> dict[str, Tensor]:
-    """An encoder's tensors under the family's names.
+    """Return an encoder's tensors under the family's names.
 
     Args:
-        encoder: Whose weights.
-        prefix: Put the family's prefix (such as ``model.`` or ``bert.``) before every key, as checkpoints with a head have it.
+        encoder: The encoder.
+        prefix: Put the family's prefix (such as ``model.`` or ``bert.``) before every key, as in checkpoints with a head.
 
     Raises:
         InputError: The family's checkpoints have no place for a tensor, or the weights are quantised.
     """
-    if encoder.frozen == "int8":
+    if encoder.prepacked == "int8":
         raise InputError("this encoder is quantised to int8, for inference alone; save the one it was made from")
-    start = KEY_MAPS[encoder.config.family].prefix if prefix else ""
+    start = FORMATS[encoder.config.family].tensors.prefix if prefix else ""
     wanted = their_keys(encoder)
     state = {}
     for name, tensor in encoder.state_dict().items():
@@ -165,8 +164,8 @@ def save_encoder(encoder: Encoder, folder: str | Path, *, style: ConfigStyle = "
     """Write config.json and model.safetensors as the family's own code writes them.
 
     Args:
-        encoder: Whose weights.
-        folder: Made if it is not there; each file is replaced whole.
+        encoder: The encoder.
+        folder: Created if necessary; each file is replaced as a whole.
         style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
         prefix: Put the family's prefix before every key.
 
@@ -181,14 +180,14 @@ def write_checkpoint(folder: Path, state: Mapping[str, Tensor], hf: Mapping[str,
     """Write tensors and config.json, each file whole or not at all.
 
     Args:
-        folder: Made if it is not there.
+        folder: Created if necessary.
         state: Contiguous tensors on the CPU, under the names of the file.
-        hf: The config.json.
+        hf: Content of config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as temporary:
         save_tensors(state, temporary)
-    # Shards of an earlier checkpoint would be read before the new file.
+    # Shards of an earlier checkpoint would be read instead of the new file.
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     for shard in folder.glob("model-*-of-*.safetensors"):
         shard.unlink()

@@ -1,6 +1,6 @@
-"""From a config.json to an architecture and back: which module reads and writes which family.
+"""All families: which module reads and writes which config.json.
 
-A writer never loses anything: what it has written is read again, and where the two architectures differ the field is named.
+Writing loses nothing: the written config.json is read again, and if the architectures differ the error names the field.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from quiver.encoder.checkpoints.bert import read_bert, read_roberta, write_bert, write_mosaicbert, write_roberta
-from quiver.encoder.checkpoints.keys import ConfigStyle, Keys
-from quiver.encoder.checkpoints.modernbert import read_modernbert, write_modernbert
-from quiver.encoder.checkpoints.quiver import read_quiver, write_quiver
-from quiver.encoder.checkpoints.rotary_bert import read_gte, read_nomicbert, write_gte, write_nomicbert
+from quiver.encoder.checkpoints.bert import BERT, MOSAICBERT, ROBERTA, read_bert, read_roberta
+from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, Task
+from quiver.encoder.checkpoints.modernbert import MODERNBERT, read_modernbert
+from quiver.encoder.checkpoints.quiver import QUIVER, read_quiver
+from quiver.encoder.checkpoints.rotary_bert import GTE, NOMICBERT, read_gte, read_nomicbert
 from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
 
-READERS: dict[str, Callable[[Keys], EncoderConfig]] = {
+READERS: dict[str, Callable[[ConfigReader], EncoderConfig]] = {
     "modernbert": read_modernbert,
     "bert": read_bert,
     "roberta": read_roberta,
@@ -28,31 +28,36 @@ READERS: dict[str, Callable[[Keys], EncoderConfig]] = {
     "gte": read_gte,
     "quiver": read_quiver,
 }
-WRITERS: dict[Family, Callable[[EncoderConfig, ConfigStyle], dict[str, Any]]] = {
-    "modernbert": write_modernbert,
-    "bert": write_bert,
-    "roberta": write_roberta,
-    "mosaicbert": write_mosaicbert,
-    "nomicbert": write_nomicbert,
-    "gte": write_gte,
-    "quiver": write_quiver,
+FORMATS: dict[Family, CheckpointFormat] = {
+    "modernbert": MODERNBERT,
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "mosaicbert": MOSAICBERT,
+    "nomicbert": NOMICBERT,
+    "gte": GTE,
+    "quiver": QUIVER,
 }
 
 
+def families_with_head(task: Task) -> list[Family]:
+    """Return the families whose checkpoints can hold a head of this task."""
+    return [family for family, checkpoint_format in FORMATS.items() if task in checkpoint_format.heads]
+
+
 def config_from_hf(hf: Mapping[str, Any]) -> EncoderConfig:
-    """Read a parsed config.json.
+    """Convert a parsed config.json to an `EncoderConfig`.
 
     Raises:
-        InputError: The architecture or a setting is not one of ours; the message names the key.
+        InputError: The architecture or a setting is not supported; the message names the key.
     """
     family = hf.get("model_type")
     if not isinstance(family, str) or family not in READERS:
         raise InputError(f"config.json: model_type must be one of {', '.join(sorted(READERS))}, got {family!r}")
-    return READERS[family](Keys(hf))
+    return READERS[family](ConfigReader(hf))
 
 
 def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[str, Any]:
-    """An architecture as its family's config.json.
+    """Convert an `EncoderConfig` to its family's config.json.
 
     Args:
         config: The architecture.
@@ -61,7 +66,7 @@ def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[st
     Raises:
         InputError: The family's format cannot express the architecture; the message names the field.
     """
-    written = WRITERS[config.family](config, style)
+    written = FORMATS[config.family].write(config, style)
     remedy = "family quiver can hold it"
     try:
         again = config_from_hf(written)
@@ -76,7 +81,7 @@ def config_to_hf(config: EncoderConfig, *, style: ConfigStyle = "v4") -> dict[st
 
 
 def _with_effect(config: EncoderConfig) -> dict[str, Any]:
-    """The fields of an architecture without those that its other fields make meaningless."""
+    """Return the fields of an architecture that have an effect, given its other fields."""
     values = asdict(config)
     for kind in {"global", "local"} - (set(config.layer_types) if config.positions == "rope" else set()):
         del values[f"{kind}_theta"], values[f"{kind}_scaling"]

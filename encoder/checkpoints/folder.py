@@ -22,7 +22,7 @@ from quiver.encoder.files import expand_home, read_json
 PATTERNS = ["*.json", "*.safetensors", "artifact.metadata"]
 # The same model for other runtimes, with copies of its configuration and its tokenizer.
 OTHER_RUNTIMES = ("onnx", "openvino")
-# Keys of the config.json of an encoder and of a Dense module: only these have weights.
+# ConfigReader of the config.json of an encoder and of a Dense module: only these have weights.
 _OF_WEIGHTS = ("model_type", "in_features")
 
 

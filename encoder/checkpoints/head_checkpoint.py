@@ -19,11 +19,10 @@ from torch import Tensor
 
 from quiver.encoder.checkpoints import ConfigStyle, config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import from_hf_state, to_hf_state, write_checkpoint
+from quiver.encoder.checkpoints.families import FORMATS, families_with_head
+from quiver.encoder.checkpoints.family import AUTO_CLASSES, TO_HF_ACTIVATION, ConfigReader, HeadLayout, Task, TensorNames
 from quiver.encoder.checkpoints.folder import local_folder, read_weights
-from quiver.encoder.checkpoints.head_layouts import AUTO_CLASSES, LAYOUTS, HeadLayout, Task
-from quiver.encoder.checkpoints.key_maps import KEY_MAPS, KeyMap
-from quiver.encoder.checkpoints.keys import TO_HF_ACTIVATION, Keys
-from quiver.encoder.config import EncoderConfig
+from quiver.encoder.config import EncoderConfig, Family
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.encoder.heads import (
@@ -50,14 +49,14 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value", bound=str)
 
 
-def read_transform(keys: Keys, default: TransformConfig, config: EncoderConfig) -> TransformConfig:
+def read_transform(keys: ConfigReader, default: TransformConfig, config: EncoderConfig) -> TransformConfig:
     """The layer before the last matrix; only ModernBERT's keys can say another than the family's."""
     if config.family not in SHARED_TRANSFORM:
         return default
     return replace(default, bias=keys.flag("classifier_bias"), activation=keys.activation("classifier_activation"))
 
 
-def read_dropout(keys: Keys, config: EncoderConfig) -> float:
+def read_dropout(keys: ConfigReader, config: EncoderConfig) -> float:
     """The dropout before the matrix of labels."""
     dropout = keys.number("classifier_dropout", head_dropout(config))
     if not 0 <= dropout < 1:
@@ -65,7 +64,7 @@ def read_dropout(keys: Keys, config: EncoderConfig) -> float:
     return dropout
 
 
-def read_labels(keys: Keys) -> tuple[int, tuple[str, ...] | None]:
+def read_labels(keys: ConfigReader) -> tuple[int, tuple[str, ...] | None]:
     """Number of labels, and their names where config.json has them."""
     names = keys.inner("id2label")
     if names is None:
@@ -81,7 +80,7 @@ def read_labels(keys: Keys) -> tuple[int, tuple[str, ...] | None]:
     return len(ordered), tuple(str(name) for name in ordered)
 
 
-def one_of(keys: Keys, key: str, known: dict[Value, Any]) -> Value | None:
+def one_of(keys: ConfigReader, key: str, known: dict[Value, Any]) -> Value | None:
     """A value that is one of these, None where config.json says nothing."""
     value = keys.hf.get(key)
     if value is None:
@@ -126,7 +125,7 @@ class _Opened:
     where: str
     encoder: Encoder
     layout: HeadLayout
-    keys: Keys
+    keys: ConfigReader
     tensors: dict[str, Tensor]
 
 
@@ -253,18 +252,18 @@ def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
     folder = local_folder(source, revision=revision)
     hf = read_json(folder / "config.json")
     with _naming(str(folder)):
-        settings = Keys(hf)
+        settings = ConfigReader(hf)
         inner = settings.inner("head")
         config = config_from_hf({key: value for key, value in hf.items() if key != "head"})
-        if config.family not in LAYOUTS[task]:
-            raise InputError(f"config.json: {config.family} has no head of this kind; it is known for {', '.join(LAYOUTS[task])}")
-    layout = LAYOUTS[task][config.family]
-    tensors, rest = _split(read_weights(folder), KEY_MAPS[config.family], layout)
+        if config.family not in families_with_head(task):
+            raise InputError(f"config.json: {_no_head(config.family, task)}")
+    layout = FORMATS[config.family].heads[task]
+    tensors, rest = _split(read_weights(folder), FORMATS[config.family].tensors, layout)
     encoder = Encoder(config)
     encoder.load_state_dict(from_hf_state(encoder, rest, where=str(folder)))
     if _is_of_other_task(hf, layout):
         _drop_out(tensors)
-    keys = Keys({}) if config.family == "quiver" and inner is None else inner or settings
+    keys = ConfigReader({}) if config.family == "quiver" and inner is None else inner or settings
     return _Opened(str(folder), encoder, layout, keys, tensors)
 
 
@@ -277,7 +276,7 @@ def _naming(where: str) -> Iterator[None]:
         raise InputError(f"{where}: {error}") from error
 
 
-def _split(state: dict[str, Tensor], family: KeyMap, layout: HeadLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split(state: dict[str, Tensor], family: TensorNames, layout: HeadLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A file's tensors: those of the head under our names, and the others."""
     ours = {f"{theirs.format('')}.{kind}": f"{module}.{kind}" for module, theirs in layout.modules.items() for kind in ("weight", "bias")}
     second = {theirs: name for name, theirs in layout.tensors.items()}
@@ -424,9 +423,9 @@ def save_span_qa(model: SpanQA, folder: str | Path, *, style: ConfigStyle = "v4"
 
 def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style: ConfigStyle) -> None:
     config = model.encoder.config
-    if config.family not in LAYOUTS[task]:
-        raise InputError(f"{config.family} has no head of this kind; it is known for {', '.join(LAYOUTS[task])}")
-    layout, prefix = LAYOUTS[task][config.family], KEY_MAPS[config.family].prefix
+    if config.family not in families_with_head(task):
+        raise InputError(_no_head(config.family, task))
+    layout, prefix = FORMATS[config.family].heads[task], FORMATS[config.family].tensors.prefix
     hf = config_to_hf(config, style=style) | {"architectures": [layout.architecture]}
     hf |= {"head": settings} if config.family == "quiver" else settings
     if "auto_map" in hf:  # the family's own code: point at its class for this task too
@@ -440,3 +439,7 @@ def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style
             state[theirs] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     hf["torch_dtype"] = str(model.encoder.embeddings.tokens.weight.dtype).removeprefix("torch.")
     write_checkpoint(folder, state, hf)
+
+
+def _no_head(family: Family, task: Task) -> str:
+    return f"family {family} has no {task} head; families that have one: {', '.join(families_with_head(task))}"

@@ -8,9 +8,10 @@ Source: the published config.json files; ``ModernBertConfig`` of transformers 5.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from quiver.encoder.checkpoints.keys import TO_HF_ACTIVATION, ConfigStyle, Keys
+from quiver.encoder.checkpoints.family import TO_HF_ACTIVATION, CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, TensorNames
 from quiver.encoder.config import EncoderConfig, LayerType, RopeKind, RopeScaling, global_every
 from quiver.encoder.errors import InputError
 
@@ -27,7 +28,7 @@ ROPE_KEYS = frozenset(
 )
 
 
-def read_modernbert(keys: Keys) -> EncoderConfig:
+def read_modernbert(keys: ConfigReader) -> EncoderConfig:
     """A ModernBERT of any size and vocabulary."""
     max_positions = keys.integer("max_position_embeddings", MAX_POSITIONS)
     parameters = keys.inner("rope_parameters")
@@ -76,7 +77,7 @@ def read_modernbert(keys: Keys) -> EncoderConfig:
     )
 
 
-def _layer_types(keys: Keys) -> tuple[LayerType, ...]:
+def _layer_types(keys: ConfigReader) -> tuple[LayerType, ...]:
     layers = keys.integer("num_hidden_layers")
     names = keys.hf.get("layer_types")
     if names is None:
@@ -91,7 +92,7 @@ def _layer_types(keys: Keys) -> tuple[LayerType, ...]:
     return tuple(HF_LAYER_TYPES[name] for name in names)
 
 
-def _rope(keys: Keys, name: str) -> Keys:
+def _rope(keys: ConfigReader, name: str) -> ConfigReader:
     """RoPE of one layer type: v5's rope_parameters, over which v4's rope_scaling is laid for both types, as transformers does."""
     merged: dict[str, Any] = {}
     path = "rope_scaling."
@@ -106,14 +107,14 @@ def _rope(keys: Keys, name: str) -> Keys:
         if "rope_type" not in rope.hf and "type" in rope.hf:
             merged["rope_type"] = rope.hf["type"]
         path = rope.path
-    return Keys(merged, path=path)
+    return ConfigReader(merged, path=path)
 
 
-def _theta(rope: Keys, keys: Keys, key: str, default: float) -> float:
+def _theta(rope: ConfigReader, keys: ConfigReader, key: str, default: float) -> float:
     return rope.number("rope_theta") if rope.hf.get("rope_theta") is not None else keys.number(key, default)
 
 
-def _scaling(rope: Keys, max_positions: int) -> RopeScaling | None:
+def _scaling(rope: ConfigReader, max_positions: int) -> RopeScaling | None:
     name = rope.hf.get("rope_type") or "default"
     if not isinstance(name, str) or name not in ROPE_TYPES:
         raise rope.error("rope_type", f"must be {', '.join(ROPE_TYPES)}")
@@ -193,3 +194,33 @@ def _period(layer_types: tuple[LayerType, ...]) -> int | None:
     """The n of "every n-th layer is global", None if there is none."""
     candidates = (every for every in range(1, len(layer_types) + 1) if global_every(len(layer_types), every) == layer_types)
     return next(candidates, None)
+
+
+MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
+
+MODERNBERT = CheckpointFormat(
+    write=write_modernbert,
+    tensors=TensorNames(
+        prefix="model.",
+        names={
+            "embeddings.tokens": ("embeddings.tok_embeddings",),
+            "embeddings.norm": ("embeddings.norm",),
+            "layers.{}.attention_norm": ("layers.{}.attn_norm",),
+            "layers.{}.attention.qkv": ("layers.{}.attn.Wqkv",),
+            "layers.{}.attention.out": ("layers.{}.attn.Wo",),
+            "layers.{}.mlp_norm": ("layers.{}.mlp_norm",),
+            "layers.{}.mlp.up": ("layers.{}.mlp.Wi",),
+            "layers.{}.mlp.down": ("layers.{}.mlp.Wo",),
+            "final_norm": ("final_norm",),
+        },
+        heads=re.compile(r"(head|decoder|classifier)\."),
+        buffers=re.compile(r"rotary_emb\."),
+        other_prefixes=("bert.", "model.bert."),  # as Composer saved it in pretraining
+        renames=((re.compile(r"^encoder\.layers\."), "layers."),),
+    ),
+    heads={
+        "masked_lm": HeadLayout("ModernBertForMaskedLM", {**MODERNBERT_TRANSFORM, "decoder": "decoder"}),
+        "classifier": HeadLayout("ModernBertForSequenceClassification", {**MODERNBERT_TRANSFORM, "out": "classifier"}),
+        "span_qa": HeadLayout("ModernBertForQuestionAnswering", {**MODERNBERT_TRANSFORM, "out": "classifier"}),
+    },
+)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from quiver.encoder.checkpoints.keys import ConfigStyle, Keys
+from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, TensorNames
+from quiver.encoder.checkpoints.modernbert import MODERNBERT_TRANSFORM
 from quiver.encoder.config import EncoderConfig, RopeScaling
 from quiver.encoder.errors import InputError
 
@@ -17,7 +19,7 @@ ABOUT = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "head"
 Record = TypeVar("Record", EncoderConfig, RopeScaling)
 
 
-def read_quiver(keys: Keys) -> EncoderConfig:
+def read_quiver(keys: ConfigReader) -> EncoderConfig:
     """Every key is a field of its type, and nothing else; fields left out have `EncoderConfig`'s defaults."""
     if "family" in keys.hf:
         raise InputError("config.json: unknown key family; model_type says it")
@@ -64,3 +66,14 @@ def _spoken(hint: Any) -> str:
         return " or ".join(map(str, get_args(hint)))
     spoken = {int: "an integer", float: "a number", bool: "true or false", str: "a string", RopeScaling: "an object"}
     return spoken.get(hint, "a list")
+
+
+QUIVER = CheckpointFormat(
+    write=write_quiver,
+    tensors=TensorNames(prefix="encoder.", names={}, heads=re.compile(r"(head|decoder|classifier|qa_outputs)\.")),
+    heads={
+        "masked_lm": HeadLayout("QuiverForMaskedLM", {**MODERNBERT_TRANSFORM, "decoder": "decoder"}),
+        "classifier": HeadLayout("QuiverForSequenceClassification", {**MODERNBERT_TRANSFORM, "out": "classifier"}),
+        "span_qa": HeadLayout("QuiverForQuestionAnswering", {**MODERNBERT_TRANSFORM, "out": "classifier"}),
+    },
+)

@@ -7,9 +7,11 @@ Source: ``configuration_nomic_bert.py`` and ``modeling_hf_nomic_bert.py`` of nom
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Literal
 
-from quiver.encoder.checkpoints.keys import ConfigStyle, Keys
+from quiver.encoder.checkpoints.bert import BERT_BUFFERS, BERT_EMBEDDINGS, BERT_LM, BERT_POOLER
+from quiver.encoder.checkpoints.family import CheckpointFormat, ConfigReader, ConfigStyle, HeadLayout, TensorNames
 from quiver.encoder.config import EncoderConfig, RopeScaling, global_every
 from quiver.encoder.errors import InputError
 
@@ -27,7 +29,7 @@ NOMIC_MLP_MULTIPLE = 256
 NOMIC_OFF = ("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_interleaved", "rotary_head_dim", "norm_mlp")
 
 
-def read_nomicbert(keys: Keys) -> EncoderConfig:
+def read_nomicbert(keys: ConfigReader) -> EncoderConfig:
     """NomicBERT and what was trained from it (nomic-embed-text, CodeRankEmbed)."""
     for key in NOMIC_OFF:
         keys.require(key, False)
@@ -72,14 +74,14 @@ def read_nomicbert(keys: Keys) -> EncoderConfig:
     )
 
 
-def _nomic_intermediate(keys: Keys, *, gated: bool) -> int:
+def _nomic_intermediate(keys: ConfigReader, *, gated: bool) -> int:
     width = keys.integer("n_embd")
     if not gated:
         return keys.integer("n_inner", 4 * width)
     return _round_up(keys.integer("n_inner", 8 * width // 3), NOMIC_MLP_MULTIPLE)
 
 
-def _nomic_positions(keys: Keys) -> int:
+def _nomic_positions(keys: ConfigReader) -> int:
     positions = keys.integer("n_positions", 1024)
     if positions <= 0:  # a file without learnt positions may say -1 or 0; the class then takes 2,048
         positions = 2048
@@ -148,7 +150,7 @@ def write_nomicbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]
     }
 
 
-def read_gte(keys: Keys) -> EncoderConfig:
+def read_gte(keys: ConfigReader) -> EncoderConfig:
     """GTE-en-MLM, gte-*-en-v1.5, gte-multilingual and arctic-embed-v2 (``model_type`` new or gte)."""
     keys.require("position_embedding_type", "rope")
     keys.require("layer_norm_type", "layer_norm")
@@ -188,13 +190,13 @@ def read_gte(keys: Keys) -> EncoderConfig:
     )
 
 
-def _gte_rope(keys: Keys, key: str) -> Keys:
+def _gte_rope(keys: ConfigReader, key: str) -> ConfigReader:
     """Where a key of RoPE stands: transformers 5 moves rope_theta and rope_scaling into rope_parameters when it saves."""
     newer = keys.inner("rope_parameters")
     return keys if newer is None or keys.hf.get(key) is not None else newer
 
 
-def _gte_scaling(keys: Keys, positions: int) -> RopeScaling | None:
+def _gte_scaling(keys: ConfigReader, positions: int) -> RopeScaling | None:
     rope = _gte_rope(keys, "rope_scaling")
     scaling = keys.inner("rope_scaling") if rope is keys else rope
     if scaling is None:
@@ -244,3 +246,54 @@ def write_gte(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
         "initializer_range": config.initializer_range,
         "pad_token_id": config.pad_token_id,
     }
+
+
+GTE_LM = {"transform.dense": "lm_head.dense", "transform.norm": "lm_head.norm", "decoder": "lm_head.decoder"}
+
+NOMICBERT = CheckpointFormat(
+    write=write_nomicbert,
+    tensors=TensorNames(
+        prefix="bert.",
+        names={
+            "embeddings.tokens": ("embeddings.word_embeddings",),
+            "embeddings.token_types": ("embeddings.token_type_embeddings",),
+            "embeddings.norm": ("emb_ln",),
+            "layers.{}.attention.qkv": ("encoder.layers.{}.attn.Wqkv",),
+            "layers.{}.attention.out": ("encoder.layers.{}.attn.out_proj",),
+            "layers.{}.attention_norm": ("encoder.layers.{}.norm1",),
+            "layers.{}.mlp.up": ("encoder.layers.{}.mlp.fc12", "encoder.layers.{}.mlp.fc11"),  # the activated one is fc12
+            "layers.{}.mlp.down": ("encoder.layers.{}.mlp.fc2",),
+            "layers.{}.mlp_norm": ("encoder.layers.{}.norm2",),
+        },
+        heads=re.compile(r"(cls|pooler|classifier)\."),
+        plain_names={"layers.{}.mlp.up": ("encoder.layers.{}.mlp.fc1",)},
+    ),
+    heads={
+        "masked_lm": HeadLayout("NomicBertForPreTraining", {**BERT_LM, "transform.norm": "cls.predictions.transform.layer_norm"}),
+        "classifier": HeadLayout("NomicBertForSequenceClassification", BERT_POOLER),
+    },
+)
+
+GTE = CheckpointFormat(
+    write=write_gte,
+    tensors=TensorNames(
+        prefix="new.",
+        names={
+            **BERT_EMBEDDINGS,
+            "layers.{}.attention.qkv": ("encoder.layer.{}.attention.qkv_proj",),
+            "layers.{}.attention.out": ("encoder.layer.{}.attention.o_proj",),
+            "layers.{}.attention_norm": ("encoder.layer.{}.attn_ln",),
+            "layers.{}.mlp.up": ("encoder.layer.{}.mlp.up_gate_proj",),
+            "layers.{}.mlp.down": ("encoder.layer.{}.mlp.down_proj",),
+            "layers.{}.mlp_norm": ("encoder.layer.{}.mlp_ln",),
+        },
+        heads=re.compile(r"(lm_head|pooler|classifier|qa_outputs)\."),
+        buffers=BERT_BUFFERS,
+        swapped=frozenset({"layers.{}.mlp.up"}),  # up first, then the gate, and it is the gate that is activated
+    ),
+    heads={
+        "masked_lm": HeadLayout("NewForMaskedLM", GTE_LM),
+        "classifier": HeadLayout("NewForSequenceClassification", BERT_POOLER),
+        "span_qa": HeadLayout("NewForQuestionAnswering", {"out": "qa_outputs"}),
+    },
+)

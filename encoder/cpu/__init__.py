@@ -1,8 +1,13 @@
-"""Loops for CPUs that torch's operators leave slow, compiled by numba when they are first called and kept on disk.
+"""Fast paths for CPUs behind `run_blocks`: the same blocks as `quiver.encoder.layers.Block`, run by kernels that numba compiles.
 
-`vectors` makes code in LLVM's vector types and `amx` products by a matrix unit, `tiles` and `layer_tiles` are the pieces made of it,
-`attention` and `blocks` the loops around them, `team` the threads they run on. Nothing here knows of modules or batches; torch's tensors
-come as addresses. `hadamard` says with torch's operators what the loops do with features before they are integers. numba takes half a
-second to import, and the loops eight to compile once: import these modules where they are used, but for `availability` and `hadamard`,
-which load none.
+`fast_blocks` decides whether the kernels run a batch, in inference and in training; `attention` is their attention backend; `linear` and
+`prepack` hold the matrices; `support` says what this CPU can do. `block_kernels`, `attention_kernels` and `row_kernels` are the kernels,
+made of the pieces in `block_tiles` and `attention_tiles`, which `codegen` emits as LLVM vectors and `jit` compiles and caches on disk.
+
+The kernels know nothing of modules or batches: tensors are passed as addresses. numba takes half a second to import and the kernels eight
+seconds to compile once, so import kernel modules where they are used; `support`, `linear` and `fast_blocks` load none of them.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

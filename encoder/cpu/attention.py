@@ -1,218 +1,120 @@
-"""Softmax attention over packed heads on a CPU, float32 or bfloat16: whole sequences or a window, no mask and no copy.
+"""The attention backend ``compiled`` for CPUs, by the kernels of `quiver.encoder.cpu.attention_kernels`: no mask, copy or padding.
 
-Panels of keys go past blocks of queries one after the other, and what the blocks have gathered is brought to a larger maximum when a much
-larger one appears. In a local layer a block meets the keys of its window only.
-
-Shapes: N tokens, H heads, K head width, B sequences, L lanes of all sequences.
-Source: FlashAttention, arXiv:2205.14135; ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention).
+Shapes: N packed tokens, H heads, K head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from quiver.encoder.cpu import amx
-from quiver.encoder.cpu import attention_call as names
-from quiver.encoder.cpu.attention_call import (
-    FIRST_LANE,
-    FLOAT_BYTES,
-    HALF,
-    KEYS,
-    LANE_TOKENS,
-    OUTPUT,
-    PANEL,
-    PANEL_BYTES,
-    QUERIES,
-    ROW,
-    SEEN,
-    START,
-    SUMS,
-    TOPS,
-    VALUES,
-    WIDTH,
-    call_in,
-    hide,
-    meeting,
-    next_task,
-    place,
-    scratch_of_thread,
-    size,
-    whole,
-)
-from quiver.encoder.cpu.compiling import Callback, compiled
-from quiver.encoder.cpu.tiles import (
-    HIDDEN,
-    clear,
-    copy,
-    copy_rows,
-    exponents,
-    keys_at_once,
-    mixture,
-    numbers_of,
-    pack,
-    pair_values,
-    raise_tops,
-    rescale,
-    scores,
-    unpack,
-)
-from quiver.encoder.cpu.vectors import FLOATS, LANES, PAIRS
+from quiver.encoder.cpu.support import enough_tokens, is_eager, kernels_run
+from quiver.encoder.ops import empty_qkv
+from quiver.encoder.packing import PackedBatch
+
+UNIT_BYTES = 4
+"""Bytes that the kernels move as one unit: a float32, or two bfloat16."""
 
 
-@compiled
-def logarithm(width: int) -> float:
-    """What makes a score of a product of K numbers: 1 / sqrt(K), in units of a binary logarithm."""
-    factor: float = np.log2(np.e) / np.sqrt(width)
-    return factor
-
-
-@compiled
-def _begin_block(kind: Any, queries: int, stride: int, count: int, width: int, tile: int) -> None:
-    """What a block begins with: its queries, nothing gathered, nothing to count from, no sums."""
-    columns = width // numbers_of(kind)
-    pack(kind, queries, stride, count, columns, logarithm(width), tile)
-    mixtures = tile + columns * ROW
-    clear(mixtures, width, 0.0)
-    clear(mixtures + width * ROW, 1, HIDDEN)
-    clear(mixtures + (width + 1) * ROW, 1, 0.0)
-
-
-@compiled
-def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: NDArray[np.int64], scratch: int, kind: Any) -> None:
-    """Queries of one head of a sequence, which the thread's seat names."""
-    head, first, last = seat[1], seat[2], seat[3]
-    start, width, half, numbers = sequence[START], call[WIDTH], call[HALF], numbers_of(kind)
-    columns = width // numbers
-    query_stride, key_stride, value_stride = call[QUERIES + 1], call[KEYS + 1], call[VALUES + 1]
-    queries = place(call, QUERIES, start + first, head)
-    keys, values = place(call, KEYS, start, head), place(call, VALUES, start, head)
-    change = scratch
-    weights = change + ROW
-    # Keys and values of a panel as pairs of bfloat16, which are met many times and by AMX up to the end of the panel.
-    kept_keys = scratch + PANEL_BYTES
-    kept_values = kept_keys + (numbers - 1) * PANEL * columns * FLOAT_BYTES
-    # Of each block: its queries, what it has gathered, what its queries count from, sums.
-    own = kept_values + (numbers - 1) * PANEL * columns * FLOAT_BYTES
-    block_bytes = (columns + width + 2) * ROW
-    blocks = (last - first + LANES - 1) // LANES
-    for block in range(blocks):
-        begin = block * LANES
-        address = queries + begin * query_stride * FLOAT_BYTES
-        _begin_block(kind, address, query_stride, last - first - begin, width, own + block * block_bytes)
-    panel, end = max(0, first - half), min(sequence[SEEN], last + half)
-    while panel < end:
-        if numbers == 2:
-            seen = min(PANEL, end - panel)
-            copy_rows(keys + panel * key_stride * FLOAT_BYTES, key_stride, seen, columns, kept_keys)
-            pair_values(values + panel * value_stride * FLOAT_BYTES, value_stride, seen, columns, PANEL // 2, kept_values)
-        for block in range(blocks):
-            begin = first + block * LANES
-            low, high = meeting(panel, end, begin, half)
-            if low >= high:
-                continue
-            # Pairs are met whole, by AMX 16 pairs at once. Values of keys that are too many are added 0 times; an infinite one, of
-            # the same text, makes that NaN.
-            low -= (low - panel) % keys_at_once(kind)
-            count = high - low
-            call_in(keys, key_stride, columns, panel, end, block, blocks)
-            met = keys + low * key_stride * FLOAT_BYTES, key_stride
-            if numbers == 2:
-                met = kept_keys + (low - panel) * columns * FLOAT_BYTES, columns
-            tile = own + block * block_bytes
-            scores(kind, tile, met[0], met[1], count, columns, weights)
-            hide(weights, low, high, begin, half)
-            _weigh(kind, weights, count, tile + columns * ROW, width, change)
-            call_in(values, value_stride, columns, panel, end, block, blocks)
-            met = values + low * value_stride * FLOAT_BYTES, value_stride
-            if numbers == 2:
-                met, count = (kept_values + (low - panel) // 2 * FLOAT_BYTES, PANEL // 2), (count + 1) // 2
-            mixture(kind, met[0], met[1], count, width, weights, tile + columns * ROW)
-        panel += PANEL
-    _write_blocks(call, sequence, seat, own, kind)
-
-
-@compiled
-def _weigh(kind: Any, weights: int, count: int, mixtures: int, width: int, change: int) -> None:
-    """A block's scores of some keys to their weights; behind its mixtures stand what its queries count from and their sums."""
-    factor, tops = logarithm(width), mixtures + width * ROW
-    sums = tops + ROW
-    if raise_tops(kind, weights, count, tops, change, factor) != 0:
-        rescale(mixtures, width, sums, change)
-    exponents(kind, weights, count, tops, sums, factor)
-
-
-@compiled
-def _write_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: NDArray[np.int64], own: int, kind: Any) -> None:
-    """What blocks have gathered to the output."""
-    head, first, last = seat[1], seat[2], seat[3]
-    width, start = call[WIDTH], sequence[START]
-    columns = width // numbers_of(kind)
-    stride, output = call[OUTPUT + 1], place(call, OUTPUT, start + first, head)
-    lane = (head * call[LANE_TOKENS] + sequence[FIRST_LANE] + first) * FLOAT_BYTES
-    for block in range((last - first + LANES - 1) // LANES):
-        mixtures = own + (block * (columns + width + 2) + columns) * ROW
-        tops, begin = mixtures + width * ROW, block * LANES
-        if call[TOPS] != 0:
-            copy(tops, 1, call[TOPS] + lane + block * ROW)
-            copy(tops + ROW, 1, call[SUMS] + lane + block * ROW)
-        unpack(kind, mixtures, columns, tops, last - first - begin, stride, output + begin * stride * FLOAT_BYTES)
-
-
-@compiled
-def _work(call: NDArray[np.int64], kind: Any) -> None:
-    """Tasks until none is left; what every thread runs."""
-    scratch, table, seat = scratch_of_thread(call), whole(call), np.zeros(5, np.int64)
-    amx.begin(kind, scratch)
-    while next_task(call, table, seat):
-        _attend_blocks(call, table[seat[0]], seat, scratch, kind)
-    amx.end(kind)
-
-
-def _floats(pointer: Any) -> None:
-    """`_work` on what the pointer points to."""
-    _work(numba.carray(pointer, size(numba.carray(pointer, names.TABLE, np.int64)), np.int64), FLOATS)
-
-
-def _pairs(pointer: Any) -> None:
-    """The same for pairs of bfloat16."""
-    _work(numba.carray(pointer, size(numba.carray(pointer, names.TABLE, np.int64)), np.int64), PAIRS)
-
-
-_FLOAT_ENTRY, _PAIR_ENTRY = Callback(_floats), Callback(_pairs)
-
-
-def attend(
-    heads: Sequence[names.Heads],
-    table: NDArray[np.int64],
-    shape: tuple[int, int],
-    window: int | None,
-    *,
-    paired: bool = False,
-    sums: Tensor | None = None,
-) -> None:
-    """Attention of every sequence of a table with itself, on torch's threads.
+def is_supported(batch: PackedBatch, q: Tensor) -> bool:
+    """Return whether the kernels support a batch and are worth their overhead.
 
     Args:
-        heads: Queries, keys, values and output.
-        table: What `quiver.encoder.cpu.attention_call.sequences` gave.
-        shape: H and K, a multiple of 16, of pairs 32.
-        window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        paired: Whether heads are pairs of bfloat16.
-        sums: Room for two float32 numbers of each query, (2, H, L): its largest score, in units of a binary logarithm and to a few places
-            of it, and the sum of its weights counted from that. `quiver.encoder.cpu.attention_gradients` makes gradients of them. Those of
-            pairs are in other units: nobody has asked for them.
+        batch: The packed batch.
+        q: Its queries or hidden states.
     """
-    spare = PANEL * shape[1] * FLOAT_BYTES if paired else 0
-    call = names.Call(table, shape, window, rows=2 * shape[1] + 2, panels=1, spare=spare)
-    for each, numbers in zip((QUERIES, KEYS, VALUES, OUTPUT), heads, strict=True):
-        call.put(each, *numbers)
-    if sums is not None:
-        call.put(TOPS, sums[0].data_ptr(), sums[1].data_ptr())
-        call.put(LANE_TOKENS, sums.shape[-1])
-    call.run((_PAIR_ENTRY if paired else _FLOAT_ENTRY).address)
+    if not is_eager(q):  # first, because a traced graph must not depend on the number of tokens
+        return False
+    return (batch.batch_invariant or enough_tokens(batch.num_tokens)) and kernels_run()
+
+
+def attend_compiled(
+    q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, slopes: Tensor | None, dropout: float
+) -> Tensor:
+    """Attention by compiled kernels; see `quiver.encoder.attention.attend` for the contract.
+
+    Without gradients bfloat16 heads are multiplied as they are. Attention weights are rounded to bfloat16 before they meet the values, as
+    in
+    flash attention; scores and sums are float32. With gradients the inputs are converted to float32 and the results rounded.
+    """
+    del slopes, dropout  # `choose_backend` ensures that there are none
+    output: Tensor
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        output = _CompiledAttention.apply(q, k, v, batch, window)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    else:
+        output, _ = _attend(q, k, v, batch, window, summed=False)
+    return output
+
+
+class _CompiledAttention(torch.autograd.Function):
+    """The kernels with gradients, written in the layout that the product of queries, keys and values needs."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None) -> Tensor:
+        output, tops = _attend(q.float(), k.float(), v.float(), batch, window, summed=True)
+        output = output.to(q.dtype)
+        ctx.batch, ctx.window = batch, window
+        ctx.save_for_backward(q, k, v, output, tops)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        from quiver.encoder.cpu.attention_kernels import differentiate
+
+        q, k, v, output, tops = ctx.saved_tensors
+        batch, window = ctx.batch, ctx.window
+        room = found = empty_qkv(q)
+        if q.dtype != torch.float32:
+            found = q.new_empty((3, *q.shape), dtype=torch.float32).unbind(0)
+        if batch.key_lengths is not None:  # the kernels write no gradients for keys that are not attended to
+            for each in found[1:]:
+                each.zero_()
+        read = [_with_heads(x.float()) for x in (q, k, v, output, gradient)]
+        tables = _table(batch, window), _table(batch, window, keys=True)
+        differentiate([*map(_heads, read)], [*map(_heads, found)], tables, q.shape[1:], window, tops)
+        if found is not room:
+            for narrow, wide in zip(room, found, strict=True):
+                narrow.copy_(wide)
+        return *room, None, None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch, window: int | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the output, (N, H, K), and the normalizers that the gradients need, if ``summed``."""
+    from quiver.encoder.cpu.attention_kernels import attend, lane_tokens, log2_sum_exp
+
+    read = [_with_heads(x) for x in (q, k, v)]
+    output, table = q.new_empty(q.shape), _table(batch, window)
+    sums = q.new_empty(2, q.shape[1], lane_tokens(table)) if summed else None
+    paired = q.dtype == torch.bfloat16
+    attend([_heads(x) for x in (*read, output)], table, (q.shape[1], q.shape[2]), window, paired=paired, sums=sums)
+    return output, None if sums is None else log2_sum_exp(sums)
+
+
+def _with_heads(x: Tensor) -> Tensor:
+    """Return the tensor with contiguous heads that start at a unit; a copy if necessary."""
+    places = (x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:2]))
+    in_place = x.stride(-1) == 1 and not any(place % UNIT_BYTES for place in places)
+    return x if in_place else x.clone(memory_format=torch.contiguous_format)
+
+
+def _heads(x: Tensor) -> tuple[int, int, int]:
+    numbers = UNIT_BYTES // x.itemsize
+    return x.data_ptr(), x.stride(0) // numbers, x.stride(1) // numbers
+
+
+def _table(batch: PackedBatch, window: int | None, *, keys: bool = False) -> Any:
+    """Return the table of sequences, built once for all layers of a kind."""
+    from quiver.encoder.cpu.attention_kernels import sequences
+
+    memo = ("sequences", window is not None, keys)
+    if memo not in batch.memo:
+        lengths = np.asarray(batch.lengths, np.int64)
+        seen = np.asarray(batch.key_lengths or batch.lengths, np.int64)
+        starts = np.cumsum(lengths) - lengths
+        batch.memo[memo] = sequences(starts, lengths, seen, local=window is not None, keys=keys)
+    return batch.memo[memo]

@@ -1,10 +1,19 @@
-"""A matrix product that takes oneDNN's packed kernels on a CPU where they are the fastest.
+"""Matrix products on a CPU: oneDNN's packed kernels where they are fastest, and the Hadamard rotation of int8 products.
 
-Weights keep their plain layout; they are packed for the length of one call, once for all tokens of it. That costs a few
-thousandths of the product where it is worth it, needs no second copy of the model in memory, and can never be stale.
-Half-precision weights are multiplied in float32 where the processor is not faster with them (`quiver.encoder.cpu.processor`).
+Weights keep their plain layout; they are packed for one call, once for all its tokens. That costs a few thousandths of a product that is
+large enough, needs no second copy of the model in memory and is never stale. Half-precision weights are multiplied in float32 where the
+CPU is not faster with them (`quiver.encoder.cpu.support`).
 
-Shapes: N packed tokens, D and O widths of the input and the output.
+Before int8 quantisation, features are rotated by a Hadamard matrix. Some features of a transformer are many times larger than the others;
+the quantisation step of a token follows its largest feature, so the small ones are lost. Each rotated feature is a sum of many, which
+spreads outliers over all of them, and a weight whose inputs are rotated the same way gives the same outputs. The matrix is the Kronecker
+power of a regular one of order four (equal row sums): what all features have in common stays common, and the token's shift removes it,
+whereas Sylvester's matrix would turn it into one outlier. It is symmetric and not scaled: rotating twice multiplies by its order.
+
+The rotation lives in this folder because the kernels contain it too: their cache key is a digest of the folder.
+
+Shapes: N packed tokens, D and O widths of input and output.
+Source: QuaRot, arXiv:2404.00456, section 3 (rotated activations and weights).
 """
 
 from __future__ import annotations
@@ -18,36 +27,36 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from quiver.encoder.cpu.processor import has_onednn, multiplies_best_plain, native_on_cpu
+from quiver.encoder.cpu.support import has_onednn, native_on_cpu, prefers_plain_weights
 
 Product = Callable[[Tensor], Tensor]
-"""(n, D) to (n, O): a matrix that is ready to be multiplied with."""
+"""A matrix ready to multiply: (n, D) to (n, O)."""
 
 
 class Rows(NamedTuple):
-    """A matrix as it is, on the CPU."""
+    """A matrix in plain layout, on the CPU."""
 
     weight: Tensor
-    """(O, D), in floating point or, rotated (`quiver.encoder.cpu.hadamard`), in 8-bit integers."""
+    """(O, D), floating point, or int8 with rotated inputs (`hadamard`)."""
     bias: Tensor | None
     """(O,)."""
     scales: Tensor | None = None
-    """What integers are multiplied by, (O,)."""
+    """int8: scale of each row, (O,)."""
     ones: Tensor | None = None
-    """Of integers, what rotated features that are all 1 give, without the bias, (O,)."""
+    """int8: product with rotated features that are all 1, without bias, (O,)."""
 
 
-# From so many tokens on the faster product pays for packing the weights: 5 % of 10 MFLOP a token against 2 ms a layer.
+# Number of tokens from which the faster product pays for packing the weights: 5 % of 10 MFLOP per token against 2 ms per layer.
 PACK_TOKENS = 1024
 
 
 def compute_dtype(device: torch.device, weights: torch.dtype) -> torch.dtype:
-    """The dtype in which weights of this one are multiplied by torch's operators without gradients, and which hidden states have there."""
+    """Return the dtype that PyTorch operators use for weights of a dtype without gradients, and for the hidden states then."""
     return weights if device.type != "cpu" or native_on_cpu(weights) else torch.float32
 
 
-def lean(x: Tensor) -> bool:
-    """Whether ``x`` is on a CPU and nothing will be differentiated: memory may be reused and weights packed."""
+def is_cpu_inference(x: Tensor) -> bool:
+    """Return whether ``x`` is on a CPU and nothing will be differentiated, so that memory can be reused."""
     return (
         x.device.type == "cpu"
         and not torch.is_grad_enabled()
@@ -57,81 +66,52 @@ def lean(x: Tensor) -> bool:
 
 
 def packable(dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype can and should be laid out for oneDNN here."""
+    """Return whether weights of this dtype can and should have oneDNN's layout here."""
     return has_onednn() and native_on_cpu(dtype) and dtype != torch.float64
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose weights follow the dtype of what they are multiplied with.
+    """nn.Linear whose weights follow the dtype of the input.
 
     Args:
         in_features: D.
         out_features: O.
-        bias: It has one.
-        dtype: Of the weights.
-        parts: Equal parts of the output that its layer takes one by one on a CPU (queries, keys, values: 3).
+        bias: Whether it has a bias.
+        dtype: Dtype of the weights.
+        parts: Equal parts of the output that compiled kernels compute one after another (queries, keys, values: 3).
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype | None = None, parts: int = 1) -> None:
         super().__init__(in_features, out_features, bias=bias, dtype=dtype)
         self.parts = parts
 
-    def products(self, x: Tensor) -> Sequence[Product]:
-        """The matrix's parts, ready for ``x`` or pieces of it.
-
-        Args:
-            x: (N, D), what will be multiplied; without gradients.
-
-        Returns:
-            One product a part, each to (n, O / parts).
-        """
-        return ready_products(x, self.weight, self.bias, self.parts)
-
     readable = True
-    """Whether `rows` can be asked for."""
+    """Whether `rows` has the matrix in plain layout."""
     levels = 0
-    """Of what is multiplied no integers are made; see `quiver.encoder.cpu.frozen.FrozenLinear`."""
+    """Inputs are not quantised; see `quiver.encoder.cpu.prepack.PrepackedLinear`."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self.weight.dtype
 
     def rows(self) -> list[Rows]:
-        """The matrix's parts as they are, a row of numbers for each output."""
-        return in_parts(self.weight.detach(), self.bias, self.parts)
+        """Return the parts of the matrix in plain layout."""
+        return split_matrix(Rows(self.weight.detach(), None if self.bias is None else self.bias.detach()), self.parts)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O)."""
         return multiply(x, self.weight, self.bias)
 
 
-def in_parts(weight: Tensor, bias: Tensor | None, parts: int) -> list[Rows]:
-    """Equal parts of a matrix's rows, without gradients."""
-    biases = [None] * parts if bias is None else bias.detach().chunk(parts)
-    return [Rows(*part) for part in zip(weight.chunk(parts), biases, strict=True)]
-
-
-def ready_products(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> list[Product]:
-    """A matrix in equal parts of its rows, ready for ``x`` or pieces of it.
-
-    Args:
-        x: (N, D), what will be multiplied; without gradients.
-        weight: (O, D).
-        bias: (O,), or None.
-        parts: Number of parts.
-
-    Returns:
-        One product a part, each to (n, O / parts).
-    """
-    rows = in_parts(weight.to(x.dtype), None if bias is None else bias.to(x.dtype), parts)
-    if len(x) < PACK_TOKENS or not packable(x.dtype):
-        return [partial(F.linear, weight=part.weight, bias=part.bias) for part in rows]
-    return [packed_product(pack_weight(part.weight, len(x)), part.bias) for part in rows]
+def split_matrix(rows: Rows, parts: int) -> list[Rows]:
+    """Split a matrix into equal parts of its rows."""
+    fields = ([None] * parts if field is None else field.chunk(parts) for field in rows)
+    return [Rows(*part) for part in zip(*fields, strict=True)]
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(N, D) to (N, O) by a weight (O, D) in the dtype of ``x``, with gradients where they are wanted."""
+    """Multiply (N, D) by a weight (O, D) in the dtype of ``x``, with gradients."""
     if multiplies_packed(x, weight):
         output: Tensor = _PackedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return output
@@ -139,15 +119,15 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def multiplies_packed(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product that may be differentiated is worth oneDNN's layout."""
-    if torch.compiler.is_compiling():  # asked first: a graph of any number of tokens must not ask for it
+    """Return whether a product with gradients is large enough for oneDNN's layout."""
+    if torch.compiler.is_compiling():  # first, because a traced graph must not depend on the number of tokens
         return False
     on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
     return on_cpu and len(x) >= PACK_TOKENS and has_onednn() and not torch.is_autocast_enabled("cpu")
 
 
 class _PackedLinear(torch.autograd.Function):
-    """A float32 product whose forward pass and whose gradient of the input take oneDNN's packed kernels."""
+    """A float32 product; its forward pass and the gradient of its input use oneDNN's packed kernels."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -167,13 +147,13 @@ def product_gradients(
     """Gradients of a float32 product on a CPU.
 
     Args:
-        x: (N, D), what was multiplied.
+        x: The input, (N, D).
         weight: (O, D).
-        gradient: Of the product, (N, O).
-        wanted: Which of them are.
+        gradient: Gradient of the product, (N, O).
+        wanted: Which gradients to compute.
 
     Returns:
-        Of ``x``, the weight and the bias; None for those that are not wanted.
+        Gradients of ``x``, the weight and the bias; None for those not wanted.
     """
     wants_x, wants_weight, wants_bias = wanted
     of_x = packed_product(pack_weight(weight.t(), len(x)), None)(gradient) if wants_x else None
@@ -181,15 +161,15 @@ def product_gradients(
 
 
 def pack_weight(weight: Tensor, tokens: int) -> Tensor:
-    """A weight (O, D) in the layout that so many tokens are best multiplied with, oneDNN's or the plain one; without gradients."""
-    if multiplies_best_plain():
+    """Return a weight (O, D) in the fastest layout for a number of tokens, oneDNN's or the plain one; without gradients."""
+    if prefers_plain_weights():
         return weight.detach()
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), tokens)
     return packed
 
 
 def packed_product(weight: Tensor, bias: Tensor | None) -> Product:
-    """A product with a weight in oneDNN's own layout, or in the plain one."""
+    """Return a product with a weight in oneDNN's layout or in the plain one."""
     if not weight.is_mkldnn:
         return partial(F.linear, weight=weight, bias=bias)
 
@@ -198,3 +178,30 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Product:
         return output
 
     return product
+
+
+HADAMARD_SIZES = (64, 16, 4, 1)
+"""Orders of the Hadamard matrix, powers of four: how many neighbouring features are rotated together."""
+
+
+def hadamard_size(width: int) -> int:
+    """Return how many of ``width`` features are rotated together: the first of `HADAMARD_SIZES` that divides it."""
+    return next(size for size in HADAMARD_SIZES if width % size == 0)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """Rotate features (..., D) block by block, in the dtype of ``x``.
+
+    The order of the sums is that of the kernels, and does not depend on the number of tokens.
+
+    Example:
+        >>> hadamard(torch.tensor([[8.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])).tolist()
+        [[8.0, 8.0, 8.0, -8.0], [2.0, 2.0, 2.0, 2.0]]
+    """
+    shape, distance = x.shape, 1
+    while distance < hadamard_size(shape[-1]):
+        first, second, third, fourth = x.reshape(-1, 4, distance).unbind(1)
+        outer, inner = (first + second, first - second), (third + fourth, third - fourth)
+        x = torch.stack((outer[0] + inner[1], outer[0] - inner[1], outer[1] + inner[0], inner[0] - outer[1]), dim=1)
+        distance *= 4
+    return x.reshape(shape)

@@ -1,1 +1,1 @@
-"""GPU code: Triton kernels, CUDA graphs and compile options. Nothing here is imported on a machine without a GPU."""
+"""GPU code: Triton kernels and compile options. Imported only where a GPU (or Triton's interpreter) runs it."""

@@ -1,8 +1,8 @@
-"""torch.compile for an encoder whose batches never have the same length twice.
+"""torch.compile for an encoder whose batches differ in length.
 
-What is compiled are the parts that see nothing but (N, D): the MLPs, half of the work and most of what can be fused. N is
-dynamic from the first compilation, and layers of one shape share it. Attention stays outside: how it groups a batch's
-sequences depends on their lengths, and a compiled version of it would be compiled again for every new set of them.
+Only the parts that see (N, D) are compiled: the MLPs, half of the work and most of what can be fused. N is dynamic from the first
+compilation, and layers of one shape share it. Attention is not compiled: it groups a batch's sequences by length, so a compiled version
+would be recompiled for every new set of lengths.
 
 Shapes: N packed tokens, D width.
 """
@@ -19,12 +19,11 @@ from quiver.encoder.model import Encoder
 
 
 def compile_encoder(encoder: Encoder) -> Encoder:
-    """Compile an encoder's token-wise parts; its weights, their names and its results stay the same.
+    """Compile an encoder's token-wise parts, in place; its weights, their names and its results stay the same.
 
-    The first batch compiles once, the first batch of a single token, of training instead of inference and under another
-    autocast setting once more; a batch of another length never does. It needs a C++ compiler on a CPU and Triton on a
-    GPU. It pays in training; without gradients on a CPU the encoder as it is reuses memory and packs weights, which
-    compiled code does not.
+    The first batch is compiled, and again the first batch of a single token, the first in training instead of inference and the first under
+    another autocast setting; batches of other lengths are not. Requires a C++ compiler on a CPU and Triton on a GPU. It pays off in
+    training; in inference on a CPU, Quiver's own kernels are faster.
 
     Args:
         encoder: Changed in place.
@@ -34,7 +33,7 @@ def compile_encoder(encoder: Encoder) -> Encoder:
     """
     compiled = torch.compile(MLP.forward, dynamic=True, fullgraph=True)
     for layer in encoder.layers:
-        # As a bound method it follows the module into copies (weight averaging), which a closure would not.
+        # As a bound method it follows the module into copies (weight averaging); a closure would not.
         mlp = cast("Block", layer).mlp
         mlp.forward = types.MethodType(compiled, mlp)  # type: ignore[method-assign]
     return encoder

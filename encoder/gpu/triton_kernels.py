@@ -24,21 +24,21 @@ from torch.autograd.function import once_differentiable
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below ``number`` >= 1: blocks must have such a size.
+    """Return the smallest power of two >= ``number`` >= 1: blocks must have such a size.
 
     Example:
-        >>> [power_of_two(number) for number in (1, 48, 64, 768)]
+        >>> [next_power_of_2(number) for number in (1, 48, 64, 768)]
         [1, 64, 64, 1024]
     """
     return 1 << (number - 1).bit_length()
 
 
 def num_blocks(number: int, size: int) -> int:
-    """How many blocks of a size cover ``number``."""
+    """Return the number of blocks of a size that cover ``number``."""
     return -(-number // size)
 
 
-# A program's part of (N, I). I is mostly a multiple of 128, and 128 numbers of a row are whole sectors of memory.
+# Block of (N, I) per program. I is usually a multiple of 128, and 128 numbers of a row are whole memory sectors.
 GATE_ROWS, GATE_COLUMNS = 8, 128
 
 
@@ -46,7 +46,7 @@ GATE_ROWS, GATE_COLUMNS = 8, 128
 def _activate(x, activation: tl.constexpr):
     """The activation and its derivative at ``x``, float32."""
     if activation == "gelu":
-        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))  # the normal distribution's, 1 / sqrt(2)
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))  # normal distribution; 1 / sqrt(2)
         return x * share, share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)  # 1 / sqrt(2 pi)
     elif activation == "gelu_tanh":
         # 0.5 (1 + tanh(u)) is sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3); 1 - sigmoid(2 u) would cancel.
@@ -139,8 +139,8 @@ def gated(up: Tensor, activation: str) -> Tensor:
     return output
 
 
-# Programs of the backward pass. A constant, not the device's number of multiprocessors, so that the order of the sums is
-# the same everywhere; enough to fill the largest device, few enough that their (P, D) partial sums are a trifle.
+# Programs of the backward pass. A constant instead of the device's number of multiprocessors, so that the order of the sums is the same
+# everywhere; enough to fill the largest device, few enough that their (P, D) partial sums are small.
 NORM_PROGRAMS = 1024
 
 
@@ -171,7 +171,7 @@ def _norm_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no other wa
         x += tl.load(update + place, mask=inside, other=0.0).to(tl.float32)
         rounded = x.to(total.dtype.element_ty)
         tl.store(total + place, rounded, mask=inside)
-        x = rounded.to(tl.float32)  # the norm of what is kept, not of what was before rounding
+        x = rounded.to(tl.float32)  # the norm of the rounded sum, which is what is stored
     if centred:
         mean = tl.sum(x, axis=0) / width
         x = tl.where(inside, x - mean, 0.0)
@@ -213,7 +213,7 @@ def _norm_backward_kernel(  # noqa: PLR0913 (pointers and sizes; a kernel has no
     bias_sum = tl.zeros([block], dtype=tl.float32)
     row = program * each
     end = tl.minimum(row + each, tokens)
-    while row < end:  # not range(): Triton's interpreter cannot count to a number it is given with numpy 2.4
+    while row < end:  # not range(): Triton's interpreter cannot count to a runtime number with numpy 2.4
         place = row.to(tl.int64) * width + column
         x = tl.load(total + place, mask=inside, other=0.0).to(tl.float32)
         received = tl.load(grad_normed + place, mask=inside, other=0.0).to(tl.float32)
@@ -244,7 +244,7 @@ class _Norm(NamedTuple):
     bias: Tensor | None
     epsilon: float
     centred: bool
-    """Whether the mean is taken away (LayerNorm) or not (RMSNorm)."""
+    """Whether the mean is subtracted (LayerNorm) or not (RMSNorm)."""
 
 
 def _warps(width: int) -> int:
@@ -252,14 +252,14 @@ def _warps(width: int) -> int:
 
 
 def _empty_sum(hidden: Tensor, update: Tensor | None) -> Tensor:
-    """Where the sum goes; without an update the stream is its own sum."""
+    """Allocate the sum; without an update the stream itself is the sum."""
     return hidden if update is None else torch.empty_like(hidden, dtype=torch.promote_types(hidden.dtype, update.dtype))
 
 
 def _norm_forward(
     hidden: Tensor, update: Tensor | None, norm: _Norm, *, total: Tensor, keep: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Write the sum to ``total``; give its norm and, to keep for the backward pass, each token's mean and scale."""
+    """Write the sum to ``total``; return its norm and, for the backward pass, each token's mean and scale."""
     tokens, width = hidden.shape
     normed = torch.empty_like(total)
     means = hidden.new_empty(tokens, dtype=torch.float32) if keep and norm.centred else None
@@ -360,11 +360,11 @@ def add_norm(hidden: Tensor, update: Tensor | None, norm: nn.LayerNorm | nn.RMSN
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, update, norm.weight, bias)):
         output = _AddNorm.apply(hidden, update, *settings)
         return (hidden, output) if update is None else output
-    total = _empty_sum(hidden, update) if torch.is_grad_enabled() else hidden  # without gradients nothing asks for the old stream
+    total = _empty_sum(hidden, update) if torch.is_grad_enabled() else hidden  # without gradients nothing reads the old stream
     return total, _norm_forward(hidden, update, settings, total=total, keep=False)[0]
 
 
-# Pairs of numbers that one program turns: with four warps eight a thread, 16-byte loads in half precision.
+# Pairs of numbers that one program rotates: eight per thread with four warps, 16-byte loads in half precision.
 ROTARY_PAIRS = 1024
 
 
@@ -404,7 +404,7 @@ def _turn_kernel(  # noqa: PLR0913 (pointers, strides and sizes; a kernel has no
     tl.store(target + column[None, :], first * c - second * s, mask=inside)
     tl.store(target + half + column[None, :], second * c + first * s, mask=inside)
 
-    if rest > 0:  # the dimensions without positions, where source and target differ
+    if rest > 0:  # dimensions without positions, if source and target differ
         column = tl.arange(0, block_rest)
         inside = here[:, None] & (column < rest)[None, :]
         place = 2 * half + column[None, :]
@@ -412,7 +412,7 @@ def _turn_kernel(  # noqa: PLR0913 (pointers, strides and sizes; a kernel has no
 
 
 def _turn(source: Tensor, target: Tensor, cos: Tensor, sin: Tensor, direction: float) -> None:
-    """Write ``source``, (N, H, K), turned by ``direction`` times the angle to ``target``; they may be one tensor."""
+    """Write ``source``, (N, H, K), rotated by ``direction`` times the angle to ``target``; both may be the same tensor."""
     tokens, heads, width = source.shape
     half = cos.shape[-1]
     rest = 0 if source is target else width - 2 * half
@@ -440,7 +440,7 @@ def _turn(source: Tensor, target: Tensor, cos: Tensor, sin: Tensor, direction: f
 
 
 def _turn_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    heads = qkv[:, :2].flatten(1, 2)  # (N, 2 H, K), a view: queries and keys lie side by side
+    heads = qkv[:, :2].flatten(1, 2)  # (N, 2 H, K), a view: queries and keys are adjacent
     _turn(heads, heads, cos, sin, 1.0)
     q, k, v = qkv.unbind(1)
     return q, k, v
@@ -449,8 +449,8 @@ def _turn_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tenso
 class _Rotate(torch.autograd.Function):
     """The kernel with its derivative.
 
-    Autograd does not hear of the change in place: ``qkv`` comes fresh from a product, whose backward pass does not look
-    at it, and is used here only.
+    Autograd is not told of the change in place, which is safe: ``qkv`` comes fresh from a product whose backward pass does not read it, and
+    is used only here.
     """
 
     @staticmethod
@@ -471,7 +471,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn the queries and keys of ``qkv``, (N, 3, H, K), where they lie; see `quiver.encoder.ops.rotate`."""
+    """Rotate the queries and keys of ``qkv``, (N, 3, H, K), in place; see `quiver.encoder.ops.rotate`."""
     qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
     if not (torch.is_grad_enabled() and qkv.requires_grad):
         return _turn_in_place(qkv, cos, sin)

@@ -49,5 +49,5 @@ class HeldOut:
                 total += float(model(row.batch, row.labels).loss) * row.asked
             asked += row.asked
         model.train()
-        [total, count] = self._processes.sums([total, asked])
+        [total, count] = self._processes.sum([total, asked])
         return total / max(1.0, count)

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from quiver.encoder.checkpoints import config_from_hf, config_to_hf
 from quiver.encoder.checkpoints.checkpoint import write_checkpoint
+from quiver.encoder.checkpoints.families import FORMATS
 from quiver.encoder.checkpoints.folder import read_weights
-from quiver.encoder.checkpoints.key_maps import KEY_MAPS
 from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
@@ -100,7 +100,7 @@ def extend_positions(encoder: Encoder, factor: int) -> Encoder:
         InputError: As `extended_config`; or the weights are packed for inference.
     """
     config = extended_config(encoder.config, factor)
-    if encoder.frozen:
+    if encoder.prepacked:
         raise InputError("the weights of this encoder are packed for inference; extend the one it was made from")
     state = dict(encoder.state_dict())
     key = f"{TABLE}.weight"
@@ -136,7 +136,7 @@ def extend_checkpoint(source: Path, out: Path, factor: int) -> EncoderConfig:
     old, new = config_to_hf(config), config_to_hf(longer)
     changed = {name: value for name, value in new.items() if value != old[name]}
     # Files of transformers before 4.31 hold 0, 1, 2, ... as tensors too, of the old length; whoever loads them makes them anew.
-    buffers = KEY_MAPS[config.family].buffers
+    buffers = FORMATS[config.family].tensors.buffers
     # Tensors of a .bin file may share memory, as tied matrices do; a safetensors file holds each by itself.
     copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items() if not buffers.search(name)}
     write_checkpoint(out, copies, hf | changed)
@@ -180,7 +180,7 @@ def table_key(state: Mapping[str, Tensor], config: EncoderConfig, *, where: str)
     Raises:
         InputError: There is none, or it has another size than the architecture asks for.
     """
-    family = KEY_MAPS[config.family]
+    family = FORMATS[config.family].tensors
     theirs = (family.theirs(TABLE, "", gated=config.mlp == "gated") or ("",))[0]
     found = [key for key in state if family.current_name(key) == f"{theirs}.weight"]
     if len(found) != 1:

@@ -130,7 +130,7 @@ def enlarge_masked_lm(model: MaskedLM, config: EncoderConfig, *, shared: bool = 
 
 
 def _check(encoder: Encoder, config: EncoderConfig) -> None:
-    if encoder.frozen:
+    if encoder.prepacked:
         raise InputError("the weights of this encoder are packed for inference; enlarge the one it was made from")
     fixed = {field.name for field in fields(EncoderConfig)} - FREE
     if config.positions == "absolute":

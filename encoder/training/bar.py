@@ -6,11 +6,32 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from quiver.encoder.training.trainer import Callback
+
 Show: TypeAlias = Callable[[int, Mapping[str, int | float]], None]
 """Takes the number of updates done, or what else is counted, and what is new to tell, named as in the log."""
 
 FORMS: Mapping[str, str] = {"loss": "loss {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
 """Key of a line of the log -> how the bar tells it."""
+
+
+class BarCallback(Callback):
+    """Shows steps and logged values on a progress bar.
+
+    Args:
+        show: What `training_bar` yields.
+    """
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+
+    def on_step(self, step: int) -> None:
+        """Advance the bar."""
+        self._show(step, {})
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the values."""
+        self._show(step, values)
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""One session at a time in the folder of a run.
-
-.lock    held by the session that runs there, and gone with it
-"""
+"""A lock that lets one process at a time train in a run folder (the file ``.lock``, removed at the end)."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ LOCK = ".lock"
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """The folder of a run, made where it is missing, for one session until the block ends; one that was made and is empty goes again.
+def exclusive_lock(out: Path) -> Iterator[None]:
+    """Lock a run folder for the block. The folder is created if it is missing, and removed at the end if it was created and is empty.
 
     Raises:
         InputError: ``out`` is a file or cannot be written, or another session trains there.
@@ -30,7 +27,7 @@ def alone(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-        if not (out / LOCK).exists():  # whoever held it was just leaving, and has taken the file that is locked now with it
+        if not (out / LOCK).exists():  # the previous holder has just removed the file that is locked now
             raise Timeout(lock.lock_file)
     except Timeout as error:
         raise InputError(f"{out}: another session is training there; wait for it, or choose another --out") from error
@@ -47,6 +44,6 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder unless something is in it."""
+    """Remove a folder if it is empty."""
     if not any(folder.iterdir()):
         folder.rmdir()

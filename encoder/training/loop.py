@@ -80,7 +80,7 @@ def pretrain_session(session: Session, *, step: int | None) -> tuple[Progress, M
     if step is not None:
         loop.progress.resumed_at.append(step)
     total = sum(phase.tokens for phase in session.recipe.phases)
-    shown = session.progress and session.processes.leads
+    shown = session.progress and session.processes.is_main_process
     with stop_requests() as stop, training_bar(loop.progress.tokens, total, enabled=shown, forms=BAR, unit="tokens") as show:
         return loop.progress, loop.run(stop, show)
 
@@ -191,7 +191,7 @@ class _Loop:
 
     def _write(self, values: Mapping[str, int | float], show: Show) -> None:
         show(self.progress.tokens, values)
-        if self._session.processes.leads:
+        if self._session.processes.is_main_process:
             self._log.append({"step": self.progress.step, **values, "seconds": self.progress.seconds})
 
     def _evaluated(self, loss: float, show: Show) -> bool:
@@ -206,9 +206,9 @@ class _Loop:
 
     def _save(self, trainee: Trainee) -> None:
         session, progress = self._session, self.progress
-        states = session.processes.gathered(random_state())
+        states = session.processes.gather(random_state())
         progress.seconds = self._earlier + time.perf_counter() - self._start
-        if not session.processes.leads:
+        if not session.processes.is_main_process:
             return
         self._log.sync()
         with session.checkpoints.writing(progress.step) as folder:

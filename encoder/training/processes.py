@@ -1,6 +1,6 @@
-"""The processes of a run: one, or as many as torchrun has started; what they tell each other.
+"""The processes of a run: one, or those that torchrun has started.
 
-They are all given the same batches, each a part of its own, and do the same updates. Process 0 leads: it alone writes.
+All processes read the same batches, each its own part of them, and do the same steps. Only the main process (rank 0) writes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from quiver.encoder.training.stopping import RunStoppedError
 
 Value = TypeVar("Value")
 
-PATIENCE = timedelta(hours=12)
-"""How long a process waits for the others: while process 0 scores the model or writes, they have nothing to do."""
+TIMEOUT = timedelta(hours=12)
+"""How long a process waits for the others, for instance while the main process evaluates the model or writes."""
 
 
 class Processes:
-    """This process among the others.
+    """Rank, number of processes, and communication between them.
 
     Args:
-        rank: Its number, 0..size - 1.
-        size: How many there are.
-        device: Where tensors must lie to be exchanged: ``cuda`` under NCCL, ``cpu`` under gloo.
+        rank: Of this process, 0..size - 1.
+        size: Number of processes.
+        device: Device of exchanged tensors: ``cuda`` with NCCL, ``cpu`` with gloo.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, *, device: str = "cpu") -> None:
@@ -38,33 +38,33 @@ class Processes:
         self._device = device
 
     @property
-    def leads(self) -> bool:
-        """Whether this is process 0."""
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
-    def wait(self) -> None:
-        """Go on when all have come here."""
+    def barrier(self) -> None:
+        """Wait until all processes have called this."""
         if self.size > 1:
             distributed.barrier()
 
-    def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the processes, in float64; the same in all of them."""
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sum of each value over the processes, in float64; equal in all of them."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self._device)
         distributed.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
-    def told(self, value: float) -> float:
-        """The value that process 0 gives."""
+    def broadcast(self, value: float) -> float:
+        """The value of the main process."""
         if self.size == 1:
             return value
         said = torch.tensor([value], dtype=torch.float64, device=self._device)
         distributed.broadcast(said, 0)
         return float(said.item())
 
-    def gathered(self, value: Value) -> list[Value]:
-        """The values of all processes by rank."""
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes, by rank."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -73,11 +73,11 @@ class Processes:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Processes]:
-    """Meet the other processes, if torchrun has started any.
+def init_distributed(device: str) -> Iterator[Processes]:
+    """Initialise torch.distributed if torchrun has started several processes.
 
     Args:
-        device: Where the models of this run go, ``cpu`` or ``cuda``; on ``cuda`` each process gets its own GPU.
+        device: Device of the models, ``cpu`` or ``cuda``; with ``cuda`` each process gets its own GPU.
 
     Raises:
         InputError: There are fewer GPUs than processes on this machine.
@@ -93,16 +93,16 @@ def joined(device: str) -> Iterator[Processes]:
         torch.cuda.set_device(place)
     begun = not distributed.is_initialized()
     if begun:
-        distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=PATIENCE)
+        distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         yield Processes(distributed.get_rank(), distributed.get_world_size(), device=device)
-    except RunStoppedError:  # all of them stop
+    except RunStoppedError:  # all processes stop
         _leave(begun)
         raise
-    _leave(begun)  # not after any other error: the rest may be waiting, and to take leave of them would take as long
+    _leave(begun)  # not after other errors: the other processes may be waiting, and leaving would wait for them
 
 
 def _leave(begun: bool) -> None:
-    """Leave the processes, if it was here that they were met."""
+    """Destroy the process group if it was initialised here."""
     if begun:
         distributed.destroy_process_group()

@@ -24,12 +24,12 @@ from quiver.encoder.pretraining.sections import PretrainingRecipe
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.encoder.training.averaging import mean_of_checkpoints
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import alone
+from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog
 from quiver.encoder.training.loop import Session, pretrain_session
 from quiver.encoder.training.machine import keep_freed_memory
 from quiver.encoder.training.optimizer import require_optimizer
-from quiver.encoder.training.processes import Processes, joined
+from quiver.encoder.training.processes import Processes, init_distributed
 from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.encoder.training.run_folder import (
     BEGUN,
@@ -76,27 +76,27 @@ def pretrain(
     """
     require_optimizer()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with joined(device) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
+    with init_distributed(device) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
         if resume:
             refuse_nothing_to_resume(out, recipe.model_dump())
-        elif processes.leads:
+        elif processes.is_main_process:
             refuse_existing(out)
-        processes.wait()  # all have read what is written now
-        if processes.leads:
+        processes.barrier()  # all have read what is written now
+        if processes.is_main_process:
             _prepare(recipe, out, begins=not resume)
-        processes.wait()
+        processes.barrier()
         session = _session(recipe, out, processes, device, progress=progress)
         facts = {"processes": processes.size, "corpus": session.corpus.facts}
         about = {"device": device, "threads": torch.get_num_threads(), "versions": versions()}
         refuse_other_facts(out, facts)
-        processes.wait()
-        if processes.leads:
+        processes.barrier()
+        if processes.is_main_process:
             warn_of_changes(out, about)
             write_json(out / BEGUN, {"schema": SCHEMA, "command": command, **about, **facts})
         done, model = pretrain_session(session, step=_last_step(session) if resume else None)
-        if processes.leads:
+        if processes.is_main_process:
             _finish(session, done, model, command)
-        processes.wait()
+        processes.barrier()
         return read_json(out / RECORD)
 
 
@@ -104,7 +104,7 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> No
     """Begin a run without a model: learn its vocabulary and tokenise its corpus, by one process, which needs no GPU.
 
     `pretrain` does the same where it has not been done; but then the other processes wait for it, and not for ever
-    (`quiver.encoder.training.processes.PATIENCE`). A large corpus takes days.
+    (`quiver.encoder.training.processes.TIMEOUT`). A large corpus takes days.
 
     Args:
         recipe: Of the run.
@@ -114,7 +114,7 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> No
     Raises:
         InputError: As `pretrain`, of corpus, vocabulary, start and folder.
     """
-    with alone(out):
+    with exclusive_lock(out):
         if resume:
             refuse_nothing_to_resume(out, recipe.model_dump())
         else:
@@ -124,7 +124,7 @@ def prepare(recipe: PretrainingRecipe, out: Path, *, resume: bool = False) -> No
 
 def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
     """The lock of the run's folder, which the process that leads holds for all of them."""
-    return alone(out) if processes.leads else nullcontext()
+    return exclusive_lock(out) if processes.is_main_process else nullcontext()
 
 
 def _prepare(recipe: PretrainingRecipe, out: Path, *, begins: bool) -> None:
@@ -164,11 +164,11 @@ def _session(recipe: PretrainingRecipe, out: Path, processes: Processes, device:
 def _last_step(session: Session) -> int:
     """The step that a resumed session goes on from; what was logged behind it is taken back."""
     newest = 0
-    if session.processes.leads:
+    if session.processes.is_main_process:
         newest = session.checkpoints.newest() or 0
         RunLog(session.out / LOG).cut(newest)
         logger.info("%s: going on from step %d", session.out, newest)
-    return int(session.processes.told(newest))
+    return int(session.processes.broadcast(newest))
 
 
 def _finish(session: Session, progress: Progress, model: MaskedLM, command: str | None) -> None:

@@ -93,12 +93,12 @@ class Updater:
         trainee = self.trainee
         model, optimizer = trainee.model, trainee.optimizer
         own_flops = sum(training_flops(model.encoder.config, row.batch.lengths, asked=row.asked) for row in batch.rows)
-        [asked, flops, stops] = self.processes.sums([sum(row.asked for row in batch.rows), own_flops, stop])
+        [asked, flops, stops] = self.processes.sum([sum(row.asked for row in batch.rows), own_flops, stop])
         losses = [self._backward(model, row, row.asked / max(1.0, asked)) for row in batch.rows]
         gradients = self._summed_gradients(model)
         # One wait for the device an update.
         *own, norm = torch.stack([*losses, get_total_norm(gradients)]).tolist()
-        [loss] = self.processes.sums([sum(own)])
+        [loss] = self.processes.sum([sum(own)])
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self._refuse(batch.rows, own, step=step, loss=loss, norm=norm)
         share = learning_rate_share(self.phase, tokens)

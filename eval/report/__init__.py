@@ -1,7 +1,5 @@
-"""Results to something people read."""
+"""Reports: blocks of text, tables and figures, rendered to Markdown, HTML and LaTeX."""
 
-from __future__ import annotations
+import lazy_loader
 
-from quiver.eval.report.writing import write_paper, write_report
-
-__all__ = ["write_paper", "write_report"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

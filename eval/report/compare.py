@@ -1,9 +1,8 @@
-"""One system against others, query by query: what differs, how surely, and where.
+"""Paired comparison of systems with a baseline: differences, their significance, and the queries that changed most.
 
-The comparison is read from folders of results alone, so that nothing is searched again. Data sets are what averages count: a
-collection, or a group of them such as CQADupStack where both systems have all its parts. Each measure is a family of its own in
-Holm's correction, over all systems and data sets; the headline is the test, the other measures explain it. Measures that one of the
-two lacks, for fewer documents were kept than they look at, are left out.
+A comparison is computed from folders of results, without searching again. A data set is a collection, or a group of collections such as
+CQADupStack if both systems have all its parts. Holm's correction is applied to each measure separately, over all systems and data sets;
+nDCG@10 is the test, the other measures explain it. A measure that one of the two systems lacks is left out.
 """
 
 from __future__ import annotations
@@ -18,13 +17,15 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 from quiver.eval.averages import grouped, is_whole
 from quiver.eval.metrics import DEFAULT
-from quiver.eval.report.systems import differently_scored, label_systems
-from quiver.eval.results import CollectionResult, FileReference, Results
+from quiver.eval.report.blocks import Block, Column, Paragraph, Report, Section, Span, table
+from quiver.eval.report.render import check_format, shorten, write
+from quiver.eval.report.systems import LABELS, differently_scored, label_systems, points
+from quiver.eval.results import HEADLINE, CollectionResult, FileReference, Results
 from quiver.eval.results_folder import FILE, read_results
-from quiver.eval.significance import CHANGED, PairedComparison, compare_parts, holm
+from quiver.eval.significance import CHANGED, PERMUTATIONS, Change, PairedComparison, compare_parts, holm
 
 ALPHA = 0.05
-"""A difference is significant where its corrected p is below this."""
+"""A difference is significant if its corrected p is below this value."""
 
 QueryScores: TypeAlias = Mapping[str, Mapping[str, float]]
 """Query id -> measure -> score."""
@@ -36,8 +37,8 @@ class Measured:
 
     Attributes:
         paired: The comparison; ``first`` is the baseline.
-        corrected: Its p, corrected by Holm for being one of ``family``.
-        family: Comparisons of this measure that the correction is over.
+        corrected: p after Holm's correction.
+        family: Number of comparisons that the correction covers.
     """
 
     paired: PairedComparison
@@ -46,7 +47,7 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse`` or ``not significant``, of the system against the baseline."""
+        """``better``, ``worse`` or ``not significant``: the system against the baseline."""
         if self.corrected >= ALPHA:
             return "not significant"
         return "better" if self.paired.difference > 0 else "worse"
@@ -58,11 +59,11 @@ class Pairing:
 
     Attributes:
         system: Label of the system.
-        baseline: Label of what it is compared with.
+        baseline: Label of the baseline.
         data_set: A collection with its split, the name of a group, or ``average of N data sets``.
-        parts: The collections in it, with their splits.
-        queries: Judged queries, all of which count.
-        measures: Measure -> what it says, for those that both were scored by on all of it.
+        parts: Its collections with their splits.
+        queries: Number of judged queries.
+        measures: Measure -> comparison, for measures that both have on all parts.
     """
 
     system: str
@@ -75,12 +76,12 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Unpaired:
-    """A collection that only one of a pair was evaluated on.
+    """A collection on which only one of a pair was evaluated.
 
     Attributes:
-        collection: With its split.
-        has: Label of the one that was.
-        lacks: Label of the other.
+        collection: Collection with split.
+        has: Label of the system that was evaluated on it.
+        lacks: Label of the system that was not.
     """
 
     collection: str
@@ -90,15 +91,15 @@ class Unpaired:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Systems against a baseline; ``dataclasses.asdict`` makes JSON of it.
+    """Systems compared with a baseline; `dataclasses.asdict` turns it into JSON.
 
     Attributes:
-        baseline: Label of what the others are compared with.
-        systems: Labels of the others.
+        baseline: Label of the baseline.
+        systems: Labels of the other systems.
         pairings: Every system on every data set that it shares with the baseline.
-        averages: Every system on the average of those, where they are several and no group lacks a part; corrected over the systems.
-        unpaired: What could not be compared.
-        query_texts: Collection with split -> query id -> text, for the queries that ``measures`` names.
+        averages: Every system on the average of these data sets, if there are several and no group lacks a part.
+        unpaired: Collections that could not be compared.
+        query_texts: Collection with split -> query id -> text, for the queries that changed most.
     """
 
     baseline: str
@@ -111,7 +112,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of a pair: a folder's system, or a baseline that was scored beside it."""
+    """One side of a pair: the system of a folder, or a baseline that was scored with it."""
 
     label: str
     folder: Path
@@ -127,7 +128,7 @@ class _Side:
 
     def path(self, reference: FileReference | None, key: str) -> Path:
         if reference is None:
-            raise InputError(f"{self.folder}: {FILE} names no file by query for {key}; run quiver evaluate again")
+            raise InputError(f"{self.folder}: {FILE} names no file with scores by query for {key}; run quiver evaluate again")
         return self.folder / reference.file
 
 
@@ -135,23 +136,23 @@ _DataSets: TypeAlias = Mapping[str, Sequence[str]]
 """Data set -> the keys of its collections."""
 
 _Compared: TypeAlias = tuple[_Side, _Side, str, Sequence[str], Mapping[str, PairedComparison]]
-"""Baseline, system, data set, its collections, and what each measure says before it is corrected."""
+"""Baseline, system, data set, its collections, and the comparison by measure before correction."""
 
 
 def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
-    """Compare what systems scored with what a baseline scored on the same queries.
+    """Compare the scores of systems with those of a baseline on the same queries.
 
     Args:
-        baseline: A folder of results; or the name of a baseline that the folders hold beside their systems, such as ``bm25``: then
-            each system is compared with that of its own folder. (A folder of such a name is ``./bm25``.)
+        baseline: A folder of results; or the name of a baseline in the results, such as ``bm25``: then each system is compared with
+            the baseline of its own folder. Write ``./bm25`` for a folder of that name.
         systems: Folders of results.
 
     Raises:
-        InputError: No system is given, a folder is not a complete folder of results, the data or the way of scoring differs under one
-            name, or there is no collection to compare.
+        InputError: No system is given, a folder holds no complete results, two results for a collection have different data or scoring,
+            or the systems share no collection with the baseline.
     """
     if not systems:
-        raise InputError("there is nothing to compare: name a baseline and at least one folder of results")
+        raise InputError("nothing to compare: name a baseline and at least one folder of results")
     pairs = _pairs(baseline, systems)
     compared: list[_Compared] = []
     averaged: list[_Compared] = []
@@ -165,13 +166,13 @@ def compare_results(baseline: str | Path, *systems: str | Path) -> Comparison:
         scores = {key: (first.scores(key, shared[key]), second.scores(key, shared[key])) for key in keys}
         for key in keys:
             if scores[key][0].keys() != scores[key][1].keys():
-                raise InputError(f"{second.folder}: other queries of {key} were scored than in {first.folder}; evaluate both again")
+                raise InputError(f"{second.folder} and {first.folder} hold scores of different queries of {key}; evaluate both again")
         data_sets, whole = _data_sets([_grouped(first.collections[key], second.collections[key]) for key in keys])
         compared += [(first, second, name, parts, _compare(scores, shared, {name: parts}, CHANGED)) for name, parts in data_sets.items()]
         if whole and len(data_sets) > 1:
             averaged.append((first, second, f"average of {len(data_sets)} data sets", keys, _compare(scores, shared, data_sets, 0)))
     if not compared:
-        raise InputError(f"there is nothing to compare: no collection was scored for {baseline} and for another system")
+        raise InputError(f"nothing to compare: no collection was scored for {baseline} and for another system")
     pairings = _corrected(compared)
     return Comparison(
         baseline=pairs[0][0].label,
@@ -191,14 +192,14 @@ def _pairs(baseline: str | Path, folders: Sequence[str | Path]) -> list[tuple[_S
         return [(_beside(str(baseline), system), system) for system in systems]
     if not Path(baseline).exists():
         known = f"; they hold {', '.join(sorted(scored))}" if scored else ""
-        raise InputError(f"{baseline}: no such folder, and none of the others holds a baseline of that name{known}")
+        raise InputError(f"{baseline}: there is no such folder, and the results hold no baseline of that name{known}")
     first, *rest = _sides([baseline, *folders], [read_results(baseline), *results])
     return [(first, system) for system in rest]
 
 
 def _sides(folders: Sequence[str | Path], results: Sequence[Results]) -> list[_Side]:
     labels = [label for label, _ in label_systems(results)]
-    # One system twice, say with two depths of the index: only the folders tell the two apart.
+    # The same system twice, such as with two index settings: the folder distinguishes them.
     labels = [label if labels.count(label) == 1 else f"{label} in {folder}" for label, folder in zip(labels, folders, strict=True)]
     sides = []
     for label, folder, result in zip(labels, folders, results, strict=True):
@@ -209,7 +210,7 @@ def _sides(folders: Sequence[str | Path], results: Sequence[Results]) -> list[_S
 
 
 def _beside(name: str, system: _Side) -> _Side:
-    """The baseline of that name that was scored beside a system."""
+    """The baseline of that name in the results of a system."""
     found = {key: baseline for key, collection in system.collections.items() for baseline in collection.baselines if baseline.name == name}
     return _Side(
         name,
@@ -228,30 +229,32 @@ def _unpaired(first: _Side, second: _Side) -> Iterator[Unpaired]:
 def _check_same(first: _Side, second: _Side, key: str) -> None:
     one, other = first.collections[key], second.collections[key]
     if one.data_sha256 != other.data_sha256:
-        raise InputError(f"{key} is other data in {second.folder} than in {first.folder}; evaluate both on the same collection")
+        raise InputError(f"{key} is different data in {second.folder} and in {first.folder}; evaluate both on the same collection")
     for name, a, b in differently_scored(one, other):
-        raise InputError(f"{key} was scored with {name} {a} in {first.folder} and {b} in {second.folder}; evaluate both alike")
+        raise InputError(
+            f"{key} was scored with {name}={a} in {first.folder} and {name}={b} in {second.folder}; evaluate both with the same setting"
+        )
 
 
 def _read_scores(path: Path, queries: int, measures: Sequence[str]) -> QueryScores:
     scores = read_json(path)
     if len(scores) != queries:
-        raise InputError(f"{path}: holds the scores of {len(scores)} queries, {FILE} says {queries}; run quiver evaluate again")
+        raise InputError(f"{path}: holds scores of {len(scores)} queries, but {FILE} says {queries}; run quiver evaluate again")
     for query, values in scores.items():
         for name in measures:
             value = values.get(name) if isinstance(values, dict) else None
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise InputError(f"{path}: query {query!r} has no number for {name}; run quiver evaluate again")
+                raise InputError(f"{path}: the {name} of query {query!r} is missing or not a number; run quiver evaluate again")
     return scores
 
 
 def _grouped(one: CollectionResult, other: CollectionResult) -> CollectionResult:
-    """The one that knows its group: the data may have been a local folder to the other."""
+    """The collection that knows its group; the other may have been read from a local folder."""
     return one if other.group is None else other
 
 
 def _data_sets(collections: Sequence[CollectionResult]) -> tuple[_DataSets, bool]:
-    """Data set -> its collections, and whether every group is whole; the parts of one that is not stand for themselves."""
+    """Data set -> its collections, and whether every group is whole; the parts of an incomplete group are data sets of their own."""
     found: dict[str, list[str]] = {}
     whole = True
     for name, parts in grouped(collection.part() for collection in collections).items():
@@ -266,7 +269,7 @@ def _data_sets(collections: Sequence[CollectionResult]) -> tuple[_DataSets, bool
 def _compare(
     scores: Mapping[str, tuple[QueryScores, QueryScores]], shared: Mapping[str, Sequence[str]], data_sets: _DataSets, changed: int
 ) -> dict[str, PairedComparison]:
-    """Every measure that all parts have over the mean of the data sets, each of which is the mean of its parts."""
+    """Compare the means over data sets, each the mean of its parts, by every measure that all parts have."""
     shares = {key: 1 / len(data_sets) / len(parts) for parts in data_sets.values() for key in parts}
     compared = {}
     for measure in DEFAULT:
@@ -278,7 +281,7 @@ def _compare(
 
 
 def _corrected(compared: Sequence[_Compared]) -> tuple[Pairing, ...]:
-    # A measure's family are the comparisons that have it.
+    # The family of a measure is all comparisons that have it.
     by_measure = {name: holm([measures[name].p for *_, measures in compared if name in measures]) for name in DEFAULT}
     corrected = {name: iter(values) for name, values in by_measure.items()}
     return tuple(
@@ -306,3 +309,139 @@ def _texts(pairings: Iterable[Pairing], systems: Iterable[_Side]) -> dict[str, d
         known = homes[key].texts(key)
         texts[key] = {query: known[query] for query in sorted(named[key]) if query in known}
     return texts
+
+
+def check_comparison_target(out: str | Path) -> None:
+    """Check before the comparison that its report can be written.
+
+    Args:
+        out: Output file, .md, .html or .tex; without a suffix it is Markdown.
+
+    Raises:
+        InputError: The suffix is another, or the file cannot be written.
+    """
+    check_format(Path(out))
+
+
+def write_comparison(comparison: Comparison, out: str | Path) -> None:
+    """Write the report of a comparison, replacing an existing one.
+
+    Args:
+        comparison: Return value of `compare_results`.
+        out: Output file, .md, .html or .tex; without a suffix it is Markdown.
+
+    Raises:
+        InputError: The suffix is another, or the file cannot be written.
+    """
+    write(comparison_report(comparison), Path(out))
+
+
+def comparison_report(comparison: Comparison) -> Report:
+    """Make the report of a comparison; measures are in points, hundredths of a fraction."""
+    pairings = (*comparison.pairings, *comparison.averages)
+    names = (Column("System", numeric=False, wide=True), Column("Collection", numeric=False))
+    headline = [
+        [*_names(each), f"{each.queries:,}", *_cells(each.measures[HEADLINE]), each.measures[HEADLINE].verdict] for each in pairings
+    ]
+    verdict = Column("Verdict", numeric=False)
+    blocks: list[Block] = [
+        Paragraph(_method(comparison)),
+        Section(
+            LABELS[HEADLINE],
+            (table((*names, Column("Queries"), *_COLUMNS, verdict), headline, name=LABELS[HEADLINE]), *_cautions(pairings)),
+            "headline",
+        ),
+    ]
+    others = [[*_names(each), LABELS[name], *_cells(each.measures[name])] for each in pairings for name in each.measures]
+    measured = table((*names, Column("Measure", numeric=False), *_COLUMNS), others, name="All measures")
+    blocks.append(Section("All measures", (measured,), "measures"))
+    blocks += [section for pairing in comparison.pairings for section in _changes(pairing, comparison.query_texts)]
+    if comparison.unpaired:
+        columns = [Column(title, numeric=False) for title in ("Collection", "Scored for", "Not scored for")]
+        missing = table(columns, [[each.collection, each.has, each.lacks] for each in comparison.unpaired], name="Not compared")
+        blocks.append(Section("Not compared", (missing,), "unpaired"))
+    return Report(f"Compared with {comparison.baseline}", tuple(blocks))
+
+
+_COLUMNS = (
+    Column("Baseline"),
+    Column("System"),
+    Column("Difference"),
+    Column("Interval", numeric=False),
+    Column("p", numeric=False),
+    Column("p corrected", numeric=False),
+    Column("Better / equal / worse", numeric=False),
+)
+
+
+def _method(comparison: Comparison) -> str:
+    interval = comparison.pairings[0].measures[HEADLINE].paired.interval
+    family = comparison.pairings[0].measures[HEADLINE].family
+    some_lack = any(measured.family < family for pairing in comparison.pairings for measured in pairing.measures.values())
+    return " ".join(
+        [
+            f"Differences are system minus {comparison.baseline}, in points, over the same judged queries.",
+            f"The interval holds {100 * interval.level:g} % of {interval.resamples:,} bootstrap resamples of the queries (percentiles).",
+            f"p is that of a two-sided paired sign-flip test over all assignments of signs, or over {PERMUTATIONS:,} random ones"
+            " if there are more.",
+            f"Holm's correction covers {family} {'comparison' if family == 1 else 'comparisons'} of each measure"
+            f"{', fewer if some systems lack the measure' if some_lack else ''}, but not the number of"
+            f" measures: {LABELS[HEADLINE]} is the test, the others explain it.",
+            "A group of collections is the mean of its parts, and an average is the mean of the data sets above it: queries are drawn and"
+            " signs are flipped within each collection.",
+        ]
+    )
+
+
+def _names(pairing: Pairing) -> list[str]:
+    return [pairing.system, pairing.data_set]
+
+
+def _cells(measured: Measured) -> list[str]:
+    paired = measured.paired
+    return [
+        points(paired.first),
+        points(paired.second),
+        _signed(paired.difference),
+        f"{_signed(paired.interval.low)} to {_signed(paired.interval.high)}",
+        _probability(paired.p),
+        _probability(measured.corrected),
+        f"{paired.wins:,} / {paired.ties:,} / {paired.losses:,}",
+    ]
+
+
+def _cautions(pairings: Iterable[Pairing]) -> Iterator[Paragraph]:
+    for each in pairings:
+        measured = each.measures[HEADLINE]
+        if measured.corrected >= ALPHA:
+            text = (
+                f" the difference between {each.system} and {each.baseline} on {each.data_set} is not significant"
+                f" ({_signed(measured.paired.difference)} points over {each.queries:,} queries, corrected p"
+                f" {_probability(measured.corrected)}): neither can be called better."
+            )
+            yield Paragraph((Span("Caution:", "strong"), text))
+
+
+def _changes(pairing: Pairing, texts: Mapping[str, Mapping[str, str]]) -> Iterator[Section]:
+    paired = pairing.measures[HEADLINE].paired
+    names = (Column("Collection", numeric=False), Column("Query", numeric=False), Column("Text", numeric=False, wide=True))
+    columns = (*names, Column("Baseline"), Column("System"), Column("Difference"))
+    for verb, changes in (("gain", paired.gained), ("lose", paired.lost)):
+        if changes:
+            title = f"Queries of {pairing.data_set} that {verb} most with {pairing.system}"
+            yield Section(title, (table(columns, [_change(change, texts) for change in changes], name=title),))
+
+
+def _change(change: Change, texts: Mapping[str, Mapping[str, str]]) -> list[str]:
+    text = shorten(texts.get(change.part, {}).get(change.query, ""))
+    return [change.part, change.query, text, points(change.first), points(change.second), _signed(change.difference)]
+
+
+def _signed(fraction: float) -> str:
+    """Points with a sign; a value that rounds to zero has none."""
+    text = f"{100 * fraction:+.2f}"
+    return "0.00" if float(text) == 0 else text
+
+
+def _probability(p: float) -> str:
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"

@@ -1,13 +1,14 @@
-"""Results in the layout of the ModernBERT paper: its rows as published, ours in place, and the difference.
+"""Results in the tables of the ModernBERT paper: its published rows, the measured rows, and their difference.
 
-Columns are matched by the name of the collection (or of its group) and by the split, and a cell of ours is in points like the
-paper's. Every number is from ``results.json`` or from ``quiver.eval.published``.
+Columns are matched by the name of the collection (or of its group) and by the split. All cells are in points. Every number is from
+``results.json`` or from `quiver.eval.published`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from quiver.encoder.errors import InputError
@@ -27,18 +28,21 @@ from quiver.eval.published.retrieval import (
     Column,
     PublishedRow,
 )
-from quiver.eval.report.systems import Row, check_data, collections, label_systems, rows
-from quiver.eval.report.tables import escape, table
+from quiver.eval.report.blocks import Cell, Report, Row, RowKind, Section, Table
+from quiver.eval.report.blocks import Column as TableColumn
+from quiver.eval.report.render import check_format, write
+from quiver.eval.report.systems import ScoredRow, check_data, collections, label_systems, rows
 from quiver.eval.results import HEADLINE, CollectionResult, Results
+from quiver.eval.results_folder import read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
-"""Of a system."""
+"""Kind of a system."""
 
 BEIR_TABLES: Mapping[Kind, BeirTable] = {"dense": TABLE_7, "colbert": TABLE_8}
-"""Kind of a system -> the table it belongs in."""
+"""Kind of a system -> its table in the paper."""
 
 STAND_INS = (Column("designdocs_long", "designdocs_long"), Column("pycodesearch", "pycodesearch"), Column("cosqa", "cosqa"))
-"""Collections that stand in for MLDR (the first) and for the code sets, where those are out of reach."""
+"""Collections that replace MLDR (the first) and the code collections where these cannot be downloaded."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Line:
     """A row of a layout.
 
     Attributes:
-        label: Whose it is.
-        cells: In points, column by column; None is blank.
+        label: Name of the system.
+        cells: Points, column by column; None is blank.
         measured: How many of the collections were measured; empty for a published row.
         origin: ``paper``, ``floor`` (published, of another source), ``measured`` or ``difference`` (measured minus paper).
     """
@@ -60,14 +64,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of the paper with our rows in it.
+    """A table of the paper with measured rows in it.
 
     Attributes:
-        name: ``table7``, for file names and labels.
-        title: What it is.
-        columns: Titles of the cells' columns.
-        lines: Published rows first.
-        notes: What a reader must know, in sentences.
+        name: Label, such as ``table7``.
+        title: Title.
+        columns: Column headings.
+        lines: Rows, published ones first.
+        notes: Sentences below the table.
     """
 
     name: str
@@ -79,18 +83,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured, ready to be looked up."""
+    """The measured scores, by row and column of the paper."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ScoredRow, ...]
     kinds: Mapping[str, Kind]
     facts: Mapping[str, CollectionResult]
     against: str | None
 
-    def of(self, *kinds: Kind) -> list[Row]:
+    def of(self, *kinds: Kind) -> list[ScoredRow]:
         return [row for row in self.rows if self.kinds[row.label] in kinds]
 
-    def keys(self, row: Row, column: Column) -> list[str]:
-        """The row's collections that belong to a column: one, or the parts of a group."""
+    def keys(self, row: ScoredRow, column: Column) -> list[str]:
+        """The collections of a row that belong to a column: one, or the parts of a group."""
         scored = [key for key in row.scores if HEADLINE in row.scores[key].measures]
         for split in column.splits:
             found = [key for key in scored if self.facts[key].split == split]
@@ -99,8 +103,8 @@ class _Measured:
                 return keys
         return []
 
-    def score(self, row: Row, column: Column) -> float | None:
-        """A fraction; None where the collection, or a part of the group, was not measured."""
+    def score(self, row: ScoredRow, column: Column) -> float | None:
+        """The score as a fraction; None if the collection, or a part of the group, was not measured."""
         parts = []
         for key in self.keys(row, column):
             facts, value = self.facts[key], row.scores[key].measures[HEADLINE]
@@ -108,35 +112,53 @@ class _Measured:
             parts.append(replace(facts.part(value), group=None, group_size=1) if alone else facts.part(value))
         return next(iter(data_sets(parts).values()), None)
 
-    def in_domain(self, row: Row, column: Column) -> bool:
+    def in_domain(self, row: ScoredRow, column: Column) -> bool:
         return any(row.scores[key].in_domain for key in self.keys(row, column))
 
 
-def render_paper(results: Sequence[Results], *, against: str | None = None) -> str:
-    """The layouts as Markdown.
+def paper_report(results: Sequence[Results], *, against: str | None = None) -> Report:
+    """Make the report in the layouts of the paper.
 
     Args:
-        results: One or more systems; a table leaves out those that were measured on none of its collections, and names them.
-        against: A row of the paper, such as ``ModernBERT-base``, to take the difference to.
+        results: Results of one or more systems. A table leaves out the systems that were measured on none of its collections, and
+            names them.
+        against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
 
     Raises:
-        InputError: There are no results, they do not fit in one table, or the paper has no such row.
+        InputError: As `paper_layouts`.
     """
-    parts = ["# Retrieval results beside the ModernBERT paper"]
-    for layout in paper_layouts(results, against=against):
-        parts += layout_markdown(layout)
-    return "\n\n".join(parts) + "\n"
+    sections = tuple(layout_section(layout) for layout in paper_layouts(results, against=against))
+    return Report("Retrieval results beside the ModernBERT paper", sections, "Grey rows are published, the others are measured.")
 
 
-def layout_markdown(layout: Layout) -> list[str]:
+def layout_section(layout: Layout) -> Section:
     """Heading, table and notes of a layout."""
-    header = ["", *layout.columns, "Measured"]
-    body = [[line.label, *(shown(line, cell) for cell in line.cells), line.measured] for line in layout.lines]
-    return [f"## {escape(layout.title)}", table(header, body), escape(" ".join(layout.notes))]
+    columns = (TableColumn("System", numeric=False, wide=True), *(TableColumn(title, ranked=True) for title in layout.columns))
+    rows = tuple(
+        Row(
+            (Cell(line.label), *(Cell(shown(line, cell), cell) for cell in line.cells), Cell(line.measured)),
+            KINDS[line.origin],
+            _group(line),
+        )
+        for line in layout.lines
+    )
+    measured = TableColumn("Measured", numeric=False)
+    made = Table(layout.title, (*columns, measured), rows, " ".join(layout.notes), layout.name)
+    return Section(layout.title, (made,), layout.name)
+
+
+KINDS: Mapping[str, RowKind] = {"paper": "published", "floor": "published", "measured": "measured", "difference": "difference"}
+"""Origin of a line -> kind of its row."""
+
+
+def _group(line: Line) -> str:
+    if line.origin == "paper":
+        return line.label.rpartition("-")[2]
+    return "floor" if line.origin == "floor" else "measured"
 
 
 def shown(line: Line, cell: float | None) -> str:
-    """A cell with the paper's one decimal; a difference has a sign."""
+    """Print a cell with one decimal, as in the paper; a difference has a sign."""
     if cell is None:
         return ""
     rounded = round(cell, 1) + 0.0  # no "-0.0"
@@ -144,19 +166,19 @@ def shown(line: Line, cell: float | None) -> str:
 
 
 def paper_layouts(results: Sequence[Results], *, against: str | None = None) -> list[Layout]:
-    """The paper's tables with our rows: 7 for dense systems, 8 for ColBERTs, both for BM25 alone, 1 always, and the stand-ins.
+    """The paper's tables with measured rows: 7 for dense systems, 8 for ColBERT models, both for BM25 alone, 1 always, and the stand-ins.
 
     Args:
-        results: One or more systems.
-        against: A row of the paper, such as ``ModernBERT-base``, to take the difference to.
+        results: Results of one or more systems.
+        against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
 
     Raises:
-        InputError: There are no results, they do not fit in one table, the paper has no such row, or a system would have no row: no
-            table has a column for what it was measured on.
+        InputError: There are no results, they do not fit into one table, the paper has no such row, or no table has a column for the
+            collections of a system.
     """
     names = [row.name for row in TABLE_1]
     if against is not None and against not in names:
-        raise InputError(f"the paper has no row {against!r}; there are {', '.join(names)}")
+        raise InputError(f"the paper has no row {against!r}; choose one of {', '.join(names)}")
     check_data(results)
     named = label_systems(results)
     kinds: dict[str, Kind] = {label: result.system.kind for label, result in named}
@@ -200,7 +222,7 @@ def _beir(measured: _Measured, paper: BeirTable, kind: Kind) -> Layout:
         lines += _difference(lines[-1], measured, paper.rows)
     notes = [
         f"nDCG@10 in points. Published rows: {RETRIEVAL_SOURCE}; {BM25_SOURCE}. The average is over all {len(titles)} data sets and blank"
-        " where one is missing; CQADupstack is the mean of its forums and counts once.",
+        " if one is missing; CQADupstack is the mean of its forums and counts once.",
         MSMARCO_NOTE,
         *_about(measured, used, absent),
     ]
@@ -222,17 +244,17 @@ def _overview(measured: _Measured) -> Layout:
         lines.append(Line(row.label, tuple(cells.get(title) for title in OVERVIEW_COLUMNS), ", ".join(counts), "measured"))
         lines += _difference(lines[-1], measured, TABLE_1)
     notes = [
-        f"nDCG@10 in points; GLUE, which is no retrieval, is the paper's alone. Published rows: {RETRIEVAL_SOURCE}. BEIR is the average of"
-        " Table 7 or 8, blank unless it is whole. MLDR is English and searched in all of its documents; ID was trained on its training"
-        " data and OOD was not, for ours as the evaluation was told. CSN is the mean of CoIR's six languages, code to text, and SQA is"
-        " CoIR's StackOverflow-QA; the paper's are of single-vector models.",
+        f"nDCG@10 in points; the GLUE scores are published only. Published rows: {RETRIEVAL_SOURCE}. BEIR is the average of"
+        " Table 7 or 8, blank unless it is whole. MLDR is English and searched in all of its documents; ID models were trained on its"
+        " training data and OOD models were not, for measured rows as stated by the caller of the evaluation. CSN is the mean of CoIR's six"
+        " languages, code to text, and SQA is CoIR's StackOverflow-QA; the published ones are of single-vector models.",
         *_about(measured, used, absent),
     ]
     return Layout("table1", "All tasks (Table 1 of the paper)", OVERVIEW_COLUMNS, tuple(lines), tuple(notes))
 
 
-def _overview_cells(measured: _Measured, row: Row) -> tuple[dict[str, float | None], list[str]]:
-    """Column -> points, and what was measured of the columns that need more than one collection."""
+def _overview_cells(measured: _Measured, row: ScoredRow) -> tuple[dict[str, float | None], list[str]]:
+    """Column -> points, and how much was measured of the columns that need several collections."""
     kind = measured.kinds[row.label]
     cells: dict[str, float | None] = {}
     counts: list[str] = []
@@ -266,8 +288,8 @@ def _stand_ins(measured: _Measured) -> Layout:
             lines.append(Line(label, tuple(map(cells.get, titles)), f"{len(cells)} of {len(STAND_INS)}", "measured"))
     notes = [
         "nDCG@10 in points. These are not the paper's collections: designdocs_long stands in for MLDR, pycodesearch and cosqa for"
-        " CodeSearchNet and StackOverflow-QA, and a score here compares with no score of the tables above. ID was trained on the"
-        " collection's training data and OOD was not, as the evaluation was told.",
+        " CodeSearchNet and StackOverflow-QA. Scores here cannot be compared with those of the tables above. ID models were trained on the"
+        " collection's training data and OOD models were not, as stated by the caller of the evaluation.",
         *_about(measured, used, []),
     ]
     return Layout(
@@ -276,7 +298,7 @@ def _stand_ins(measured: _Measured) -> Layout:
 
 
 def _difference(line: Line, measured: _Measured, published: Sequence[PublishedRow]) -> Iterator[Line]:
-    """The line minus the paper's row, for a system; where the paper has no such row there is nothing to subtract."""
+    """The line of a system minus the published row; nothing if the table has no such row."""
     if measured.against is None or measured.kinds[line.label] == "bm25":
         return
     for row in published:
@@ -286,17 +308,33 @@ def _difference(line: Line, measured: _Measured, published: Sequence[PublishedRo
             yield replace(line, label=f"{line.label} minus {row.name}", cells=cells, measured="", origin="difference")
 
 
-def _domain(measured: _Measured, row: Row, column: Column) -> str:
+def _domain(measured: _Measured, row: ScoredRow, column: Column) -> str:
     return "ID" if measured.in_domain(row, column) else "OOD"
 
 
 def _about(measured: _Measured, used: Sequence[str], absent: Sequence[str]) -> Iterator[str]:
     if local := [key for key in dict.fromkeys(used) if measured.facts[key].revision is None]:
         sized = ", ".join(f"{key} ({measured.facts[key].documents:,} documents)" for key in local)
-        yield f"Measured on local folders, matched by their name and without a revision: {sized}."
+        yield f"Measured on local folders, matched by name, of unknown revision: {sized}."
     if absent:
         yield f"Measured on none of these collections: {', '.join(absent)}."
 
 
 def _points(fraction: float | None) -> float | None:
     return None if fraction is None else 100 * fraction
+
+
+def write_paper(folders: Sequence[str | Path], out: str | Path, *, against: str | None = None) -> None:
+    """Write results in the layouts of the paper's Tables 1, 7 and 8, replacing an existing report.
+
+    Args:
+        folders: Folders that ``quiver evaluate`` wrote.
+        out: File; its suffix (.md, .html or .tex) selects the format.
+        against: A row of the paper, such as ``ModernBERT-base``, to subtract from the measured rows.
+
+    Raises:
+        InputError: The suffix is unknown, a folder holds no complete results, the results do not fit into one table, the paper has no
+            such row, or the file cannot be written.
+    """
+    check_format(Path(out))
+    write(paper_report([read_results(folder) for folder in folders], against=against), Path(out))

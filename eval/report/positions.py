@@ -1,4 +1,4 @@
-"""Position embeddings before and after their extension, as a picture: the paper's Figure 1.
+"""A figure of position embeddings before and after their extension, as in Figure 1 of the paper.
 
 Shapes: P positions, D model width, C principal components.
 Source: Jeong et al., HCLT 2023, section 4.2 and Figure 1 (three principal components over the position).
@@ -6,16 +6,14 @@ Source: Jeong et al., HCLT 2023, section 4.2 and Figure 1 (three principal compo
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import replacing
 from quiver.encoder.pretraining.position_extension import read_positions
-from quiver.eval.report.efficiency_plot import COLOURS, check_plotting
+from quiver.eval.report.charts import PALETTE, check_matplotlib, new_figure, save, style
 from quiver.retrieval.models.loading import read_model_folder
 
 COMPONENTS = 3
@@ -23,27 +21,27 @@ FORMATS = (".png", ".svg")
 
 
 def check_format(path: Path) -> None:
-    """Say early that a plot cannot be drawn.
+    """Check that a plot can be drawn into a file.
 
     Raises:
-        InputError: Its file is neither .png nor .svg, or matplotlib is not installed.
+        InputError: The suffix of the file is neither .png nor .svg, or matplotlib is not installed.
     """
     if path.suffix not in FORMATS:
-        raise InputError(f"{path}: a plot is written as {' or '.join(FORMATS)}")
-    check_plotting()
+        raise InputError(f"{path}: the name of a plot must end in {' or '.join(FORMATS)}")
+    check_matplotlib()
 
 
 def principal_components(old: Tensor, new: Tensor, *, count: int = COMPONENTS) -> tuple[Tensor, Tensor]:
-    """Both tables in the directions in which the old one varies most.
+    """Project both tables on the principal components of the old one.
 
     Args:
-        old: (P, D).
-        new: (k P, D).
-        count: C.
+        old: Position embeddings before the extension, (P, D).
+        new: Position embeddings after it, (k P, D).
+        count: Number of components C.
 
     Returns:
-        (P, C) and (k P, C) in float64, measured from the old rows' mean. The largest entry of each direction is positive, so that a
-        table always gives the same picture.
+        (P, C) and (k P, C) in float64, relative to the mean of the old rows. The largest entry of each direction is positive, so that
+        a table always gives the same figure.
 
     Example:
         >>> old, new = torch.tensor([[0.0, 1.0], [4.0, 1.0]]), torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0], [6.0, 1.0]])
@@ -60,28 +58,26 @@ def principal_components(old: Tensor, new: Tensor, *, count: int = COMPONENTS) -
 
 
 def write_position_plot(old: Path, new: Path, path: Path) -> None:
-    """Draw two models' position embeddings side by side, against the position.
+    """Draw the position embeddings of two models side by side, over the position.
 
     Args:
-        old: Folder of the model that was extended.
-        new: Folder of the extended one.
-        path: The file, .png or .svg.
+        old: Folder of the original model.
+        new: Folder of the extended model.
+        path: Output file, .png or .svg.
 
     Raises:
         InputError: As `check_format`; or a folder holds no position embeddings, or the file cannot be written.
     """
     check_format(path)
     tables = [read_positions(read_model_folder(folder).encoder_folder) for folder in (old, new)]
-    # No pyplot: it keeps figures in a global list and picks a window system.
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10.0, 3.6), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, table, projected in zip(panels, tables, principal_components(*tables), strict=True):
-        for place, values in enumerate(projected.T):
-            axes.plot(values.numpy(), color=COLOURS[place], linewidth=1.0, label=f"component {place + 1}")
-        axes.set_title(f"{len(table):,} positions", fontsize=10)
-        axes.set_xlabel("position p")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("EMB(p), principal components of the old table")
-    panels[0].legend(fontsize=8)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:], dpi=160)
+    with style():
+        figure = new_figure(10.0, 3.6, layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, table, projected in zip(panels, tables, principal_components(*tables), strict=True):
+            for place, values in enumerate(projected.T):
+                axes.plot(values.numpy(), color=PALETTE[place + 1], linewidth=1.0, label=f"component {place + 1}")
+            axes.set_title(f"{len(table):,} positions", fontsize=10)
+            axes.set_xlabel("position p")
+        panels[0].set_ylabel("EMB(p), principal components of the old table")
+        panels[0].legend(fontsize=8)
+    save(figure, path)

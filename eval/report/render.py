@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
+import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +46,8 @@ from quiver.eval.report.charts import svg, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+logger = logging.getLogger(__name__)
 
 EXCERPT_WIDTH = 100
 """Characters of a query or a document that Markdown shows."""
@@ -130,8 +134,8 @@ def _marks(item: Example | Excerpt) -> str:
 def _first(documents: Sequence[Excerpt]) -> str:
     if not documents:
         return "nothing"
-    first, more = documents[0], len(documents) - 1
-    return f"{escape(first.id)}, {_marks(first)}: {escape(shorten(first.text))}" + (f" (and {more:,} more)" if more else "")
+    first = documents[0]
+    return f"{escape(first.id)}, {_marks(first)}: {escape(shorten(first.text))}"
 
 
 def shorten(text: str, width: int = EXCERPT_WIDTH) -> str:
@@ -164,6 +168,7 @@ def escape(text: str, *, keep_ends: bool = False) -> str:
         >>> print(escape("x|y  *z*"))
         x\|y \*z\*
     """
+    text = visible(text)
     for character in "\\|`*_<[":
         text = text.replace(character, f"\\{character}")
     flat = " ".join(text.split())
@@ -342,8 +347,9 @@ def _latex_table(table: Table) -> Iterator[str]:
 
 
 def _latex_headings(columns: Sequence[Column]) -> Iterator[str]:
+    labels = [column.label for column in columns]
     for position, column in enumerate(columns):
-        title = escape_latex(column.label)
+        title = escape_latex(column.label if labels.count(column.label) == 1 else f"{column.label} ({column.note})")
         yield title if position == 0 or len(columns) - 1 <= UPRIGHT else rf"\rotatebox{{90}}{{{title}}}"
 
 
@@ -426,3 +432,21 @@ def write(report: Report, path: Path) -> None:
         for figure in figures(report.blocks):
             if figure.file:
                 write_text(path.with_name(figure.file), svg(figure.draw(), prefix="chart", label=figure.alt, inline=False))
+
+
+def write_folder(report: Report, folder: Path) -> Path:
+    """Write ``report.md`` and, if jinja2 and matplotlib are installed, ``report.html`` into a folder, replacing existing ones.
+
+    Returns:
+        The HTML file, otherwise the Markdown file.
+
+    Raises:
+        InputError: A file cannot be written.
+    """
+    markdown, page = folder / "report.md", folder / "report.html"
+    write(report, markdown)
+    if missing := [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]:
+        logger.warning("%s was not written: it needs %s (pip install 'quiver-retrieval[eval]')", page, " and ".join(missing))
+        return markdown
+    write(report, page)
+    return page

@@ -1,4 +1,4 @@
-"""What every report is made of: systems with labels, rows over systems and baselines, and the checks that they fit in one table."""
+"""Rows of a report: systems with labels, their scores and those of baselines, and the check that results are comparable."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ LABELS: Mapping[str, str] = {
     "recall@1000": "Recall@1000",
     "p@10": "P@10",
 }
-"""Measure -> how the literature spells it, in the order of a table's columns."""
+"""Measure -> its name in the literature, in the order of table columns."""
 
 SCORING = ("k", "use_title", "exclude_self")
-"""Fields of a collection's result that have to be equal for two scores to be comparable."""
+"""Fields of a collection's result that must be equal for two scores to be comparable."""
 
 FINGERPRINT_WIDTH = 12
-"""Digits of a fingerprint that a label shows."""
+"""Number of fingerprint digits in a label."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a row has on one collection.
+    """Scores of a system or baseline on one collection.
 
     Attributes:
         measures: Measure -> fraction.
-        interval: Of its nDCG@10.
+        interval: Bootstrap interval of nDCG@10.
         judged: Share of the first ten documents that were judged; None for a baseline.
-        in_domain: The system was trained on the collection's training data; never for a baseline.
+        in_domain: Whether the system was trained on the collection's training data; False for a baseline.
     """
 
     measures: Mapping[str, float]
@@ -48,12 +48,12 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the tables of measures.
+class ScoredRow:
+    """A row of the tables of measures.
 
     Attributes:
-        label: The system or the baseline.
-        scores: Collection with split -> what it scored there.
+        label: Name of the system or baseline.
+        scores: Collection with split -> scores.
     """
 
     label: str
@@ -61,18 +61,18 @@ class Row:
 
 
 Named: TypeAlias = Sequence[tuple[str, Results]]
-"""Results with the label of their system."""
+"""(label of the system, results)."""
 
 
 def check_data(results: Sequence[Results]) -> None:
-    """Check that results can stand in one table.
+    """Check that results fit into one table.
 
     Raises:
-        InputError: There are none, a system has two results for one collection with the same index, or two results under one name
-            were made on different data or scored differently, see ``SCORING``.
+        InputError: There are no results, a system has two results for one collection with the same index, or two results for one
+            collection were made on different data or scored differently, see `SCORING`.
     """
     if not results:
-        raise InputError("there is nothing to report: no folder of results was given")
+        raise InputError("there are no results to report; name at least one folder that quiver evaluate wrote")
     firsts: dict[str, tuple[str, CollectionResult]] = {}
     seen: set[tuple[System, str, str]] = set()
     for result in results:
@@ -80,26 +80,28 @@ def check_data(results: Sequence[Results]) -> None:
             source, key = result.system.source, collection.key
             other, first = firsts.setdefault(key, (source, collection))
             if first.data_sha256 != collection.data_sha256:
-                raise InputError(f"{key} is other data for {source} than for a system before it; rename one of the folders")
+                raise InputError(f"{key}: {source} and {other} were evaluated on different data of this name; rename one collection")
             for name, one, two in differently_scored(first, collection):
-                raise InputError(f"{key} was scored with {name} {one} for {other} and {two} for {source}; evaluate both alike")
+                raise InputError(
+                    f"{key}: {other} was scored with {name}={one}, {source} with {name}={two}; evaluate both with the same setting"
+                )
             made = (result.system, key, index_name(collection.index))
             if made in seen:
-                raise InputError(f"{source} has two results for {key}; give one of them")
+                raise InputError(f"two of the given folders hold scores of {source} on {key}; pass only one of them")
             seen.add(made)
 
 
 def differently_scored(one: CollectionResult, other: CollectionResult) -> Iterator[tuple[str, object, object]]:
-    """Fields of ``SCORING`` in which two results for one collection differ, with both values."""
+    """Yield the fields of `SCORING` in which two results for one collection differ, with both values."""
     for name in SCORING:
         if getattr(one, name) != getattr(other, name):
             yield name, getattr(one, name), getattr(other, name)
 
 
 def collections(results: Sequence[Results]) -> dict[str, CollectionResult]:
-    """Collection with split -> what is known of it, in the order in which the results name them.
+    """Collection with split -> its facts, in the order of the results.
 
-    Of two results for the same data, the one that knows its revision says what group it belongs to.
+    If several results are of the same data, the first one that knows its revision and group counts.
     """
     found: dict[str, CollectionResult] = {}
     for result in results:
@@ -111,11 +113,11 @@ def collections(results: Sequence[Results]) -> dict[str, CollectionResult]:
 
 
 def label_systems(results: Sequence[Results]) -> list[tuple[str, Results]]:
-    """Results with the shortest names that tell their systems apart.
+    """Give every result the shortest label that distinguishes its system from the others.
 
-    A name is the end of the source (a hub id whole), or the source where two ends are equal, with the fields that differ where two
-    sources are, and with its kind where it would be taken for a baseline. Results of one system have one label, unless they searched
-    one collection with two indexes: then each names its own.
+    A label is the last two parts of the source, or the whole source if two of these are equal. Fields that differ between systems of
+    one source are added, and the kind if a system has the name of a baseline. Results of one system share a label, unless they searched
+    one collection with two indexes: then the index is added.
     """
     systems = list(dict.fromkeys(result.system for result in results))
     baselines = {each.name for result in results for collection in result.collections for each in collection.baselines}
@@ -150,13 +152,13 @@ def _index_suffix(result: Results, results: Sequence[Results]) -> str:
 
 
 def index_name(index: IndexUsed) -> str:
-    """An index with its settings, in one line."""
+    """An index with its settings in one line."""
     settings = ", ".join(f"{name} {value}" for name, value in index.parameters.items())
     return f"{index.kind} ({settings})" if settings else index.kind
 
 
-def rows(named: Named) -> list[Row]:
-    """Baselines first, then systems; a baseline that was evaluated as a system too has one row.
+def rows(named: Named) -> list[ScoredRow]:
+    """Rows of baselines, then of systems. A baseline that was also evaluated as a system has one row.
 
     Raises:
         InputError: A system or baseline has two different scores on one collection.
@@ -168,7 +170,7 @@ def rows(named: Named) -> list[Row]:
             _add(found, baseline.name, collection.key, Score(baseline.measures, baseline.interval))
     for label, collection in scored:
         _add(found, label, collection.key, Score(collection.measures, collection.interval, collection.judged, collection.in_domain))
-    return [Row(label, scores) for label, scores in found.items()]
+    return [ScoredRow(label, scores) for label, scores in found.items()]
 
 
 def _add(found: dict[str, dict[str, Score]], label: str, key: str, score: Score) -> None:
@@ -177,42 +179,42 @@ def _add(found: dict[str, dict[str, Score]], label: str, key: str, score: Score)
     if known.measures.keys() != score.measures.keys() or not all(
         math.isclose(known.measures[name], score.measures[name], abs_tol=1e-9) for name in known.measures
     ):
-        raise InputError(f"{label} has different scores on {key} in two results; evaluate both with the same k, policy and versions")
+        raise InputError(f"{label} has different scores on {key} in two of the results; evaluate both with the same k, policy and versions")
     if known.judged is None:
         scores[key] = score
 
 
-def row_data_sets(row: Row, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> dict[str, float | None]:
-    """Every data set of the table -> the row's score; a group of collections is one, and None where the row lacks a part of it.
+def row_data_sets(row: ScoredRow, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> dict[str, float | None]:
+    """Data set -> score of a row, for all data sets of a table. A group of collections is one; None if the row lacks a part of it.
 
     Args:
         row: A row.
-        facts: What `collections` says.
-        measure: Of it.
+        facts: Return value of `collections`.
+        measure: Measure to take.
     """
     values = {key: score.measures.get(measure) for key, score in row.scores.items()}
     return data_sets(collection.part(values.get(key)) for key, collection in facts.items())
 
 
 def members(facts: Iterable[CollectionResult]) -> dict[str, list[str]]:
-    """The data sets of a table, in order, with the keys of their collections: a group is one, by split, see `eval.averages.grouped`."""
+    """Data set of a table -> keys of its collections, see `quiver.eval.averages.grouped`."""
     return {name: [part.key for part in parts] for name, parts in grouped(collection.part() for collection in facts).items()}
 
 
-def row_average(row: Row, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> Average:
-    """The row's mean over all data sets of the table; blank where one of them is missing.
+def row_average(row: ScoredRow, facts: Mapping[str, CollectionResult], *, measure: str = HEADLINE) -> Average:
+    """Mean of a row over all data sets of a table; None if one of them is missing.
 
     Args:
         row: A row.
-        facts: What `collections` says.
-        measure: Of it.
+        facts: Return value of `collections`.
+        measure: Measure to take.
     """
     scores = row_data_sets(row, facts, measure=measure)
     return average(scores, list(scores))
 
 
 def points(fraction: float | None) -> str:
-    """A fraction in points, hundredths of it, with two digits; nothing where there is none.
+    """Print a fraction in points, hundredths of it, with two decimals; None is the empty string.
 
     Example:
         >>> points(0.65704)

@@ -1,17 +1,21 @@
-"""``quiver bench``: speed and memory, against peers in the same run. With evaluation.py, what in retrieval may import eval."""
+"""``quiver bench``: speed, memory and quality beside other libraries in the same run."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from quiver.cli.bench_index import index
 from quiver.cli.output import (
+    CacheOption,
     JsonOption,
+    NoCacheOption,
     OverwriteOption,
     ProgressOption,
     command_line,
@@ -20,107 +24,116 @@ from quiver.cli.output import (
     print_table,
     say,
     show_progress,
+    vector_cache,
 )
 from quiver.encoder import InputError
-from quiver.eval.bench.encoder import (
-    BATCH_TOKENS,
-    CPU_TABLE,
-    PAPER_DOCUMENTS,
-    PAPER_SETS,
-    EncoderBenchmark,
-    Settings,
-    Workload,
-    bench_sets,
-    bench_texts,
-    default_documents,
-    paper_workload,
-    parse_lengths,
-    to_json,
-    write_benchmark,
+from quiver.eval.bench import encoder as encoder_bench
+from quiver.eval.bench import index as index_bench
+from quiver.eval.bench import training as training_bench
+from quiver.eval.bench.encoder_backends import BACKENDS, TEXT_BACKENDS
+from quiver.eval.bench.encoder_backends import Settings as EncoderSettings
+from quiver.eval.bench.harness import check_out
+from quiver.eval.bench.index_backends import (
+    BASELINES,
+    System,
+    baseline_systems,
+    default_baselines,
+    quiver_points,
+    quiver_system,
+    with_filters,
 )
-from quiver.eval.bench.encoder.libraries import LIBRARIES
-from quiver.eval.bench.encoder.results import LibraryTimes, NotRun, PeakMemory, SetTimes, Spread
-from quiver.eval.bench.encoder.text_libraries import TEXT_LIBRARIES
-from quiver.eval.bench.training import (
-    WORKLOADS,
-    TrainingSettings,
-    bench_training,
-    synthetic_source,
-    texts_of_collection,
-    write_training_benchmark,
-)
-from quiver.eval.bench.training import to_json as training_json
-from quiver.eval.bench.training.results import SideTimes, WorkloadTimes
-from quiver.eval.published import ENCODER_EFFICIENCY
-from quiver.eval.report.efficiency import MEBIBYTE, has_paper_sets, largest_table, paper_table, set_title, write_efficiency_report
-from quiver.eval.report.efficiency_plot import check_out, write_efficiency_plot
-from quiver.eval.report.training_speed import workload_title, write_training_speed_plot, write_training_speed_report
+from quiver.eval.bench.index_data import VectorFolder, encode_collection
+from quiver.eval.bench.report import PAGE, PLOT, REPORT, tables, write_report
+from quiver.eval.bench.results import Benchmark, to_json, write_benchmark
+from quiver.eval.bench.training_backends import Settings as TrainingSettings
+from quiver.eval.report.charts import check_matplotlib
 from quiver.retrieval.data.corpus import read_documents
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.rules import LOSSES
 
-app = typer.Typer(invoke_without_command=True, callback=help_alone, help="Measure speed and memory, against peers in the same run.")
-
-app.command("index")(index)
+app = typer.Typer(
+    invoke_without_command=True, callback=help_alone, help="Measure speed, memory and quality beside other libraries in the same run."
+)
 
 RESULTS = "results.json"
-# The first library of each kind is our encoder as it is.
-PEERS_HELP = f"Time beside ours: {', '.join(list(LIBRARIES)[1:])}; with --data {', '.join(list(TEXT_LIBRARIES)[1:])}."
+"""File with the results in the output folder."""
+
 TEXTS = 500
-"""Documents of --data that are encoded where --docs does not say."""
+"""Default number of documents of --data to encode."""
+
+# Folder with the vectors of a collection while they are measured, inside the work folder.
+_VECTORS = "vectors"
+
+OutOption = typer.Option("--out", "-o", help=f"Output folder for {RESULTS}, {REPORT}, {PAGE} and {PLOT} (and .svg).")
+NoBaselinesOption = typer.Option("--no-baselines", help="Measure Quiver alone.")
+ThreadsOption = typer.Option(min=1, help="Threads on a CPU. Default: torch's.")
+MemoryOption = typer.Option("--memory", help="Measure peak memory too, in a fresh process per backend and case.")
 
 
 @app.command("encoder")
 def encoder(
-    model: Annotated[str, typer.Option("--model", "-m", help="A preset (modernbert-base, ...; random weights), a folder or a hub id.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Preset (modernbert-base, ...; random weights), folder or Hugging Face Hub id.")
+    ],
     data: Annotated[
         Path | None,
-        typer.Option("--data", "-d", help="Encode texts with a bi-encoder instead of token ids: a BEIR folder or a .jsonl[.gz] file."),
+        typer.Option("--data", "-d", help="Texts to encode with a bi-encoder instead of token ids: BEIR folder or .jsonl[.gz] file."),
     ] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help=f"One of {', '.join(PAPER_SETS)}; may be repeated.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help=f"Set of the ModernBERT paper: {', '.join(encoder_bench.PAPER_SETS)}; repeatable.")
+    ] = None,
     lengths: Annotated[
-        list[str] | None, typer.Option("--lengths", help="Lengths, as in 512x8, 512x2+32x14, 4096+2500; may be repeated.")
+        list[str] | None, typer.Option("--lengths", help="Document lengths in tokens, such as 512x8, 512x2+32x14, 4096+2500; repeatable.")
     ] = None,
-    table: Annotated[
-        str, typer.Option(help="Where no set and no lengths are given: paper (the four sets) or cpu (six small ones).")
-    ] = "paper",
+    table: Annotated[str, typer.Option(help="Cases without --set and --lengths: paper (four sets) or cpu (six small cases).")] = "paper",
     docs: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Documents of each --set (the paper has {PAPER_DOCUMENTS:,}; by default one batch) or of --data ({TEXTS})."
+            min=1, help=f"Documents of each --set (at most {encoder_bench.PAPER_DOCUMENTS:,}; default: one batch) or of --data ({TEXTS})."
         ),
     ] = None,
-    peers: Annotated[
-        list[str] | None, typer.Option("--peers", help=f"{PEERS_HELP} May be repeated; by default all other projects' that can run.")
+    backends: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            help=f"Backend to time beside quiver: {', '.join(list(BACKENDS)[1:])}; with --data {', '.join(list(TEXT_BACKENDS)[1:])}."
+            " Repeatable. Default: other libraries that can run.",
+        ),
     ] = None,
-    alone: Annotated[bool, typer.Option("--no-peers", help="Time Quiver alone.")] = False,
-    train: Annotated[bool, typer.Option("--train", help="Forward and backward instead of inference.")] = False,
-    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU; by default torch's.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Of random weights and token ids.")] = 42,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Documents of a batch, the same for every library.")] = None,
+    no_baselines: Annotated[bool, NoBaselinesOption] = False,
+    train: Annotated[bool, typer.Option("--train", help="Time forward and backward passes instead of inference.")] = False,
+    dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="Device: cpu or cuda. Default: cuda if available.")] = None,
+    threads: Annotated[int | None, ThreadsOption] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed rounds.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for weights and token ids.")] = 42,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Documents per batch, the same for every backend.")] = None,
     batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Or tokens of an average batch; by default {BATCH_TOKENS['cpu']:,}, on a GPU {BATCH_TOKENS['cuda']:,}."),
+        typer.Option(
+            min=1,
+            help="Average tokens per batch instead of --batch-size."
+            f" Default: {encoder_bench.BATCH_TOKENS['cpu']:,}, on a GPU {encoder_bench.BATCH_TOKENS['cuda']:,}.",
+        ),
     ] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory too, in a fresh process for each library and set.")] = False,
+    memory: Annotated[bool, MemoryOption] = False,
     largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="Search for the largest batch that fits, for fixed lengths.")
+        bool, typer.Option("--largest-batch", help="Search for the largest batch that fits, for cases of one length.")
     ] = False,
-    memory_gib: Annotated[float | None, typer.Option(min=0.001, help="What the largest batch has to fit into; on a GPU all of it.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help=f"Folder for {RESULTS}, report.md, plot.png and plot.svg.")] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(min=0.001, help="Memory that the largest batch must fit into, in GiB. Default: the whole GPU.")
+    ] = None,
+    out: Annotated[Path | None, OutOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Time the encoder in turn with other libraries that run the same weights: tokens a second, memory, largest batch.
+    """Time an encoder beside other libraries that run the same weights: tokens per second, memory, largest batch.
 
     Examples: quiver bench encoder --model modernbert-base --table cpu --threads 2 --memory --out bench;
     quiver bench encoder --model MODEL --data data/scifact --docs 500
     """
-    settings = Settings(
+    settings = EncoderSettings(
         device=device or default_device(),
         dtype=dtype,
         threads=threads,
@@ -133,64 +146,59 @@ def encoder(
         largest_batch=largest_batch,
         memory_gib=memory_gib,
     )
-    if out is not None:
-        check_out(out, RESULTS, overwrite=overwrite)
-    chosen = [] if alone else peers
+    _check_out(out, overwrite=overwrite)
+    chosen = [] if no_baselines else backends
     if data is not None:
         if sets or lengths:
             raise InputError("--data is for texts, --set and --lengths are for token ids; give one of them")
-        result = bench_texts(
+        result = encoder_bench.bench_texts(
             model,
             _texts(data, docs or TEXTS),
             settings,
             name=data.name,
-            peers=chosen,
+            backends=chosen,
             command=command_line(),
             progress=show_progress(progress),
         )
     else:
         workloads = _workloads(sets or [], lengths or [], table, docs, settings)
-        result = bench_sets(model, workloads, settings, peers=chosen, command=command_line(), progress=show_progress(progress))
-    if out is not None:
-        _write(result, out)
-    if as_json:
-        print_json(to_json(result))
-    else:
-        _print(result)
-        if out is not None:
-            say(f"results: {out / RESULTS}\nreport: {out / 'report.md'}\nplot: {out / 'plot.png'}")
+        result = encoder_bench.bench_token_ids(
+            model, workloads, settings, backends=chosen, command=command_line(), progress=show_progress(progress)
+        )
+    _finish(encoder_bench, result, out, as_json=as_json)
 
 
-@app.command("train")
-def train(
-    model: Annotated[str, typer.Option("--model", "-m", help="A folder or hub id, or a preset (ettin-17m, ...; random weights).")],
+@app.command("training")
+def training(
+    model: Annotated[str, typer.Option("--model", "-m", help="Folder, Hugging Face Hub id, or preset (ettin-17m, ...; random weights).")],
     workloads: Annotated[
-        list[str] | None, typer.Option("--workload", help=f"One of {', '.join(WORKLOADS)}; may be repeated; by default msmarco.")
+        list[str] | None,
+        typer.Option("--workload", help=f"Batches: {', '.join(training_bench.WORKLOADS)}; repeatable. Default: msmarco."),
     ] = None,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"One of {', '.join(LOSSES)}; may be repeated; by default both.")
+        list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(LOSSES)}; repeatable. Default: both.")
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(help="For a single --kind, as a recipe names it; by default mnrl, and contrastive for a ColBERT.")
+        str | None, typer.Option(help="Loss of a single --kind, as in recipes. Default: mnrl, and contrastive for a ColBERT.")
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", "-d", help="Texts of this BEIR folder instead of made-up ones.")] = None,
-    split: Annotated[str, typer.Option(help="Its judgements.")] = "train",
-    alone: Annotated[bool, typer.Option("--no-peers", help="Time Quiver alone.")] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads on a CPU; by default torch's.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of texts, rows and new weights.")] = 42,
-    batch_size: Annotated[int | None, typer.Option(min=2, help="Rows of a batch; by default 32, of long texts 4.")] = None,
-    dropout: Annotated[bool, typer.Option("--dropout", help="Drop out as the checkpoint says; losses are not compared then.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory too, in a fresh process for each side.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help=f"Folder for {RESULTS}, report.md, plot.png and plot.svg.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", "-d", help="BEIR folder whose texts are used instead of synthetic ones.")] = None,
+    split: Annotated[str, typer.Option(help="Split of the judgements of --data.")] = "train",
+    no_baselines: Annotated[bool, NoBaselinesOption] = False,
+    threads: Annotated[int | None, ThreadsOption] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each backend.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for texts, rows and initial weights.")] = 42,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="Rows per batch. Default: 32, and 4 for long texts.")] = None,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Use the checkpoint's dropout; losses are then not compared.")] = False,
+    memory: Annotated[bool, MemoryOption] = False,
+    out: Annotated[Path | None, OutOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Time training steps in turn with plain sentence-transformers and PyLate: same weights, same batches, losses beside each other.
+    """Time training steps beside plain sentence-transformers and PyLate, with the same weights and batches, and compare losses.
 
-    Examples: quiver bench train --model sentence-transformers/all-MiniLM-L6-v2 --threads 2 --memory --out bench-train;
-    quiver bench train --model ettin-17m --workload long --data data/designdocs_long
+    Examples: quiver bench training --model sentence-transformers/all-MiniLM-L6-v2 --threads 2 --memory --out bench-training;
+    quiver bench training --model ettin-17m --workload long --data data/designdocs_long
     """
     settings = TrainingSettings(
         losses=_losses(kinds or list(LOSSES), loss),
@@ -199,59 +207,136 @@ def train(
         seed=seed,
         batch_size=batch_size,
         dropout=dropout,
-        peers=not alone,
+        baselines=not no_baselines,
         memory=memory,
     )
     names = list(dict.fromkeys(workloads or ["msmarco"]))
-    if unknown := [name for name in names if name not in WORKLOADS]:
-        raise InputError(f"unknown workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
-    if out is not None:
-        check_out(out, RESULTS, overwrite=overwrite)
-    result = bench_training(
+    if unknown := [name for name in names if name not in training_bench.WORKLOADS]:
+        raise InputError(f"unknown workload {unknown[0]!r}; choose from {', '.join(training_bench.WORKLOADS)}")
+    _check_out(out, overwrite=overwrite)
+    result = training_bench.bench_training(
         model,
-        [WORKLOADS[name] for name in names],
+        [training_bench.WORKLOADS[name] for name in names],
         settings,
-        source=synthetic_source if data is None else texts_of_collection(data, split),
+        source=training_bench.synthetic_source if data is None else training_bench.texts_of_collection(data, split),
         command=command_line(),
         progress=show_progress(progress),
     )
+    _finish(training_bench, result, out, as_json=as_json)
+
+
+@app.command("index")
+def index(
+    data: Annotated[
+        Path, typer.Argument(help="BEIR folder, or folder of vectors: documents.npy, queries.npy and, for a ColBERT, their lengths.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Model that encodes a BEIR folder: folder or Hugging Face Hub id of a bi-encoder or a ColBERT."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the relevance judgements.")] = "test",
+    limit_docs: Annotated[int | None, typer.Option(min=1, help="Use only the first documents, and the queries about them.")] = None,
+    limit_queries: Annotated[int, typer.Option(min=1, help="Use only the first queries.")] = 200,
+    cache: Annotated[Path | None, CacheOption] = None,
+    no_cache: Annotated[bool, NoCacheOption] = False,
+    synthetic: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of documents to index, noisy copies beyond the existing ones; measures latency and size only."),
+    ] = None,
+    engines: Annotated[
+        list[str] | None,
+        typer.Option("--engine", help="Quiver engine NAME:key=value,..., such as ivf-tokens:bits=3; repeatable. Default: auto and exact."),
+    ] = None,
+    efforts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--effort",
+            help="Search effort: exact, balanced, fast, or parameters such as nprobe=8,candidates=50; repeatable. Default: balanced.",
+        ),
+    ] = None,
+    shares: Annotated[
+        list[float] | None,
+        typer.Option("--filter-share", help="Search also with a filter that matches this share of documents, such as 0.01; repeatable."),
+    ] = None,
+    baselines: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--baseline", help=f"Index library to compare: {', '.join(BASELINES)}, or faiss:FACTORY; repeatable. Default: all of the kind."
+        ),
+    ] = None,
+    no_baselines: Annotated[bool, NoBaselinesOption] = False,
+    k: Annotated[int, typer.Option("-k", min=1, help="Hits per query of the timed searches.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed passes over all queries.")] = 3,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Largest number of threads: throughput is measured with 1, 2, 4, ... threads; builds use all.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for the noise of --synthetic.")] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=0.01, help="Time limit of one build or one pass over the queries, in minutes; slower systems are left out.")
+    ] = index_bench.TIMEOUT / 60,
+    out: Annotated[Path | None, OutOption] = None,
+    overwrite: Annotated[bool, OverwriteOption] = False,
+    progress: Annotated[bool | None, ProgressOption] = None,
+    as_json: Annotated[bool, JsonOption] = False,
+) -> None:
+    """Measure indexes beside other libraries on the same vectors: recall against exact search, latency, size, build cost, memory.
+
+    An interrupted run resumes with the unfinished systems when the command is repeated with the same --out.
+
+    Examples: quiver bench index data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench-index;
+    quiver bench index vectors --engine ivf-tokens:bits=4 --engine ivf-tokens:bits=3 --baseline fast-plaid --threads 2 --out bench-index
+    """
+    _check_out(out, overwrite=overwrite)
+    shown = show_progress(progress)
+    counts = index_bench.threads_up_to(threads)
+    settings = index_bench.Settings(k=k, deep=max(100, k), rounds=rounds, threads=counts, build_threads=threads)
+    with TemporaryDirectory(prefix="quiver-bench-") as temporary:
+        work = Path(temporary) if out is None else out / "work"
+        if overwrite and out is not None:
+            for finished in ("finished", "indexes"):
+                shutil.rmtree(work / finished, ignore_errors=True)
+        try:
+            folder = _vectors(data, model, split, work / _VECTORS, cache=(cache, no_cache), limit_docs=limit_docs, progress=shown)
+            folder = replace(folder, synthetic=synthetic, seed=seed, limit_queries=limit_queries)
+            folder.check()
+            result = index_bench.bench_index(
+                folder,
+                _systems(folder, engines or ["auto", "exact"], efforts or [], shares or [], [] if no_baselines else baselines),
+                settings,
+                work=work,
+                name=data.resolve().name,
+                model=model,
+                command=command_line(),
+                running=index_bench.Running(progress=shown, timeout=60 * timeout),
+            )
+        finally:
+            # As large as the collection, and written again from the cache of vectors when the command is repeated.
+            if model is not None:
+                shutil.rmtree(work / _VECTORS, ignore_errors=True)
+    _finish(index_bench, result, out, as_json=as_json)
+
+
+def _check_out(out: Path | None, *, overwrite: bool) -> None:
+    """Check before the benchmark that results and plots can be written."""
+    if out is not None:
+        check_matplotlib()
+        check_out(out, RESULTS, overwrite=overwrite)
+
+
+def _finish(subject: ModuleType, result: Benchmark, out: Path | None, *, as_json: bool) -> None:
+    """Write results, report and plots, and print the tables or JSON."""
+    report = subject.report(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        write_training_speed_report(result, out / "report.md")
-        write_training_speed_plot(result, out)
-        write_training_benchmark(result, out / RESULTS)
+        write_report(report, out, draw=lambda: subject.draw(result))
+        write_benchmark(result, out / RESULTS)
     if as_json:
-        print_json(training_json(result))
+        print_json(to_json(result))
         return
-    for times in result.workloads:
-        rows = [_side_row(each, times) for each in times.sides]
-        print_table(workload_title(times), list(rows[0]), [list(row.values()) for row in rows])
-    _print_not_run(result.not_run)
+    for title, header, rows in tables(report):
+        print_table(title, header, rows)
     if out is not None:
-        say(f"results: {out / RESULTS}\nreport: {out / 'report.md'}\nplot: {out / 'plot.png'}")
-
-
-def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
-    """Kind -> loss, the first of each kind unless one is named."""
-    if unknown := [kind for kind in kinds if kind not in LOSSES]:
-        raise InputError(f"--kind must be one of {', '.join(LOSSES)}, got {unknown[0]!r}")
-    if loss is None:
-        return {kind: LOSSES[kind][0] for kind in kinds}
-    if len(set(kinds)) > 1:
-        raise InputError("--loss is for a single kind of model; give --kind dense or --kind colbert")
-    return {kinds[0]: loss}
-
-
-def _side_row(side: SideTimes, times: WorkloadTimes) -> dict[str, str]:
-    """Columns of a terminal of 80 characters, medians of the steps; "x time" is seconds divided by Quiver's, "x cpu" processor time."""
-    row = {"": side.name, "s/step": f"{median(side.seconds):.2f}", "tokens/s": f"{side.tokens_per_second.median:,.0f}"}
-    row |= _ratio_cells(side.ratio)
-    row["x cpu"] = f"{side.processor_ratio.median:.2f}"
-    if side.max_loss_difference is not None:
-        row["loss diff"] = f"{side.max_loss_difference:.1e}"
-    if any(each.memory for each in times.sides):
-        row["MiB"] = _memory_cell(side.memory)
-    return row
+        say(f"results: {out / RESULTS}\nreport: {out / REPORT}, {out / PAGE}\nplot: {out / PLOT}")
 
 
 def _texts(data: Path, docs: int) -> list[str]:
@@ -263,64 +348,57 @@ def _texts(data: Path, docs: int) -> list[str]:
     return [contents[place * len(contents) // count] for place in range(count)]
 
 
-def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None, settings: Settings) -> list[Workload]:
+def _workloads(
+    sets: list[str], lengths: list[str], table: str, docs: int | None, settings: EncoderSettings
+) -> list[encoder_bench.Workload]:
     if table not in ("paper", "cpu"):
         raise InputError(f"--table must be paper or cpu, got {table!r}")
     if not sets and not lengths:
         if table == "cpu":
-            lengths = list(CPU_TABLE)
+            lengths = list(encoder_bench.CPU_TABLE)
         else:
-            sets = list(PAPER_SETS)
+            sets = list(encoder_bench.PAPER_SETS)
     if docs is not None and not sets:
-        raise InputError("--docs is for the paper's sets and for --data; lengths name their documents themselves, as in 512x8")
-    named = [paper_workload(name, documents=docs or default_documents(name, settings)) for name in sets]
-    return [*named, *map(parse_lengths, lengths)]
+        raise InputError("--docs is for --set and --data; --lengths has the number of documents itself, such as 512x8")
+    named = [encoder_bench.paper_workload(name, documents=docs or encoder_bench.default_documents(name, settings)) for name in sets]
+    return [*named, *map(encoder_bench.parse_lengths, lengths)]
 
 
-def _write(result: EncoderBenchmark, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    write_efficiency_report(result, out / "report.md")
-    write_efficiency_plot(result, out)
-    write_benchmark(result, out / RESULTS)
+def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
+    """Kind -> loss: the first of each kind unless one is named."""
+    if unknown := [kind for kind in kinds if kind not in LOSSES]:
+        raise InputError(f"--kind must be one of {', '.join(LOSSES)}, got {unknown[0]!r}")
+    if loss is None:
+        return {kind: LOSSES[kind][0] for kind in kinds}
+    if len(set(kinds)) > 1:
+        raise InputError("--loss needs a single kind of model; add --kind dense or --kind colbert")
+    return {kinds[0]: loss}
 
 
-def _print(result: EncoderBenchmark) -> None:
-    for times in result.sets:
-        rows = [_row(each, times) for each in times.libraries]
-        print_table(f"{set_title(times)}", list(rows[0]), [list(row.values()) for row in rows])
-    if result.largest_batches:
-        print_table("Largest batch", *largest_table(result))
-    if has_paper_sets(result):
-        ours = [each for each in ENCODER_EFFICIENCY if each.model == "ModernBERT"]
-        _, table = paper_table(result, ours)
-        header = ("", "BS 512", "512", "~256", "BS 8k", "8,192", "~4,096")
-        print_table("Thousand tokens/s (means) and largest batch (BS); the paper's are an RTX 4090's", header, table)
-    _print_not_run(result.not_run)
+def _vectors(
+    data: Path,
+    model: str | None,
+    split: str,
+    out: Path,
+    *,
+    cache: tuple[Path | None, bool],
+    limit_docs: int | None,
+    progress: bool,
+) -> VectorFolder:
+    """The given vectors, or those of a collection encoded by a model."""
+    if model is None:
+        if limit_docs is not None or cache[0] is not None:
+            raise InputError("--limit-docs and --cache need --model, which encodes a collection")
+        return VectorFolder(data)
+    return encode_collection(data, model, split, out, cache=vector_cache(*cache), limit_docs=limit_docs, progress=progress)
 
 
-def _ratio_cells(ratio: Spread) -> dict[str, str]:
-    return {"x time": f"{ratio.median:.2f}", "low": f"{ratio.lowest:.2f}", "high": f"{ratio.highest:.2f}"}
-
-
-def _memory_cell(memory: PeakMemory | None) -> str:
-    return "-" if memory is None else f"{memory.above / MEBIBYTE:,.0f}"
-
-
-def _print_not_run(not_run: Sequence[NotRun]) -> None:
-    if not_run:
-        print_table("Not run", ("", "why"), [(each.what, each.reason) for each in not_run])
-
-
-def _row(library: LibraryTimes, times: SetTimes) -> dict[str, str]:
-    """Columns of a terminal of 80 characters, medians of the rounds; "x time" is seconds divided by Quiver's."""
-    speed = library.tokens_per_second
-    row = {"": library.name, "tokens/s": f"{speed.median:,.0f}"}
-    if times.batch_documents is None:
-        row["texts/s"] = f"{speed.median * times.documents / times.tokens:,.1f}"
-    row |= _ratio_cells(library.ratio)
-    row["max diff"] = f"{library.max_difference:.1e}"
-    if library.gradient_difference is not None:
-        row["grad diff"] = f"{library.gradient_difference:.1e}"
-    if any(each.memory for each in times.libraries):
-        row["MiB"] = _memory_cell(library.memory)
-    return row
+def _systems(
+    folder: VectorFolder, engines: Sequence[str], efforts: Sequence[str], shares: Sequence[float], baselines: Sequence[str] | None
+) -> list[System]:
+    """The systems to measure, each once."""
+    points = quiver_points(efforts)
+    systems = [with_filters(quiver_system(text, points), shares, len(folder)) for text in engines]
+    for text in default_baselines(folder.kind) if baselines is None else baselines:
+        systems += baseline_systems(text, kind=folder.kind, documents=len(folder), dim=folder.dim)
+    return list({system.name: system for system in systems}.values())

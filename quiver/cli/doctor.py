@@ -81,7 +81,7 @@ def _devices() -> dict[str, Any]:
 
     from quiver.encoder.attention import choose_backend
     from quiver.encoder.attention.dispatch import VARIABLE
-    from quiver.encoder.cpu.processor import has_amx
+    from quiver.encoder.cpu.support import has_amx
 
     devices: dict[str, Any] = {"cpu": torch.backends.cpu.get_cpu_capability() + ", AMX" * has_amx()}
     for number in range(torch.cuda.device_count()):
@@ -116,10 +116,10 @@ def _call(device: str, dtype: torch.dtype, *, gradients: bool = False) -> Attent
 
     from quiver.encoder.attention import AttentionCall
     from quiver.encoder.attention.flash import installed
-    from quiver.encoder.cpu.availability import available
+    from quiver.encoder.cpu.support import kernels_available
 
     if device == "cpu":
-        return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if available() else ()))
+        return AttentionCall("cpu", dtype, gradients=gradients, installed=frozenset({"compiled"} if kernels_available() else ()))
     capability = torch.cuda.get_device_capability()
     return AttentionCall("cuda", dtype, capability=capability, gradients=gradients, local=True, installed=installed())
 
@@ -129,7 +129,7 @@ def _check() -> dict[str, Any]:
     import torch
 
     from quiver.encoder import EncoderConfig, pack_ids
-    from quiver.encoder.cpu import fused
+    from quiver.encoder.cpu.fast_blocks import inference_is_supported
     from quiver.encoder.model import Encoder, init_weights
 
     config = EncoderConfig.modernbert(
@@ -139,7 +139,7 @@ def _check() -> dict[str, Any]:
     batch = replace(pack_ids([[1, 2, 3], list(range(64)) * 5]), batch_invariant=True)  # as documents are encoded
     states = []
     with torch.inference_mode():
-        fuses = fused.is_supported(cast("list[Block]", list(encoder.layers)), batch, encoder.embeddings(batch, torch.float32), None)
+        fuses = inference_is_supported(cast("list[Block]", list(encoder.layers)), batch, encoder.embeddings(batch, torch.float32), None)
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             states.append(encoder.to(device)(batch).cpu())
     finite = all(bool(state.isfinite().all()) for state in states)

@@ -202,7 +202,7 @@ def evaluate(
     Example: quiver evaluate --model MODEL --data beir/scifact --data my/folder --out results/model
     """
     from quiver.eval.evaluation import evaluate as run_evaluation
-    from quiver.eval.report.writing import write_report
+    from quiver.eval.report.retrieval import write_report
     from quiver.eval.results_folder import REPORTS
     from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index.engines import parse_effort
@@ -228,7 +228,7 @@ def evaluate(
     )
     reports = [out / name for name in REPORTS]
     for file in reports:
-        write_report([out], file)
+        write_report([results], file)
     if as_json:
         say((out / "results.json").read_text(encoding="utf-8").rstrip())
         return
@@ -269,7 +269,8 @@ def report_write(
     ] = None,
 ) -> None:
     """Write a report on the results of one or more systems."""
-    from quiver.eval.report.writing import write_paper, write_report
+    from quiver.eval.report.paper import write_paper
+    from quiver.eval.report.retrieval import write_report
 
     if layout is Layout.PAPER:
         write_paper(folders, out, against=against)
@@ -286,13 +287,14 @@ def report_compare(
     systems: Annotated[list[Path], typer.Argument(help="Results folders to compare with the baseline.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Markdown file to write, with all measures, p values and the queries that changed most."),
+        typer.Option(
+            "--out", "-o", help="Report file (.md, .html or .tex), with all measures, p values and the queries that changed most."
+        ),
     ] = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Test which differences are significant, by paired tests over the queries with correction for multiple tests."""
-    from quiver.eval.report.compare import compare_results
-    from quiver.eval.report.writing import check_comparison_target, write_comparison
+    from quiver.eval.report.compare import check_comparison_target, compare_results, write_comparison
 
     if out is not None:
         check_comparison_target(out)
@@ -337,7 +339,7 @@ def report_card(
     ] = Card.MODEL_INDEX,
 ) -> None:
     """Write results as model metadata for the Hugging Face Hub."""
-    from quiver.eval.report.writing import write_card
+    from quiver.eval.report.hub import write_card
 
     write_card(folder, out, kind=kind.value)
     say(f"metadata: {out}")
@@ -349,7 +351,7 @@ def report_mteb(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write: one file per task.")],
 ) -> None:
     """Write results in the file format of mteb."""
-    from quiver.eval.report.writing import write_mteb
+    from quiver.eval.report.hub import write_mteb
 
     files, without = write_mteb(folder, out)
     say(f"{len(files)} tasks: {out}")
@@ -362,11 +364,9 @@ def report_training(
     folder: Annotated[Path, typer.Argument(help="Run folder of quiver train or quiver pretrain, finished or not.")],
 ) -> None:
     """Write the report of a training run into its folder: curves, settings, data, versions."""
-    from quiver.eval.report.pretraining_run import is_pretraining, write_pretraining_report
-    from quiver.eval.report.training_run import write_run_report
+    from quiver.eval.report.training import write_training_report
 
-    write = write_pretraining_report if is_pretraining(folder) else write_run_report
-    say(f"report: {write(folder)}")
+    say(f"report: {write_training_report(folder)}")
 
 
 @collections_app.command("list", epilog="Example: quiver collections list beir")

@@ -88,7 +88,7 @@ def _scores(folder: Path) -> ModelScores:
     """Read a results folder as entries of the Hub's ``model-index``."""
     import yaml
 
-    from quiver.eval.report.model_index import render_model_index
+    from quiver.eval.report.hub import render_model_index
     from quiver.eval.results_folder import read_results
     from quiver.retrieval.models.export.export import ModelScores
 

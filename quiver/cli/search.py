@@ -241,13 +241,13 @@ def _sharded(
     size = None if memory is None else parse_size(memory)
     from quiver.retrieval.cluster.index import open_sharded
     from quiver.retrieval.cluster.plan import Sharding
-    from quiver.retrieval.cluster.ray_shards import RayLauncher, connected
+    from quiver.retrieval.cluster.ray_backend import RayLauncher, connected
     from quiver.retrieval.cluster.replicas import Timeouts
 
     # A batch of queries may take long, and a lost actor is noticed without a time limit.
     unlimited = Timeouts(attempt=float("inf"), answer=float("inf"))
     sharding = Sharding(shards, size, replicas or 1)
-    with connected(address), open_sharded(folder, sharding, RayLauncher(), patience=unlimited, verify=verify) as index:
+    with connected(address), open_sharded(folder, sharding, RayLauncher(), timeouts=unlimited, verify=verify) as index:
         yield index
 
 

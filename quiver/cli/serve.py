@@ -89,11 +89,10 @@ def serve(
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"quiver serve needs {', '.join(missing)}: pip install 'quiver-retrieval[serve]'")
-    from quiver.retrieval.serving.access import read_token
-    from quiver.retrieval.serving.hosts import host_name, web_origin
-    from quiver.retrieval.serving.limits import Limits
+    from quiver.retrieval.serving.middleware import host_name, web_origin
+    from quiver.retrieval.serving.schemas import Limits
     from quiver.retrieval.serving.server import Address, run_service
-    from quiver.retrieval.serving.service import open_service
+    from quiver.retrieval.serving.service import open_service, read_token
 
     if fuse not in (None, [], ["bm25"]):
         raise InputError("--fuse accepts only bm25 here; pass further indexes as arguments")

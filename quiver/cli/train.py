@@ -35,8 +35,8 @@ from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
     from quiver.encoder.config import Precision
-    from quiver.retrieval.cluster import Executor
     from quiver.retrieval.index import Index
+    from quiver.retrieval.protocols import Executor
     from quiver.retrieval.training.mining.negatives import MiningSystem
     from quiver.retrieval.training.mining.teachers import Ensemble, Teacher
     from quiver.retrieval.training.mining.texts import BeirSource, PairSource
@@ -105,7 +105,7 @@ def train(
     Example: quiver train recipes/quickstart.yaml --out runs/mine training.batch_size=128
     """
     from quiver.eval.development import development_scorer
-    from quiver.eval.report.training_run import write_run_report
+    from quiver.eval.report.training import write_training_report
     from quiver.retrieval.training.recipe import load_recipe
     from quiver.retrieval.training.run import RunStoppedError
     from quiver.retrieval.training.run import train as train_recipe
@@ -120,7 +120,7 @@ def train(
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
-        report = write_run_report(out)
+        report = write_training_report(out)
         print_json(record) if as_json else _print_run(record, out, report)
 
 
@@ -168,7 +168,7 @@ def pretrain(
     from quiver.encoder.pretraining import prepare as prepare_recipe
     from quiver.encoder.pretraining import pretrain as run_recipe
     from quiver.encoder.training.stopping import RunStoppedError
-    from quiver.eval.report.pretraining_run import write_pretraining_report
+    from quiver.eval.report.training import write_training_report
 
     resolved = load_pretraining_recipe(recipe, overrides or [])
     if prepare:
@@ -180,7 +180,7 @@ def pretrain(
     except RunStoppedError as stopped:
         report_stopped(stopped, resume=resume)
     if is_main_process():
-        report = write_pretraining_report(out)
+        report = write_training_report(out)
         print_json(record) if as_json else _print_pretraining(record, out, report)
 
 

@@ -1,42 +1,151 @@
-"""An index that is searched over shards: opened like one, asked like one, with the same hits and scores to the last bit.
-
-What was opened is one generation; `ShardedIndex.roll` opens the newest one beside it, and then the searches go there.
-
-Shapes: Q queries, k hits a query.
-"""
+"""An index that is searched over shards, with the same hits and scores as in one process, to the last bit."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quiver.retrieval.cluster.fleet import Fleet, Gathered
-from quiver.retrieval.cluster.handles import ShardLauncher
 from quiver.retrieval.cluster.plan import Sharding, ShardPlan, plan_shards
-from quiver.retrieval.cluster.replicas import Timeouts
+from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts, scatter
+from quiver.retrieval.cluster.shard import PackedRequest, ShardLauncher, ShardSpec
 from quiver.retrieval.index.documents.filters import Filter, FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
 from quiver.retrieval.index.index import Index, open_manifest
+from quiver.retrieval.index.merging import PartHits, merged
+from quiver.retrieval.index.queries import SearchRequest
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import Manifest
 from quiver.retrieval.index.store.reading import newest_manifest, open_newest
-from quiver.retrieval.records import Hits, ModelCard
+from quiver.retrieval.records import Hits, Missing, ModelCard
 
 logger = logging.getLogger(__name__)
 
 
-class ShardedIndex:
-    """What `open_sharded` gives; it is closed by ``close``, or at the end of a ``with`` block. Several threads may search at once."""
+@dataclass(frozen=True)
+class Gathered:
+    """Hits of a search over shards, with durations.
 
-    def __init__(self, path: Path, sharding: Sharding, launcher: ShardLauncher, *, patience: Timeouts, verify: bool) -> None:
+    Attributes:
+        hits: The hits.
+        seconds: Duration of the whole search.
+        shards: Duration of the search in each shard, in seconds; None for a shard that did not answer.
+    """
+
+    hits: Hits
+    seconds: float
+    shards: tuple[float | None, ...]
+
+    @property
+    def overhead(self) -> float:
+        """Time beyond the search of the slowest shard, in seconds: sending, waiting and merging."""
+        return self.seconds - max((seconds for seconds in self.shards if seconds is not None), default=0.0)
+
+
+class Fleet:
+    """The opened shards of one generation. They are closed together, after the last search over them.
+
+    Args:
+        whole: The whole index, mapped in this process but not searched: it checks requests, and has ids and texts.
+        plan: Assignment of segments to shards.
+        launcher: Starts shards.
+        timeouts: Time limits.
+        verify: Verify the checksum of each block when it is first read.
+
+    Raises:
+        FileNotFoundError: A file of the index is missing.
+        InputError: A shard cannot be opened.
+    """
+
+    def __init__(self, whole: Index, plan: ShardPlan, launcher: ShardLauncher, *, timeouts: Timeouts, verify: bool) -> None:
+        self.whole = whole
+        self.plan = plan
+        self._launcher = launcher
+        self._timeouts = timeouts
+        self._lock = threading.Lock()
+        self._searches, self._retired = 0, False
+        specs = [ShardSpec.of(whole, shard, verify=verify) for shard in plan.shards]
+        self.shards: tuple[ReplicaSet, ...] = ()
+        with ExitStack() as undo:
+            undo.callback(self._close)
+            for spec in specs:
+                self.shards += (ReplicaSet(spec, launcher, plan.replicas, timeouts),)
+            for shard in self.shards:
+                shard.wait()
+            undo.pop_all()
+
+    def gather(self, request: SearchRequest, timeouts: Timeouts | None = None) -> Gathered:
+        """Search all shards.
+
+        Args:
+            request: Result of ``whole.request``.
+            timeouts: Time limits for this search; None for those of the fleet.
+
+        Raises:
+            ValueError: A query makes scores that float32 cannot hold.
+        """
+        begun = time.perf_counter()
+        packed = PackedRequest.of(request)
+        answers = scatter(self.shards, self._launcher.message(packed), queries=packed.queries, timeouts=timeouts or self._timeouts)
+        found: list[list[PartHits]] = [[] for _ in range(packed.queries)]
+        for answer in answers:
+            if answer is not None:
+                for parts, each in zip(found, answer.each(), strict=True):
+                    parts.append(each)
+        hits = merged(found, request.k)
+        lost = [shard.spec.part for shard, answer in zip(self.shards, answers, strict=True) if answer is None]
+        if lost:
+            segments = tuple(name for part in lost for name in part.segments)
+            hits = replace(hits, missing=Missing(segments, sum(part.documents for part in lost)))
+        seconds = time.perf_counter() - begun
+        return Gathered(hits, seconds, tuple(None if answer is None else answer.seconds for answer in answers))
+
+    @contextmanager
+    def searched(self) -> Iterator[bool]:
+        """Keep the shards open for a ``with`` block; yields False if they are closed already."""
+        with self._lock:
+            open_for_searches = not self._retired
+            self._searches += open_for_searches
+        try:
+            yield open_for_searches
+        finally:
+            if open_for_searches:
+                with self._lock:
+                    self._searches -= 1
+                    last = self._retired and not self._searches
+                if last:
+                    self._close()
+
+    def retire(self) -> None:
+        """Accept no more searches, and close the shards after the last one."""
+        with self._lock:
+            first, self._retired = not self._retired, True
+            idle = first and not self._searches
+        if idle:
+            self._close()
+
+    def _close(self) -> None:
+        for shard in self.shards:
+            shard.close()
+
+
+class ShardedIndex:
+    """An index whose segments are distributed over shards; made by `open_sharded`.
+
+    It serves one generation; `roll` switches to the newest. Close it with ``close`` or a ``with`` block. Thread-safe.
+    """
+
+    def __init__(self, path: Path, sharding: Sharding, launcher: ShardLauncher, *, timeouts: Timeouts, verify: bool) -> None:
         self._layout = Layout(path.resolve())
         self._sharding = sharding
         self._launcher = launcher
-        self._patience = patience
+        self._timeouts = timeouts
         self._verify = verify
         self._changing, self._closed = threading.Lock(), False
         self._fleet = self._started()
@@ -52,15 +161,15 @@ class ShardedIndex:
 
     @property
     def whole(self) -> Index:
-        """The generation that is searched, as an index of this process, for ids, texts and settings.
+        """The index in this process, for ids, texts and settings.
 
-        Its files are mapped; to search it here would take the memory that the shards are there for.
+        Its files are memory-mapped. Searching it here would take the memory of all shards.
         """
         return self._fleet.whole
 
     @property
     def plan(self) -> ShardPlan:
-        """Which segments are in which shard."""
+        """Assignment of segments to shards."""
         return self._fleet.plan
 
     @property
@@ -70,22 +179,22 @@ class ShardedIndex:
 
     @property
     def ids(self) -> Sequence[str]:
-        """Document ids in the order they were added."""
+        """Document ids in the order of addition."""
         return self.whole.ids
 
     @property
     def nbytes(self) -> int:
-        """Size of what is searched, in all shards, each counted once."""
+        """Size of the searched data, in bytes, without replicas."""
         return self.whole.nbytes
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """What a report says beside the kind."""
+        """Parameters of the engine, for reports."""
         return self.whole.parameters
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """How many replicas of each shard there are now."""
+        """Number of running replicas of each shard."""
         return tuple(shard.alive for shard in self._fleet.shards)
 
     def search(
@@ -96,7 +205,7 @@ class ShardedIndex:
         filter: FilterLike = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
-        patience: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
     ) -> Hits:
         """The k best documents of each query, as `quiver.retrieval.index.index.Index.search` finds them.
 
@@ -106,16 +215,16 @@ class ShardedIndex:
             filter: See there.
             effort: See there.
             target_recall: See there.
-            patience: Other limits of time for this search.
+            timeouts: Time limits for this search; None for those of the index.
 
         Returns:
-            The hits; where no replica of a shard answered, ``missing`` says what was not asked, and the hits are the best of the others.
+            The hits. If no replica of a shard answered, ``missing`` lists its segments, and the hits are those of the other shards.
 
         Raises:
             InputError: See there.
             ValueError: See there.
         """
-        return self.gather(queries, k, filter=filter, effort=effort, target_recall=target_recall, patience=patience).hits
+        return self.gather(queries, k, filter=filter, effort=effort, target_recall=target_recall, timeouts=timeouts).hits
 
     def gather(
         self,
@@ -125,27 +234,27 @@ class ShardedIndex:
         filter: FilterLike = None,
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
-        patience: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
     ) -> Gathered:
-        """`search`, and where its time went."""
+        """Search as `search` does, and return durations too."""
         while True:
             fleet = self._fleet
             with fleet.searched() as kept:
                 if kept:
                     request = fleet.whole.request(queries, k, filter=filter, effort=effort, target_recall=target_recall)
-                    return fleet.gather(request, patience)
+                    return fleet.gather(request, timeouts)
             self._check_open()
 
     def roll(self) -> bool:
-        """Open the newest generation, and let go of the former once its last search has ended; no search waits or fails meanwhile.
+        """Switch to the newest generation without interrupting searches; the old one is closed after its last search.
 
-        For that time the shards of both take memory.
+        Until then the shards of both generations take memory.
 
         Returns:
-            Whether there was a newer one.
+            Whether there was a newer generation.
 
         Raises:
-            InputError: The newest cannot be opened; the former is searched as before.
+            InputError: The newest generation cannot be opened; the current one stays in use.
         """
         with self._changing:
             self._check_open()
@@ -154,11 +263,11 @@ class ShardedIndex:
                 return False
             self._fleet = self._started()
             former.retire()
-            logger.info("%s: now of generation %d", self._layout.root, self.whole.manifest.generation)
+            logger.info("%s: switched to generation %d", self._layout.root, self.whole.manifest.generation)
             return True
 
     def close(self) -> None:
-        """Let the shards go once the last search has ended."""
+        """Close the shards after the last search."""
         with self._changing:
             self._closed = True
             self._fleet.retire()
@@ -187,25 +296,25 @@ class ShardedIndex:
         def opened(manifest: Manifest) -> Fleet:
             whole = open_manifest(self._layout, manifest, verify=self._verify)
             plan = plan_shards(whole, self._sharding)
-            return Fleet(whole, plan, self._launcher, patience=self._patience, verify=self._verify)
+            return Fleet(whole, plan, self._launcher, timeouts=self._timeouts, verify=self._verify)
 
         return open_newest(self._layout, opened)
 
 
 def open_sharded(
-    path: Path | str, sharding: Sharding, launcher: ShardLauncher, *, patience: Timeouts | None = None, verify: bool = True
+    path: Path | str, sharding: Sharding, launcher: ShardLauncher, *, timeouts: Timeouts | None = None, verify: bool = True
 ) -> ShardedIndex:
-    """Open an index over shards, at its newest committed state.
+    """Open the newest generation of an index over shards.
 
     Args:
-        path: The folder, which every shard opens by the same path.
-        sharding: How its segments are spread.
-        launcher: Starts the shards, such as `quiver.retrieval.cluster.ray_shards.RayLauncher`.
-        patience: Limits of time.
-        verify: Shards compare each block of a file with its checksum when it is first read.
+        path: Folder of the index; every shard opens it under the same path.
+        sharding: Number or memory of shards, and replicas.
+        launcher: Starts the shards, such as `quiver.retrieval.cluster.ray_backend.RayLauncher`.
+        timeouts: Time limits; None for the defaults.
+        verify: Verify the checksum of each block when it is first read.
 
     Raises:
         DamagedIndexError: A file is missing, cut short or changed (names it).
-        InputError: Not an index, it does not fit into the memory of the shards, or they could not be started.
+        InputError: The folder is not an index, it does not fit into the memory of the shards, or a shard could not be started.
     """
-    return ShardedIndex(Path(path), sharding, launcher, patience=patience or Timeouts(), verify=verify)
+    return ShardedIndex(Path(path), sharding, launcher, timeouts=timeouts or Timeouts(), verify=verify)

@@ -1,7 +1,7 @@
-"""Which segments go into which shard: by what they take in memory, the same plan for the same index.
+"""Assignment of segments to shards by their memory; deterministic.
 
-Segments are the unit: they are written once, so a shard is a list of names. The largest are placed first, each where least is: no shard
-then takes more than 4/3 of what the best plan would need.
+A shard is a list of segments, which are write-once. The largest segments are placed first, each in the shard with the least memory: no
+shard then takes more than 4/3 of the memory in an optimal plan.
 
 Source of the bound: Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied Mathematics 1969.
 """
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sharding:
-    """How an index is to be spread.
+    """How to distribute an index.
 
     Attributes:
-        shards: How many shards; None for as few as the memory allows.
-        memory: Bytes that the index's data may take in one shard, beside the process itself (some 400 MB); None for any number.
-        replicas: How many times each shard is there; with one, its documents are missing from the answers while it is started again.
+        shards: Number of shards; None for as few as ``memory`` allows.
+        memory: Memory for the index data per shard in bytes, in addition to the process (about 400 MB); None for no limit.
+        replicas: Replicas per shard; with one, results lack its documents while a lost shard is restarted.
 
     Raises:
         ValueError: Neither shards nor memory is given, or a number is below 1.
@@ -40,14 +40,14 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.shards is None and self.memory is None:
-            raise ValueError("give the number of shards, or the memory of one")
+            raise ValueError("shards or memory is required")
         for name, value in (("shards", self.shards), ("memory", self.memory), ("replicas", self.replicas)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value}")
 
 
 class SegmentNeed(NamedTuple):
-    """What a segment takes in the memory of a shard: its name, and bytes."""
+    """Memory of a segment in a shard, in bytes."""
 
     name: str
     bytes: int
@@ -55,11 +55,11 @@ class SegmentNeed(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """One shard.
+    """One shard of a plan.
 
     Attributes:
         segments: Names of its segments, in the order of the manifest.
-        bytes: What they and the codec take in memory.
+        bytes: Memory of the segments and the codec.
     """
 
     segments: tuple[str, ...]
@@ -68,12 +68,12 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The shards of one generation; none where the index has no segments.
+    """The shards of one generation; none if the index has no segments.
 
     Attributes:
-        generation: Of the index.
-        shards: Every segment is in one of them.
-        replicas: How many times each is there.
+        generation: Generation of the index.
+        shards: The shards; every segment is in one of them.
+        replicas: Replicas per shard.
     """
 
     generation: int
@@ -82,12 +82,12 @@ class ShardPlan:
 
 
 def plan_shards(index: Index, sharding: Sharding) -> ShardPlan:
-    """Spread the segments of an index, which is opened but need not have been searched.
+    """Distribute the segments of an open index.
 
-    Fewer shards than were asked for are planned where there are fewer segments, and a warning says so.
+    If there are fewer segments than requested shards, there are fewer shards, and a warning is logged.
 
     Raises:
-        InputError: A segment, or the number of shards asked for, needs more memory than there is; says how much.
+        InputError: A segment, or the requested number of shards, needs more memory than allowed.
     """
     shared = sum(file.bytes + DIGEST * count_blocks(file.bytes) for file in index.manifest.codec.files.values())
     shards = spread(segment_needs(index), sharding, shared=shared, what=str(index.path))
@@ -95,7 +95,7 @@ def plan_shards(index: Index, sharding: Sharding) -> ShardPlan:
 
 
 def segment_needs(index: Index) -> list[SegmentNeed]:
-    """What each segment takes: what a search makes in memory, and the files it reads, which are mapped; texts are left on the disk."""
+    """Memory of each segment: resident data and memory-mapped files, without texts."""
     needs = []
     for entry, segment in zip(index.manifest.segments, index.segments, strict=True):
         mapped = sum(file.bytes for name, file in entry.files.items() if not is_texts(name))
@@ -105,13 +105,13 @@ def segment_needs(index: Index) -> list[SegmentNeed]:
 
 
 def spread(needs: Sequence[SegmentNeed], sharding: Sharding, *, shared: int, what: str) -> tuple[PlannedShard, ...]:
-    """Spread segments over shards.
+    """Distribute segments over shards.
 
     Args:
-        needs: What each segment takes, in the order of the manifest.
-        sharding: How they are to be spread.
-        shared: Bytes that every shard takes beside them.
-        what: The index, for errors.
+        needs: Memory of each segment, in the order of the manifest.
+        sharding: Number or memory of shards.
+        shared: Additional memory of every shard, in bytes.
+        what: Name of the index, for errors.
 
     Raises:
         InputError: See `plan_shards`.
@@ -129,16 +129,16 @@ def spread(needs: Sequence[SegmentNeed], sharding: Sharding, *, shared: int, wha
     if sharding.shards is not None:
         count = min(sharding.shards, len(needs))
         if count < sharding.shards:
-            logger.warning("%s: has %d segments, so there are %d shards instead of %d", what, len(needs), count, sharding.shards)
+            logger.warning("%s: the index has %d segments, so %d shards are used instead of %d", what, len(needs), count, sharding.shards)
         shards = _placed(needs, count, shared=shared)
         if sharding.memory is not None and (most := max(shard.bytes for shard in shards)) > sharding.memory:
             raise InputError(
-                f"{what}: {count} shards need up to {most:,} bytes of memory each, and may take {sharding.memory:,}; "
-                "allow more memory, or more shards"
+                f"{what}: {count} shards need up to {most:,} bytes of memory each, more than {sharding.memory:,}; "
+                "allow more memory or more shards"
             )
         return shards
     memory = sharding.memory or 0
-    # A shard for each segment always does: each was found to fit.
+    # One shard per segment always fits: each segment was checked.
     fewest = max(1, -(-sum(need.bytes for need in needs) // max(1, memory - shared)))
     tries = (_placed(needs, count, shared=shared) for count in range(fewest, len(needs) + 1))
     return next(shards for shards in tries if max(shard.bytes for shard in shards) <= memory)
@@ -148,13 +148,13 @@ def _check_segments(needs: Sequence[SegmentNeed], memory: int | None, *, shared:
     largest = max(needs, key=lambda need: need.bytes)
     if memory is not None and largest.bytes + shared > memory:
         raise InputError(
-            f"{what}: segment {largest.name} needs {largest.bytes + shared:,} bytes of memory in one shard, which may take {memory:,}; "
-            "allow as much, or build the index again with less --memory, which makes smaller segments"
+            f"{what}: segment {largest.name} needs {largest.bytes + shared:,} bytes of memory, more than {memory:,} per shard; "
+            "allow as much, or rebuild the index with less --memory, which makes smaller segments"
         )
 
 
 def _placed(needs: Sequence[SegmentNeed], count: int, *, shared: int) -> tuple[PlannedShard, ...]:
-    """So many shards: the largest segment first, each where least is; ties go to the first."""
+    """Place the largest segment first, each in the shard with the least memory; ties go to the first shard."""
     taken, members = [0] * count, [list[int]() for _ in range(count)]
     for place in sorted(range(len(needs)), key=lambda place: (-needs[place].bytes, place)):
         shard = min(range(count), key=lambda shard: (taken[shard], len(members[shard])))

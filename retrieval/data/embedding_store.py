@@ -42,11 +42,10 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, replacing, write_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
-from quiver.retrieval.cluster import HERE, Executor, Task
 from quiver.retrieval.models.loading import load_from_card, with_absolute_source
 from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.progress import Advance, progress_bar
-from quiver.retrieval.protocols import DenseModel, Rows, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, Rows, Task, TokenModel
 from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Role, TextTokens, TokenCounts, TokenEncoding
 
 logger = logging.getLogger(__name__)
@@ -426,7 +425,7 @@ def encode_chunks(
     """
     task: Task[Chunk, Encoding]
     if role == "query" or not executor.remote:
-        executor, threads, task = HERE, 1, _EncodeHere(model, role, show)
+        executor, threads, task = IN_PROCESS, 1, _EncodeHere(model, role, show)
     else:
         threads = executor.threads(torch.get_num_threads())
         task = _EncodeInWorker(with_absolute_source(model.card), role, threads)
@@ -467,7 +466,7 @@ class EmbeddingStore:
         limits: Sizes of encoding calls and shards.
     """
 
-    def __init__(self, folder: Path, executor: Executor = HERE, *, limits: StoreLimits | None = None) -> None:
+    def __init__(self, folder: Path, executor: Executor = IN_PROCESS, *, limits: StoreLimits | None = None) -> None:
         self._folder = folder
         self._executor = executor
         self._limits = limits or StoreLimits()
@@ -519,7 +518,7 @@ class EmbeddingStore:
 
 
 @contextmanager
-def open_embedding_store(folder: Path | None, executor: Executor = HERE) -> Iterator[EmbeddingStore]:
+def open_embedding_store(folder: Path | None, executor: Executor = IN_PROCESS) -> Iterator[EmbeddingStore]:
     """Open the store in a folder, or in a temporary folder that is deleted at the end of the block.
 
     Args:

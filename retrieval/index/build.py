@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.index.calibration import HITS, LEAST_HITS, allowed_seconds, calibrate, is_approximate
 from quiver.retrieval.index.disk import REAL, Disk
 from quiver.retrieval.index.documents.table import is_described
@@ -41,6 +40,7 @@ from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, verify_files
 from quiver.retrieval.index.store.writing import StoreWriter, writing
 from quiver.retrieval.index.work import WorkFolder
 from quiver.retrieval.models.loading import with_absolute_source
+from quiver.retrieval.protocols import IN_PROCESS, Executor
 from quiver.retrieval.records import Document, ModelCard
 from quiver.retrieval.versions import installed_version
 
@@ -56,7 +56,7 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     out: Path | str | None = None,
     *,
     options: BuildOptions = DEFAULTS,
-    executor: Executor = HERE,
+    executor: Executor = IN_PROCESS,
     overwrite: bool = False,
     wait: float = 0.0,
     progress: bool = False,

@@ -137,7 +137,7 @@ class MakeHere:
     maker: PieceMaker
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.cluster.protocol.Task`."""
+        """See `quiver.retrieval.protocols.Task`."""
         return self.maker
 
 
@@ -168,7 +168,7 @@ class MakeAnywhere:
     torch: str = str(torch.__version__)
 
     def open(self) -> Callable[[Piece], Finished]:
-        """See `quiver.retrieval.cluster.protocol.Task`."""
+        """See `quiver.retrieval.protocols.Task`."""
         here = platform.node()
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: not there on {here}; workers need the folder of the index on a file system that all share")

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.index.documents.table import is_described
 from quiver.retrieval.index.encoded import Encoded, Model, joined
 from quiver.retrieval.index.engine_table import engine, open_codec, train_codec
@@ -39,6 +38,7 @@ from quiver.retrieval.index.threads import computing_with
 from quiver.retrieval.index.work import Finished, WorkFolder
 from quiver.retrieval.models.loading import with_absolute_source
 from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.protocols import IN_PROCESS, Executor
 from quiver.retrieval.records import ModelCard
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Pieces:
     """
 
     def __init__(
-        self, model: Model, source: Source, options: BuildOptions, work: WorkFolder, *, executor: Executor = HERE, progress: bool
+        self, model: Model, source: Source, options: BuildOptions, work: WorkFolder, *, executor: Executor = IN_PROCESS, progress: bool
     ) -> None:
         self._model = model
         self._card: ModelCard = model.card

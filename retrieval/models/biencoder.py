@@ -106,7 +106,7 @@ class BiEncoder:
             document_length=self.max_length,
             query_prompt=settings.query_prompt,
             document_prompt=settings.document_prompt,
-            precision=self.encoder.frozen or "float",
+            precision=self.encoder.prepacked or "float",
         )
 
     def pool(self, hidden: Tensor, batch: PackedBatch, *, skip: int = 0) -> Tensor:

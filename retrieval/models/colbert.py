@@ -154,7 +154,7 @@ class ColBERT:
             document_length=colbert.document_length,
             query_prompt=colbert.query_prefix + self.settings.query_prompt,
             document_prompt=colbert.document_prefix + self.settings.document_prompt,
-            precision=self.encoder.frozen or "float",
+            precision=self.encoder.prepacked or "float",
         )
 
     @property

@@ -15,8 +15,8 @@ from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
 
-ENCODER, INDEX = "quiver-encoder-benchmark/1", "quiver-index-benchmark/1"
-"""``schema`` of the two files that rates are read from."""
+SCHEMA = "quiver-benchmark/1"
+"""``schema`` of the files that rates are read from."""
 
 OWN = "quiver"
 
@@ -75,7 +75,9 @@ def read_rates(paths: Sequence[Path], *, tokens: float, kind: str) -> Rates:
     for path in paths:
         content = read_json(path)
         try:
-            found = READERS[content["schema"]](content, tokens, kind)
+            if content["schema"] != SCHEMA:
+                raise ValueError(f"the schema is {content['schema']!r}, not {SCHEMA!r}")
+            found = READERS[content["subject"]](content, tokens, kind)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise InputError(f"{path}: not what quiver bench encoder --json or quiver bench index --json writes ({error!r})") from error
         rates = rates.filled(replace(found, source=f"{path.name}: {found.source}"))
@@ -84,27 +86,30 @@ def read_rates(paths: Sequence[Path], *, tokens: float, kind: str) -> Rates:
 
 def _encoder(content: dict[str, Any], tokens: float, kind: str) -> Rates:
     del kind
-    sets = {each["tokens"] / each["documents"]: each for each in content["sets"]}
-    length = min(sets, key=lambda mean: abs(mean - tokens))
-    chosen = sets[length]
-    ours = next(each for each in chosen["libraries"] if each["name"] == OWN)
-    source = f"{content['model']} on {content['processor']}, {chosen['name']}, {length:.0f} tokens a document"
-    return Rates(tokens_per_second=float(ours["tokens_per_second"]["median"]), source=source)
+    speeds = {
+        case["name"]: row["series"].get("tokens_per_second") for case in content["cases"] for row in case["rows"] if row["backend"] == OWN
+    }
+    lengths = {case["name"]: case["facts"]["tokens"] / case["facts"]["documents"] for case in content["cases"] if speeds.get(case["name"])}
+    chosen = min(lengths, key=lambda name: abs(lengths[name] - tokens))
+    source = f"{content['name']} on {content['processor']}, {chosen}, {lengths[chosen]:.0f} tokens per document"
+    return Rates(tokens_per_second=float(speeds[chosen]["median"]), source=source)
 
 
 def _index(content: dict[str, Any], tokens: float, kind: str) -> Rates:
     del tokens
-    ours = [each for each in content["systems"] if each["library"] == OWN]
-    if content["kind"] != kind or not ours:
+    builds = next(case["rows"] for case in content["cases"] if case["name"] == "build")
+    ours = [row for row in builds if row["values"]["library"] == OWN]
+    if content["facts"]["kind"] != kind or not ours:
         raise ValueError(f"no build of an index of {kind} vectors")
     # A build with a codec says more of large ones than an exact one, which only copies.
-    slowest = max(ours, key=lambda each: float(each["build"]["seconds"]))
-    source = f"{slowest['name']} of {content['vectors']:,} vectors on {content['processor']}"
-    return Rates(index_seconds=float(slowest["build"]["seconds"]) / int(content["vectors"]), source=source)
+    slowest = max(ours, key=lambda row: float(row["values"]["seconds"]))
+    vectors = int(content["facts"]["vectors"])
+    source = f"{slowest['backend']} of {vectors:,} vectors on {content['processor']}"
+    return Rates(index_seconds=float(slowest["values"]["seconds"]) / vectors, source=source)
 
 
-READERS = {ENCODER: _encoder, INDEX: _index}
-"""Schema -> what reads it."""
+READERS = {"encoder": _encoder, "index": _index}
+"""Subject of a benchmark -> function that reads its rates."""
 
 
 def estimated(config: EncoderConfig, device: str, *, tokens: float) -> Rates:

@@ -1,9 +1,11 @@
-"""The service as an ASGI application: its routes, what they answer, and the OpenAPI schema of it."""
+"""The ASGI application: routes, searches, explanations, and the OpenAPI schema."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -14,44 +16,248 @@ from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index import Filter
+from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.records import Document
-from quiver.retrieval.serving.changes import Changes
-from quiver.retrieval.serving.contract import REFUSALS, bound, refusals
-from quiver.retrieval.serving.gate import Gate
-from quiver.retrieval.serving.generations import Generation
-from quiver.retrieval.serving.hosts import AllowedHosts
+from quiver.retrieval.search.explain import Explanation, Token, explain, text_tokens
+from quiver.retrieval.serving.indexes import Changes, Generation
 from quiver.retrieval.serving.metrics import CONTENT_TYPE
+from quiver.retrieval.serving.middleware import AllowedHosts, RequestMiddleware
 from quiver.retrieval.serving.page import content_security_policy, page_html
-from quiver.retrieval.serving.problems import RequestError, answer_problems
+from quiver.retrieval.serving.retrievers import Asked, Choices, Ranked, Retriever
 from quiver.retrieval.serving.schemas import (
     AddRequest,
     BatchAnswer,
     BatchRequest,
     ChangeAnswer,
     DeleteRequest,
+    ErrorAnswer,
+    Hit,
+    HitExplanation,
     Info,
+    Limits,
+    Meeting,
+    Milliseconds,
+    RequestError,
     SearchAnswer,
     SearchRequest,
     Status,
     StoredDocument,
+    TokenSpan,
+    WordPart,
+    answer_problems,
 )
-from quiver.retrieval.serving.searching import search
 from quiver.retrieval.serving.service import Service
 from quiver.retrieval.versions import installed_version
 
-_bearer = HTTPBearer(auto_error=False, description="The token that quiver serve was started with.")
+_MEANINGS = {
+    400: "The body is not JSON.",
+    401: "The token is missing or wrong.",
+    403: "The service is read-only.",
+    404: "No such retriever or document.",
+    408: "The request was not received in time.",
+    409: "The index cannot be changed this way, or another process is writing.",
+    413: "The body is too large.",
+    421: "The Host header names another host.",
+    422: "The request violates the schema or a limit, or cannot be executed.",
+    429: "Too many queries are waiting.",
+    500: "Internal error.",
+    503: "The service is shutting down.",
+    504: "The time limit has passed.",
+}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Error responses of a route for FastAPI, including those that every route can return."""
+    headers: dict[int, dict[str, Any]] = {
+        401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
+        429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
+    }
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in sorted({408, 413, 421, 500, *statuses}):
+        found[status] = {"model": ErrorAnswer, "description": _MEANINGS[status]}
+        if status in headers:
+            found[status]["headers"] = headers[status]
+    return found
+
+
+REFUSALS = refusals()
+"""Error responses that every route can return."""
+
+
+def describe_limits(app: FastAPI, limits: Limits, retrievers: Sequence[str]) -> None:
+    """Add the limits and the names of the retrievers to the OpenAPI schema."""
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        schema: dict[str, Any] = plain()
+        schemas = schema["components"]["schemas"]
+        query = {"maxLength": limits.query_characters}
+        for name in ("SearchRequest", "BatchRequest"):
+            schemas[name]["properties"]["k"]["maximum"] = limits.k
+        for name in ("SearchRequest", "BatchRequest", "AddRequest", "DeleteRequest"):
+            schemas[name]["properties"]["retriever"]["anyOf"][0]["enum"] = list(retrievers)
+        schemas["SearchRequest"]["properties"]["query"] |= query
+        schemas["BatchRequest"]["properties"]["queries"]["maxItems"] = limits.batch
+        schemas["BatchRequest"]["properties"]["queries"]["items"] |= query
+        schemas["AddRequest"]["properties"]["documents"]["maxItems"] = limits.documents
+        schemas["DeleteRequest"]["properties"]["ids"]["maxItems"] = limits.documents
+        return schema
+
+    app.openapi = described
+
+
+def explanations(generation: Generation, query: str, documents: Sequence[str], *, words: bool) -> list[HitExplanation]:
+    """Explain the scores of documents.
+
+    Args:
+        generation: Generation in which they were found.
+        query: Text of the query.
+        documents: Ids of the documents.
+        words: Whether they were ranked by BM25.
+
+    Returns:
+        One explanation per document, in order.
+
+    Raises:
+        InputError: An index of a ColBERT model stores no texts.
+    """
+    if words and generation.words is not None:
+        scored = [generation.words.word_scores(query, document) for document in documents]
+        return [
+            HitExplanation("words", math.fsum(word.score for word in parts), words=[WordPart(word.word, word.score) for word in parts])
+            for parts in scored
+        ]
+    model = generation.model
+    with model.lock:
+        found = explain(generation.index, model.model, query, documents)
+        return [_explanation(each, model.model) for each in found]
+
+
+def _explanation(why: Explanation, model: object) -> HitExplanation:
+    score = why.score if math.isfinite(why.score) else None  # -inf, the score of a text without vectors, is not valid JSON
+    if not isinstance(model, ColBERT):
+        return HitExplanation("similarity", score, why.text)
+    passage = text_tokens(model, why.text or "", "document")
+    places: dict[Token, int] = {}
+    for place, token in enumerate(passage):
+        places.setdefault(token, place)
+    return HitExplanation(
+        "tokens",
+        score,
+        why.text,
+        query=[TokenSpan(*match.query) for match in why.matches],
+        passage=[TokenSpan(*token) for token in passage],
+        matches=[Meeting(row, places[match.document], match.similarity) for row, match in enumerate(why.matches)],
+    )
+
+
+async def search(service: Service, request: SearchRequest | BatchRequest) -> list[SearchAnswer]:
+    """Search, and return one answer per query.
+
+    Raises:
+        RequestError: 404: no such retriever; 422: the request violates a limit or cannot be executed; 429: too many queries are
+            waiting; 504: the time limit has passed.
+    """
+    begun = time.perf_counter()
+    queries = (request.query,) if isinstance(request, SearchRequest) else tuple(request.queries)
+    check_limits(request, queries, service.limits)
+    retriever = service.retriever(request.retriever)
+    try:
+        return await asyncio.wait_for(_answers(service, retriever, request, queries, begun), service.limits.seconds)
+    except asyncio.TimeoutError:
+        raise RequestError(504, "timeout", f"the search took longer than {service.limits.seconds:g} seconds") from None
+
+
+def check_limits(request: SearchRequest | BatchRequest, queries: Sequence[str], limits: Limits) -> None:
+    """Check a request against the limits.
+
+    Raises:
+        RequestError: 422: the request violates a limit, which the message names.
+    """
+    given = request.filter
+    conditions = [] if given is None else [given] if isinstance(given, str) else given
+    for name, value, most in (
+        ("queries per request", len(queries), limits.batch),
+        ("characters per query", max(map(len, queries)), limits.query_characters),
+        ("k", request.k, limits.k),
+        ("hits per request, k for each query,", request.k * len(queries), limits.hits),
+        ("k with explain", request.k if request.explain else 0, limits.explained),
+        ("conditions per filter", len(conditions), limits.conditions),
+        ("characters per condition", max(map(len, conditions), default=0), limits.filter_characters),
+    ):
+        if value > most:
+            raise RequestError(422, "beyond_limit", f"{name}: at most {most:,}, got {value if value < 1 << 53 else 'more'}")
+    if request.effort is not None and request.target_recall is not None:
+        raise RequestError(422, "invalid_request", "target_recall and effort exclude each other")
+
+
+def _filter(given: str | list[str]) -> Filter | None:
+    try:
+        return Filter.parse(given) if given != [] else None
+    except InputError as error:
+        raise RequestError(422, "bad_filter", str(error)) from error
+
+
+async def _answers(
+    service: Service, retriever: Retriever, request: SearchRequest | BatchRequest, queries: tuple[str, ...], begun: float
+) -> list[SearchAnswer]:
+    loop = asyncio.get_running_loop()
+    # Parsing a filter can take milliseconds: not in the event loop.
+    filter = None if request.filter is None else await loop.run_in_executor(service.threads, _filter, request.filter)
+    asked = Asked(queries, Choices(request.k, filter, request.effort, request.target_recall))
+    ranked = await retriever.search(asked)
+
+    def shown() -> tuple[list[list[Hit]], str | None]:
+        return _hits(retriever, asked, ranked, request.explain), service.warning_for(retriever)
+
+    hits, warning = await loop.run_in_executor(service.threads, shown)
+    times = Milliseconds(_milliseconds(ranked.encode), _milliseconds(ranked.search), _milliseconds(time.perf_counter() - begun))
+    return [SearchAnswer(retriever.name, found, times, ranked.generation.number, warning=warning) for found in hits]
+
+
+def _hits(retriever: Retriever, asked: Asked, ranked: Ranked, explain: bool) -> list[list[Hit]]:
+    """Describe the hits, with the documents of the generation in which they were found."""
+    index = ranked.generation.index
+    stored = index.manifest.policy.store_text
+    answers = []
+    for query, ids, scores in zip(asked.texts, ranked.hits.ids, ranked.hits.scores, strict=True):
+        why: Sequence[HitExplanation | None] = [None] * len(ids)
+        if explain:
+            try:
+                why = explanations(ranked.generation, query, ids, words=retriever.words)
+            except InputError as error:
+                raise RequestError(422, "invalid_request", str(error)) from error
+        hits = []
+        for key, score, reason in zip(ids, scores.tolist(), why, strict=True):
+            if stored:
+                document = index.document(key)
+                metadata = None if document.metadata is None else dict(document.metadata)
+                hits.append(Hit(key, score, document.title, document.text, metadata, reason))
+            else:
+                hits.append(Hit(key, score, explanation=reason))
+        answers.append(hits)
+    return answers
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+_bearer = HTTPBearer(auto_error=False, description="Token of the service: --token-file or QUIVER_TOKEN.")
 
 
 def create_application(
     service: Service, *, origins: Sequence[str] = (), hosts: AllowedHosts | None = None, poll_seconds: float = 2.0
 ) -> FastAPI:
-    """The application.
+    """Create the application.
 
     Args:
-        service: What it serves.
-        origins: Web pages elsewhere that may ask it (CORS); none by default.
-        hosts: Which hosts requests may name; None for all, where something in front of the application checks that.
-        poll_seconds: From one look for newer generations to the next.
+        service: The service.
+        origins: Origins of web pages that may send requests (CORS).
+        hosts: Allowed hosts; None for all, if a proxy in front of the application checks them.
+        poll_seconds: Interval between checks for newer generations, in seconds.
     """
 
     @asynccontextmanager
@@ -69,14 +275,14 @@ def create_application(
         version=_version(),
         summary="Search indexes by single vectors, by token vectors and by words.",
         lifespan=lifespan,
-        docs_url=None,  # both pages load scripts from elsewhere
+        docs_url=None,  # both pages load scripts from other sites
         redoc_url=None,
     )
     routes = Routes(service)
     routes.add_to(app)
-    bound(app, service.limits, list(service.retrievers))
+    describe_limits(app, service.limits, list(service.retrievers))
     answer_problems(app)
-    app.add_middleware(Gate, limits=service.limits, hosts=hosts, metrics=service.metrics, draining=lambda: service.draining)
+    app.add_middleware(RequestMiddleware, limits=service.limits, hosts=hosts, metrics=service.metrics, draining=lambda: service.draining)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -88,10 +294,10 @@ def create_application(
 
 
 class Routes:
-    """The pages of the service.
+    """Routes of the service.
 
     Args:
-        service: What they work with.
+        service: The service.
     """
 
     def __init__(self, service: Service) -> None:
@@ -99,7 +305,7 @@ class Routes:
         self._changes = Changes(service.threads, wait=service.limits.lock_seconds)
 
     def add_to(self, app: FastAPI) -> None:
-        """Add them all to an application."""
+        """Add all routes to an application."""
         add = app.add_api_route
         add("/", self.page, include_in_schema=False)
         add("/api/info", self.info, response_model=Info, responses=REFUSALS, tags=["search"])
@@ -126,28 +332,28 @@ class Routes:
         return Response(page_html(), headers=headers, media_type="text/html")
 
     async def info(self) -> Response:
-        """What can be searched, how, and within which limits."""
+        """List the retrievers and the limits."""
         service = self._service
         retrievers = [retriever.info() for retriever in service.retrievers.values()]
         return _answer(Info(retrievers, service.limits, service.access.writable, _version()))
 
     async def search(self, request: SearchRequest) -> Response:
-        """Search by one query."""
+        """Search with one query."""
         (found,) = await search(self._service, request)
         return _answer(found)
 
     async def search_batch(self, request: BatchRequest) -> Response:
-        """Search by several queries with the same options."""
+        """Search with several queries and the same options."""
         answer = BatchAnswer(await search(self._service, request))
-        # It may be megabytes of text, during which others want to be heard.
+        # The answer may be megabytes of text: not in the event loop.
         return await asyncio.get_running_loop().run_in_executor(self._service.threads, _answer, answer)
 
     async def document(
         self,
-        key: Annotated[str, Path(description="The document's id.", min_length=1)],
-        retriever: Annotated[str | None, Query(description="Whose index; by default the first retriever's.")] = None,
+        key: Annotated[str, Path(description="Id of the document.", min_length=1)],
+        retriever: Annotated[str | None, Query(description="Name of the retriever. Default: the first.")] = None,
     ) -> Response:
-        """A document by its id."""
+        """Get a document by its id."""
         found = self._service.retriever(retriever)
         generation = found.served.current
         if generation.index.locate([key])[0] is None:
@@ -159,11 +365,11 @@ class Routes:
         return _answer(StoredDocument(key, stored.title, stored.text, metadata, found.name, generation.number))
 
     async def authorised(self, credentials: Annotated[Any, Security(_bearer)]) -> None:
-        """Let those through who have the token."""
+        """Check the token."""
         self._service.access.check(None if credentials is None else credentials.credentials)
 
     async def add_documents(self, request: AddRequest) -> Response:
-        """Add documents; searches see them when this is answered."""
+        """Add documents; searches find them when the response is sent."""
         self._check_count(len(request.documents))
         documents = [Document(each.id, each.text, each.title, each.metadata) for each in request.documents]
         found = self._service.retriever(request.retriever)
@@ -171,40 +377,42 @@ class Routes:
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def delete_documents(self, request: DeleteRequest) -> Response:
-        """Delete documents; searches do not see them any more when this is answered."""
+        """Delete documents; searches no longer find them when the response is sent."""
         self._check_count(len(request.ids))
         found = self._service.retriever(request.retriever)
         changed = await self._within(self._changes.delete(found.served, request.ids))
         return _answer(ChangeAnswer(found.name, changed.number, len(changed.index)))
 
     async def healthy(self) -> Response:
-        """Whether the service runs."""
+        """Report that the service is running."""
         return _answer(Status("ok"))
 
     async def ready(self) -> Response:
-        """Whether it wants requests; not when it is about to stop."""
+        """Report whether the service accepts requests; not while it shuts down."""
         if self._service.draining:
-            raise RequestError(503, "draining", "the service is about to stop")
+            raise RequestError(503, "draining", "the service is shutting down")
         return _answer(Status("ready"))
 
     async def metrics(self) -> Response:
-        """What is counted and timed, for Prometheus."""
+        """Return the metrics for Prometheus."""
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
 
     def _check_count(self, count: int) -> None:
         if count > (most := self._service.limits.documents):
-            raise RequestError(422, "beyond_limit", f"documents of a request: at most {most:,}, got {count:,}")
+            raise RequestError(422, "beyond_limit", f"documents per request: at most {most:,}, got {count:,}")
 
     async def _within(self, change: Awaitable[Generation]) -> Generation:
         seconds = self._service.limits.write_seconds
         try:
             return await asyncio.wait_for(change, seconds)
         except asyncio.TimeoutError:
-            raise RequestError(504, "timeout", f"not done within {seconds:g} seconds; it goes on, look at the index's generation") from None
+            raise RequestError(
+                504, "timeout", f"not finished within {seconds:g} seconds; the change continues, watch the generation in /api/info"
+            ) from None
 
 
 def _answer(content: Any) -> Response:
-    """An answer as JSON; ASCII, so that whatever character a document has can be sent."""
+    """Make a JSON response; ASCII, so that every character of a document can be sent."""
     return Response(json.dumps(asdict(content), allow_nan=False).encode("ascii"), media_type="application/json")
 
 

@@ -1,40 +1,139 @@
-"""Retrievers: what requests name. Each ranks the documents of one index, by its vectors or by its words."""
+"""Retrievers: micro-batches of queries, ranked by the vectors or the words of an index."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import DamagedIndexError, Filter
 from quiver.retrieval.index.engines import Preset
 from quiver.retrieval.records import Hits
 from quiver.retrieval.search import bm25
-from quiver.retrieval.serving.batching import Batcher
-from quiver.retrieval.serving.generations import Generation
-from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.indexes import Generation, ServedIndex
 from quiver.retrieval.serving.metrics import Metrics
-from quiver.retrieval.serving.problems import RequestError
-from quiver.retrieval.serving.reloading import ServedIndex
-from quiver.retrieval.serving.schemas import RetrieverInfo
+from quiver.retrieval.serving.schemas import Limits, RequestError, RetrieverInfo
+
+
+class Sized(Protocol):
+    """Work with a number of queries."""
+
+    @property
+    def size(self) -> int:
+        """Number of queries."""
+
+
+Work = TypeVar("Work", bound=Sized)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Waiting(Generic[Work, Result]):
+    work: Work
+    answer: asyncio.Future[Result]
+
+
+class Batcher(Generic[Work, Result]):
+    """A queue that batches work: a free worker takes everything that waits, up to the size of a batch.
+
+    Work never waits for a batch to fill. Under light load a batch is one query, under heavy load many, which share the cost.
+
+    Args:
+        run: Runs a batch in a thread; returns one result or error per piece of work, in order.
+        threads: Executor for batches.
+        workers: Number of batches that run at the same time.
+        largest: Largest batch, in queries; a larger piece of work is a batch of its own.
+        room: Largest number of waiting queries.
+        observe: Called with the number of queries of every batch that starts.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Work]], Sequence[Result | Exception]],
+        threads: Executor,
+        *,
+        workers: int,
+        largest: int,
+        room: int,
+        observe: Callable[[int], None],
+    ) -> None:
+        self._run = run
+        self._threads = threads
+        self._workers = workers
+        self._largest = largest
+        self._room = room
+        self._observe = observe
+        self._queue: deque[_Waiting[Work, Result]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self.waiting = 0
+
+    async def ask(self, work: Work) -> Result:
+        """Queue a piece of work and return its result.
+
+        Raises:
+            RequestError: 429: too many queries are waiting.
+            Exception: The error of the work.
+        """
+        if self.waiting + work.size > self._room and self.waiting:
+            raise RequestError(429, "too_busy", f"{self.waiting} queries are waiting; try again in a second", {"Retry-After": "1"})
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(work, answer))
+        self.waiting += work.size
+        if len(self._running) < self._workers:
+            task = asyncio.create_task(self._work())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        return await answer
+
+    async def _work(self) -> None:
+        while batch := self._take():
+            self._observe(sum(waiting.work.size for waiting in batch))
+            work = [waiting.work for waiting in batch]
+            done = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+            # Not `await done`: its error belongs to those who wait for the result, not to this loop.
+            await asyncio.wait([done])
+            error = done.exception()
+            found: Sequence[Result | BaseException] = done.result() if error is None else [error] * len(batch)
+            for waiting, result in zip(batch, found, strict=True):
+                if waiting.answer.done():  # the client disconnected, or the time limit has passed
+                    continue
+                if isinstance(result, BaseException):
+                    waiting.answer.set_exception(result)
+                else:
+                    waiting.answer.set_result(result)
+
+    def _take(self) -> list[_Waiting[Work, Result]]:
+        """Take the next batch from the queue, without work that nobody waits for any more."""
+        batch: list[_Waiting[Work, Result]] = []
+        size = 0
+        while self._queue and (not batch or size + self._queue[0].work.size <= self._largest):
+            waiting = self._queue.popleft()
+            self.waiting -= waiting.work.size
+            if not waiting.answer.done():
+                batch.append(waiting)
+                size += waiting.work.size
+        return batch
+
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 
 
 @dataclass(frozen=True)
 class Choices:
-    """How queries are searched; those with the same choices are searched in one call.
+    """Options of a search; queries with equal options are searched in one call.
 
     Attributes:
-        k: Hits a query.
-        filter: Which documents may be found.
-        effort: How much of the index is looked at.
-        target_recall: Chooses that by what was measured; None for ``effort``.
+        k: Number of hits per query.
+        filter: Condition on the documents.
+        effort: Preset of search parameters.
+        target_recall: Target recall; None to use ``effort``.
     """
 
     k: int
@@ -52,19 +151,19 @@ class Asked:
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of queries."""
         return len(self.texts)
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """What they found.
+    """Result of a request.
 
     Attributes:
-        hits: A ranking a query.
-        generation: Where.
-        encode: Seconds that the encoding of the batch took.
-        search: Seconds that the search took.
+        hits: One ranking per query.
+        generation: Generation that was searched.
+        encode: Duration of encoding the batch, in seconds.
+        search: Duration of the search, in seconds.
     """
 
     hits: Hits
@@ -74,21 +173,21 @@ class Ranked:
 
 
 class Retriever:
-    """One name that requests can search.
+    """Ranks the documents of one index, by vectors or by BM25.
 
     Args:
-        name: The name.
+        name: Name in requests.
         served: The index.
-        threads: Where searches run.
-        limits: Of a batch and of the queue.
-        workers: Batches at a time.
-        metrics: Told of every batch.
-        words: Rank by words instead of vectors.
+        threads: Executor for searches.
+        limits: Limits of a batch and of the queue.
+        workers: Number of batches that run at the same time.
+        metrics: Records every batch.
+        words: Rank by BM25 instead of vectors.
 
     Attributes:
-        name: The name.
+        name: Name in requests.
         served: The index.
-        words: Whether it ranks by words.
+        words: Whether it ranks by BM25.
     """
 
     def __init__(
@@ -104,19 +203,19 @@ class Retriever:
 
     @property
     def waiting(self) -> int:
-        """Queries that wait for a worker."""
+        """Number of waiting queries."""
         return self._batcher.waiting
 
     async def search(self, asked: Asked) -> Ranked:
         """Rank documents.
 
         Raises:
-            RequestError: The filter names a field that there is not, recall was not measured, or too much is waiting.
+            RequestError: The filter names an unknown field, the index is not calibrated, or too many queries are waiting.
         """
         return await self._batcher.ask(asked)
 
     def info(self) -> RetrieverInfo:
-        """What the page and other clients have to know."""
+        """Describe the retriever for the search page and other clients."""
         generation = self.served.current
         index = generation.index
         policy = index.manifest.policy
@@ -137,7 +236,7 @@ class Retriever:
         self._metrics.batches.labels(self.name).observe(queries)
 
     def _run(self, work: Sequence[Asked]) -> list[Ranked | Exception]:
-        """Rank the queries of several requests: one call of the model for all, one of the index for each kind of choices."""
+        """Rank the queries of several requests: one call of the model for all, one call of the index per set of options."""
         generation = self.served.current
         texts = [text for asked in work for text in asked.texts]
         begun = time.perf_counter()
@@ -154,7 +253,7 @@ class Retriever:
             except DamagedIndexError:
                 raise
             except InputError as error:
-                # Where the index lies is nobody's business.
+                # Clients must not see the path of the index.
                 said = str(error).removeprefix(f"{generation.index.path}: ")
                 results |= dict.fromkeys(members, RequestError(422, "invalid_request", said))
                 continue
@@ -173,14 +272,14 @@ class Retriever:
                 queries, choices.k, filter=choices.filter, effort=choices.effort, target_recall=choices.target_recall
             )
         if generation.words is None:
-            raise ValueError(f"{self.name} ranks by words, and this generation was opened without them")
+            raise ValueError(f"{self.name} ranks by words, but this generation was opened without a BM25 index")
         if choices.effort is not None or choices.target_recall is not None:
-            raise InputError(f"{self.name} looks at every document that has a word of the query; leave effort and target_recall out")
+            raise InputError(f"{self.name} always searches exhaustively; leave effort and target_recall out")
         return generation.words.search(queries, choices.k, filter=choices.filter)
 
 
 def _grouped(work: Sequence[Asked]) -> dict[Choices, list[int]]:
-    """The places of the requests that can be searched in one call."""
+    """Positions of the requests, grouped by options."""
     groups: dict[Choices, list[int]] = {}
     for place, asked in enumerate(work):
         groups.setdefault(asked.choices, []).append(place)
@@ -192,6 +291,6 @@ def _words_name() -> str:
 
 
 def _model_name(source: str) -> str:
-    """A hub id as it is; of a folder the end of its path, which says what it is and not where."""
+    """Name of a model: its hub id, or the last two parts of its path."""
     path = Path(source)
     return "/".join(path.parts[-2:]) if path.is_absolute() else source

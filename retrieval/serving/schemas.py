@@ -1,20 +1,73 @@
-"""What requests and answers look like: the types that FastAPI checks bodies against and writes the OpenAPI schema from.
-
-Plain dataclasses; what is limited by an option of the command line is limited by `quiver.retrieval.serving.limits`, and its bounds are put
-into the schema when the service is made. Scalars are strict: a number in quotes is not a number.
-"""
+"""Requests, responses, errors and limits of the HTTP service."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import logging
+from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
 
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from pydantic import Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
-from quiver.retrieval.serving.limits import Limits
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on requests.
+
+    Attributes:
+        k: Largest number of hits per query.
+        explained: Largest number of explained hits per query.
+        query_characters: Longest query, in characters.
+        filter_characters: Longest condition of a filter, in characters. Parsing time grows at least quadratically with the length.
+        conditions: Largest number of conditions in a filter.
+        batch: Largest number of queries per request.
+        hits: Largest number of hits per request, over all its queries.
+        documents: Largest number of documents that a request adds or deletes.
+        body_bytes: Largest request body, in bytes.
+        queue: Largest number of queries that wait for a retriever; further requests are refused with status 429.
+        connections: Largest number of open connections.
+        seconds: Time limit of a search, from the end of the request to the response.
+        write_seconds: Time limit for adding or deleting documents.
+        lock_seconds: Time to wait for another process that writes to the index; part of ``write_seconds``.
+        read_seconds: Time limit for a client to send the header, to send the body, and to read a part of the response.
+    """
+
+    k: int = 1000
+    explained: int = 20
+    query_characters: int = 8192
+    filter_characters: int = 400
+    conditions: int = 8
+    batch: int = 64
+    hits: int = 2000
+    documents: int = 100
+    body_bytes: int = 1 << 20
+    queue: int = 256
+    connections: int = 1000
+    seconds: float = 10.0
+    write_seconds: float = 300.0
+    lock_seconds: float = 30.0
+    read_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check that all limits are positive.
+
+        Raises:
+            ValueError: A limit is not above 0.
+        """
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+
 
 Text = Annotated[str, Field(strict=True)]
-# Something that is not white space.
+# Text that is not blank.
 Said = Annotated[str, Field(strict=True, min_length=1, pattern=r"\S")]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -33,17 +86,17 @@ _CLOSED: dict[str, Any] = {"extra": "forbid"}
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """One query.
+    """A search with one query.
 
     Attributes:
-        query: Its text.
-        k: Hits wanted.
-        retriever: Name of the retriever; by default the first.
-        filter: A condition or several that must all hold, such as ``year>=2015``, ``lang in en,de`` or ``city="New York"``: fields and
-            values with spaces or operators stand in double quotes.
-        effort: How much of the index is looked at; by default balanced.
-        target_recall: Or as little as was measured to find this share of the best.
-        explain: Say of every hit which tokens or words met.
+        query: Text of the query.
+        k: Number of hits.
+        retriever: Name of the retriever. Default: the first.
+        filter: Condition, or list of conditions that must all hold, such as ``year>=2015``, ``lang in en,de`` or ``city="New York"``.
+            Fields and values that contain spaces or operators must be in double quotes.
+        effort: Search effort: exact, balanced or fast. Default: balanced.
+        target_recall: Target recall: use the fastest search parameters measured to reach it, instead of ``effort``.
+        explain: Explain every hit by the tokens or words that matched.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
@@ -59,7 +112,7 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """Several queries with the same options; see `SearchRequest`."""
+    """A search with several queries and the same options for all; see `SearchRequest`."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
 
@@ -77,10 +130,10 @@ class NewDocument:
     """A document to add.
 
     Attributes:
-        id: Its id, for ever.
-        text: What is searched.
-        title: Put before the text where the index was built so.
-        metadata: Field -> value or values, to filter by.
+        id: Id of the document.
+        text: Text to search.
+        title: Title; prepended to the text if the index was built with titles.
+        metadata: Field -> value or values, for filters.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
@@ -96,9 +149,9 @@ class AddRequest:
     """Documents to add.
 
     Attributes:
-        documents: At least one.
-        replace: Documents whose ids are in the index take the place of those.
-        retriever: To whose index; by default the first's.
+        documents: One or more documents.
+        replace: Replace documents that have the same id.
+        retriever: Name of the retriever whose index is changed. Default: the first.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _CLOSED
@@ -120,7 +173,7 @@ class DeleteRequest:
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """A token and where it stands in its text: first character, and the one behind the last; null for what the text does not have."""
+    """A token and its span in the text, as offsets of the first character and behind the last; null for tokens that are not in the text."""
 
     token: str
     span: Span | None
@@ -128,12 +181,12 @@ class TokenSpan:
 
 @dataclass(frozen=True)
 class Meeting:
-    """A token of the query and the token of the passage that is most similar to it, by their places in the lists.
+    """A token of the query and the most similar token of the passage, by their positions in the lists.
 
     Attributes:
-        query: Place of the query's token.
-        passage: Place of the passage's.
-        score: What it adds to the hit's score.
+        query: Position of the query token.
+        passage: Position of the passage token.
+        score: Contribution to the score of the hit.
     """
 
     query: int
@@ -143,7 +196,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class WordPart:
-    """What a word of the query adds to a BM25 score; 0 where the passage lacks it."""
+    """Contribution of a query word to a BM25 score; 0 if the passage does not contain the word."""
 
     word: str
     score: float
@@ -151,16 +204,16 @@ class WordPart:
 
 @dataclass(frozen=True)
 class HitExplanation:
-    """Why a hit has its score.
+    """Explanation of the score of a hit.
 
     Attributes:
-        kind: ``tokens`` for a ColBERT, ``words`` for BM25, ``similarity`` for one vector a text.
-        score: The score that is explained; null where the document has no vector.
-        text: The passage as it was encoded, title joined in, which the passage's spans are of; null where it is not kept.
-        query: The query's tokens, in order; spans are of the query.
-        passage: The passage's tokens, in order.
-        matches: One for each token of the query; their scores add up to the hit's.
-        words: For BM25, in the order of the query; their scores add up to the hit's.
+        kind: ``tokens`` for a ColBERT model, ``words`` for BM25, ``similarity`` for a model with one vector per text.
+        score: The explained score; null if the document has no vector.
+        text: The passage as it was encoded, including the title; spans of the passage refer to it. Null if the index stores no texts.
+        query: Tokens of the query, in order; spans refer to the query text.
+        passage: Tokens of the passage, in order.
+        matches: One match per query token; their scores sum to the score of the hit.
+        words: For BM25: the words of the query, in order; their scores sum to the score of the hit.
     """
 
     kind: Literal["tokens", "words", "similarity"]
@@ -174,7 +227,7 @@ class HitExplanation:
 
 @dataclass(frozen=True)
 class Hit:
-    """A document that was found; title, text and metadata are null where the index keeps no texts."""
+    """A document that was found; title, text and metadata are null if the index stores no texts."""
 
     id: str
     score: float
@@ -186,7 +239,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Milliseconds:
-    """Where the time went: queries that came together were encoded together, and each was given the time of all."""
+    """Duration of each step in milliseconds. Queries that were encoded in one batch all report the time of the batch."""
 
     encode: float
     search: float
@@ -195,15 +248,15 @@ class Milliseconds:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """What a query found, best first.
+    """The hits of a query, best first.
 
     Attributes:
-        retriever: Who answered.
-        hits: At most k.
-        milliseconds: Where the time went.
-        generation: The committed state of the index that was searched.
-        partial: Whether a part of the index could not be asked.
-        warning: Why this ranking cannot be compared with the first retriever's: its index holds other documents. Null where it can.
+        retriever: Name of the retriever.
+        hits: At most k hits.
+        milliseconds: Duration of each step.
+        generation: Generation of the index that was searched.
+        partial: Whether a part of the index could not be searched.
+        warning: Why this ranking must not be compared with that of the first retriever: its index holds other documents. Null if it can be.
     """
 
     retriever: str
@@ -216,14 +269,14 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class BatchAnswer:
-    """An answer a query, in the order of the queries."""
+    """One answer per query, in the order of the queries."""
 
     results: list[SearchAnswer]
 
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """A document of an index; title and text are null where texts are not kept."""
+    """A document of an index; title and text are null if the index stores no texts."""
 
     id: str
     title: str | None
@@ -238,9 +291,9 @@ class ChangeAnswer:
     """An index after a change.
 
     Attributes:
-        retriever: Whose index.
-        generation: The state that searches see from now on.
-        documents: How many it holds.
+        retriever: Name of the retriever of the index.
+        generation: New generation of the index, which searches see from now on.
+        documents: Number of documents in the index.
     """
 
     retriever: str
@@ -253,15 +306,15 @@ class RetrieverInfo:
     """A retriever.
 
     Attributes:
-        name: What requests call it.
-        kind: One vector a text, one a token, or words.
-        model: What encodes; BM25's parameters for words.
-        documents: Documents that can be found.
-        generation: The committed state of the index.
-        fields: What can be filtered by, each with the types of its values.
-        explains: Whether it can say which tokens or words met.
-        stores_text: Whether hits have their texts.
-        efforts: What a request may ask for; none where there is nothing to choose.
+        name: Name in requests.
+        kind: dense (one vector per text), colbert (one vector per token) or bm25.
+        model: Name of the model; for bm25 its parameters.
+        documents: Number of documents in the index.
+        generation: Generation of the index.
+        fields: Fields to filter by -> types of their values.
+        explains: Whether hits can be explained by tokens or words.
+        stores_text: Whether hits include texts.
+        efforts: Search efforts that a request can choose; empty for bm25.
     """
 
     name: str
@@ -277,13 +330,13 @@ class RetrieverInfo:
 
 @dataclass(frozen=True)
 class Info:
-    """What the service offers.
+    """Retrievers and limits of the service.
 
     Attributes:
-        retrievers: The first one is the default.
-        limits: See `quiver.retrieval.serving.limits.Limits`.
-        writable: Whether documents can be added and deleted, with a token.
-        version: Quiver's.
+        retrievers: The retrievers; the first is the default.
+        limits: Limits on requests.
+        writable: Whether documents can be added and deleted with a token.
+        version: Version of Quiver.
     """
 
     retrievers: list[RetrieverInfo]
@@ -294,14 +347,14 @@ class Info:
 
 @dataclass(frozen=True)
 class Status:
-    """A word about the service."""
+    """State of the service."""
 
     status: str
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong: a code for programs, a message for people."""
+    """An error: a code for programs and a message for people."""
 
     code: str
     message: str
@@ -309,6 +362,72 @@ class Problem:
 
 @dataclass(frozen=True)
 class ErrorAnswer:
-    """Every answer that is not a success."""
+    """Body of every response that is not a success."""
 
     error: Problem
+
+
+_LONGEST = 500  # longest message, in characters: messages quote values of the request
+
+
+class RequestError(Exception):
+    """A request that is refused.
+
+    Args:
+        status: HTTP status.
+        code: Error code for programs.
+        message: One line for people: what is wrong and what to do.
+        headers: Additional response headers.
+    """
+
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.problem = Problem(code, " ".join(message.split())[:_LONGEST])
+        self.headers = headers or {}
+
+
+def problem_body(problem: Problem) -> bytes:
+    """Body of an error response; ASCII, so that every message can be sent."""
+    return json.dumps(asdict(ErrorAnswer(problem))).encode("ascii")
+
+
+def problem_answer(error: RequestError) -> Response:
+    """Response to a refused request."""
+    return Response(problem_body(error.problem), error.status, error.headers, "application/json")
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Register exception handlers, so that every error response has the same form."""
+    app.add_exception_handler(RequestError, _refused)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(Exception, _failed)
+
+
+async def _refused(request: Any, error: RequestError) -> Response:
+    del request
+    return problem_answer(error)
+
+
+async def _http(request: Any, error: Any) -> Response:
+    """Answer errors of FastAPI and Starlette: unknown path, method not allowed."""
+    del request
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    message = {404: "no such path", 405: "this path does not support that method"}.get(error.status_code, str(error.detail))
+    return problem_answer(RequestError(error.status_code, code, message, dict(error.headers or {})))
+
+
+async def _malformed(request: Any, error: Any) -> Response:
+    """Answer a request that violates the schema, without repeating its values."""
+    del request
+    problems = error.errors()
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        return problem_answer(RequestError(400, "malformed_json", "the body is not JSON"))
+    said = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in problems[:5]]
+    return problem_answer(RequestError(422, "invalid_request", "; ".join(said)))
+
+
+async def _failed(request: Any, error: Exception) -> Response:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_answer(RequestError(500, "internal", "internal error; see the log of the service"))

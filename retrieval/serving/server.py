@@ -1,7 +1,7 @@
-"""The server: connections, signals, and a stop that loses no request.
+"""The HTTP server: connections, timeouts, and a graceful shutdown.
 
-On SIGTERM readiness says no, and requests go on being answered for a while, in which a load balancer notices; then no connection is
-accepted any more, and what has begun is finished, within a time.
+After SIGTERM ``/readyz`` fails while requests are still accepted, so that a load balancer can react. Then the server stops accepting
+connections and finishes running requests within a grace period.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quiver.encoder import InputError
 from quiver.retrieval.serving.application import create_application
-from quiver.retrieval.serving.hosts import own_hosts
+from quiver.retrieval.serving.middleware import own_hosts
 from quiver.retrieval.serving.service import Service
 
 logger = logging.getLogger(__name__)
@@ -29,16 +29,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class Address:
-    """Where the service listens, and how it stops.
+    """Address and shutdown of the service.
 
     Attributes:
-        host: Name or number of the interface.
-        port: 0 for any that is free.
-        origins: Web pages elsewhere that may ask it.
-        hosts: Hosts that requests may name beside those of `quiver.retrieval.serving.hosts.own_hosts`.
-        poll_seconds: From one look for newer generations to the next.
-        drain_delay: Seconds from the signal to stop until no connection is accepted any more.
-        drain_seconds: Seconds from then on for requests to end.
+        host: Name or IP address of the interface.
+        port: Port; 0 for a free one.
+        origins: Origins of web pages that may send requests (CORS).
+        hosts: Hosts to accept in addition to those of `quiver.retrieval.serving.middleware.own_hosts`.
+        poll_seconds: Interval between checks for a newer generation.
+        drain_delay: Time from SIGTERM until connections are refused, in seconds.
+        drain_seconds: Grace period for running requests after that, in seconds.
     """
 
     host: str = "127.0.0.1"
@@ -50,74 +50,73 @@ class Address:
     drain_seconds: float = 30.0
 
 
-class PatientProtocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 with an end to patience.
+class TimeoutProtocol(H11Protocol):  # type: ignore[misc]
+    """HTTP/1.1 with time limits for clients: to send a header, and to read a part of a response.
 
-    A client has so many seconds from its first byte, or from the connection, to the end of a header, and as many to take what waits for it.
-    Uvicorn itself times only connections that are idle between two requests. What is read of a request after its header is timed by
-    `quiver.retrieval.serving.gate`.
+    Uvicorn itself limits only the time between two requests of a connection. `quiver.retrieval.serving.middleware` limits the time to
+    send a body.
     """
 
-    patience_seconds = 10.0
-    _patience: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    timeout_seconds = 10.0
+    _header_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait for a header."""
+        """Start the header timer."""
         super().connection_made(transport)
-        self._patience = self.loop.call_later(self.patience_seconds, self._lose_patience)
+        self._header_timer = self.loop.call_later(self.timeout_seconds, self._time_out)
 
     def data_received(self, data: bytes) -> None:
-        """Stop waiting when a header is there, begin when a piece of one is."""
+        """Stop the header timer at the end of a header; start it at the beginning of one."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._be_patient()
-        elif self._patience is None and not self.transport.is_closing():
-            self._patience = self.loop.call_later(self.patience_seconds, self._lose_patience)
+            self._stop_header_timer()
+        elif self._header_timer is None and not self.transport.is_closing():
+            self._header_timer = self.loop.call_later(self.timeout_seconds, self._time_out)
 
     def pause_writing(self) -> None:
-        """Begin to wait for a client that does not read."""
+        """Start the write timer: the client is not reading."""
         super().pause_writing()
-        # Closing would wait for the client to read what is there; this does not.
-        self._unread = self.loop.call_later(self.patience_seconds, self.transport.abort)
+        # close() would wait for the client to read buffered data; abort() does not.
+        self._write_timer = self.loop.call_later(self.timeout_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop waiting for it."""
+        """Stop the write timer."""
         super().resume_writing()
-        self._stop_unread()
+        self._stop_write_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        self._be_patient()
-        self._stop_unread()
+        """Stop both timers."""
+        self._stop_header_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
-    def _be_patient(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _lose_patience(self) -> None:
-        self._patience = None
+    def _time_out(self) -> None:
+        self._header_timer = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
 
 def run_service(service: Service, address: Address, *, started: Callable[[str], None]) -> None:
-    """Serve until a signal asks for the end.
+    """Serve until SIGTERM or SIGINT.
 
     Args:
-        service: What is served.
-        address: Where, and how it stops.
-        started: Told the service's URL when it listens.
+        service: The service.
+        address: Address and shutdown.
+        started: Called with the URL when the service listens.
 
     Raises:
-        InputError: The address is taken, or is none of this machine.
+        InputError: The address is in use, or not an address of this machine.
     """
     listening = _listen(address)
     try:
@@ -131,7 +130,7 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
     bound, port = listening.getsockname()[:2]
     hosts = own_hosts(address.host, bound, address.hosts)
     app = create_application(service, origins=address.origins, hosts=hosts, poll_seconds=address.poll_seconds)
-    protocol = type("Protocol", (PatientProtocol,), {"patience_seconds": service.limits.read_seconds})
+    protocol = type("Protocol", (TimeoutProtocol,), {"timeout_seconds": service.limits.read_seconds})
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -151,7 +150,7 @@ async def _serve(service: Service, address: Address, listening: socket.socket, s
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
-        # Now, not before: Uvicorn has put handlers of its own there, which stop at once.
+        # Replace the handlers that Uvicorn has just installed, which stop at once.
         _stop_on_signal(service, server, address.drain_delay)
         started(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}")
     await serving
@@ -164,12 +163,12 @@ def _stop_on_signal(service: Service, server: Any, delay: float) -> None:
         server.should_exit = True
 
     def drain() -> None:
-        if service.draining:  # asked twice
+        if service.draining:  # second signal
             logger.warning("stopping at once")
             server.force_exit = True
             stop()
             return
-        logger.warning("no new connections in %g seconds; requests that have begun are finished", delay)
+        logger.warning("shutting down: connections are refused in %g seconds, running requests are finished", delay)
         service.draining = True
         loop.call_later(delay, stop)
 
@@ -188,10 +187,10 @@ def _listen(address: Address) -> socket.socket:
         listening.bind(where)
     except OSError as error:
         listening.close()
-        raise InputError(f"{address.host}:{address.port}: cannot listen there ({error.strerror}); choose another --port") from error
+        raise InputError(f"{address.host}:{address.port}: cannot listen ({error.strerror}); choose another --port") from error
     return listening
 
 
 def _whole(seconds: float) -> int:
-    """Uvicorn counts in whole seconds."""
+    """Round up to the whole seconds that Uvicorn takes."""
     return max(1, round(seconds))

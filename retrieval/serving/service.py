@@ -1,8 +1,11 @@
-"""The parts of one service, and its state: what it serves, within which limits, and whether it is about to stop."""
+"""The service: its retrievers, the access token, and how they are opened."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,28 +17,88 @@ from quiver.retrieval.index import open_index
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.search import bm25
 from quiver.retrieval.search.hybrid import differing_documents
-from quiver.retrieval.serving.access import Access
-from quiver.retrieval.serving.generations import Generation, SharedModel, open_generation
-from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.indexes import Generation, ServedIndex, SharedModel, open_generation
 from quiver.retrieval.serving.metrics import Metrics
-from quiver.retrieval.serving.problems import RequestError
-from quiver.retrieval.serving.reloading import ServedIndex
 from quiver.retrieval.serving.retrievers import Retriever
+from quiver.retrieval.serving.schemas import Limits, RequestError
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Service:
-    """What routes work with.
+VARIABLE = "QUIVER_TOKEN"
+"""Environment variable with the token."""
+
+_SHORTEST = 16  # least length of a token, in characters
+
+
+class Access:
+    """Allows changes of documents to clients that send the token.
+
+    Args:
+        token: The token; None to allow no changes.
 
     Attributes:
-        retrievers: By name; the first is the default.
-        limits: What is refused.
-        access: Who may change documents.
-        metrics: What is counted.
-        threads: Where searches and everything else that takes time run.
-        draining: Whether it is about to stop.
+        writable: Whether there is a token.
+    """
+
+    def __init__(self, token: str | None) -> None:
+        self._digest = None if token is None else _digest(token)
+        self.writable = token is not None
+
+    def check(self, given: str | None) -> None:
+        """Check the token of a request.
+
+        Args:
+            given: The token; None if the request has none.
+
+        Raises:
+            RequestError: 403: the service is read-only; 401: the token is missing or wrong.
+        """
+        if self._digest is None:
+            raise RequestError(403, "read_only", "this service is read-only; start it with --token-file to allow changes")
+        # Digests have equal lengths and are compared in constant time.
+        if given is None or not hmac.compare_digest(_digest(given), self._digest):
+            problem = "send the header Authorization: Bearer TOKEN" if given is None else "wrong token"
+            raise RequestError(401, "unauthorized", problem, {"WWW-Authenticate": "Bearer"})
+
+
+def read_token(file: Path | None) -> str | None:
+    """Read the token from a file, or from the environment; None if there is neither.
+
+    Raises:
+        InputError: The file cannot be read, or the token is too short.
+    """
+    if file is None:
+        token, origin = os.environ.get(VARIABLE, ""), VARIABLE
+        if not token:
+            return None
+    else:
+        origin = str(file)
+        try:
+            token = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{file}: cannot be read as a token ({error})") from error
+    token = token.strip()
+    if len(token) < _SHORTEST:
+        raise InputError(f"{origin}: the token must have at least {_SHORTEST} characters; make one with: openssl rand -hex 32")
+    return token
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+@dataclass
+class Service:
+    """State of the service.
+
+    Attributes:
+        retrievers: Retrievers by name; the first is the default.
+        limits: Limits on requests.
+        access: Access control for changes.
+        metrics: Metrics.
+        threads: Executor for searches and other slow work.
+        draining: Whether the service is stopping.
     """
 
     retrievers: Mapping[str, Retriever]
@@ -48,7 +111,7 @@ class Service:
     _warnings: dict[str, tuple[object, str | None]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """List the indexes, each once, and let the metrics follow them."""
+        """List the indexes, each once, and connect the metrics."""
         self.indexes = list({id(each.served): each.served for each in self.retrievers.values()}.values())
         for name, each in self.retrievers.items():
             self._follow(name, each)
@@ -66,7 +129,7 @@ class Service:
         self.metrics.reloads.labels(name, "done" if worked else "failed").inc()
 
     def warning_for(self, retriever: Retriever) -> str | None:
-        """Why a retriever's rankings cannot be compared with those of the first one; None where both rank the same documents."""
+        """Why the rankings of a retriever must not be compared with those of the first; None if both rank the same documents."""
         first, *_ = self.retrievers.values()
         if retriever.served is first.served:
             return None
@@ -76,21 +139,21 @@ class Service:
         if known != states:
             difference = differing_documents(*indexes)
             if difference is not None:
-                warning = f"{first.name!r} and {retriever.name!r} rank different documents, so do not compare their rankings: {difference}"
+                warning = f"{first.name!r} and {retriever.name!r} rank different documents; do not compare their rankings: {difference}"
             else:
                 warning = None
             self._warnings[retriever.name] = states, warning
         return warning
 
     def retriever(self, name: str | None) -> Retriever:
-        """A retriever by its name, the first one for None.
+        """Return a retriever by its name, or the first one for None.
 
         Raises:
-            RequestError: 404: there is none of that name.
+            RequestError: 404: there is no retriever of that name.
         """
         found = next(iter(self.retrievers.values())) if name is None else self.retrievers.get(name)
         if found is None:
-            raise RequestError(404, "unknown_retriever", f"there is no such retriever; there are {', '.join(self.retrievers)}")
+            raise RequestError(404, "unknown_retriever", f"no such retriever; the retrievers are {', '.join(self.retrievers)}")
         return found
 
 
@@ -107,20 +170,20 @@ def open_service(
     """Open indexes and their models.
 
     Args:
-        folders: Name -> index, one at least.
-        words: Serve BM25 of the first one's texts beside them.
-        model: The first one's model; None for the one that built it.
-        token: Allows changes; None allows none.
-        limits: What is refused.
-        workers: Batches that a retriever searches at a time.
-        verify: Compare each block of a file with its checksum when it is first read.
+        folders: Name -> folder of an index; one or more.
+        words: Add a BM25 retriever over the texts of the first index.
+        model: Model of the first index; None for the one that built it.
+        token: Token that allows changes; None for a read-only service.
+        limits: Limits on requests; None for the defaults.
+        workers: Number of batches that each retriever searches at the same time.
+        verify: Verify the checksum of each block when it is first read.
 
     Raises:
-        InputError: One cannot be opened, or its model cannot.
+        InputError: An index or its model cannot be opened.
     """
     limits, metrics = limits or Limits(), Metrics()
     if words and bm25.NAME in folders:
-        raise InputError(f"'{bm25.NAME}' is the name of the words; give the index another one")
+        raise InputError(f"the name '{bm25.NAME}' is reserved for BM25; name the index with NAME=FOLDER")
     threads = ThreadPoolExecutor(max_workers=workers * (len(folders) + words) + 2, thread_name_prefix="quiver-serve")
     models: dict[str, SharedModel] = {}
     retrievers: dict[str, Retriever] = {}
@@ -145,11 +208,10 @@ def _served(
         try:
             models[card.fingerprint] = SharedModel(load_model(model or card.source, precision=card.precision))
         except InputError as error:
-            raise InputError(f"{error}; {folder} was built with {card.source}: give --model if it has moved") from error
+            raise InputError(f"{error}; {folder} was built with {card.source}: pass --model if it has moved") from error
     shared = models[card.fingerprint]
 
     def newest() -> Generation:
-        # What is newer was hashed when it was written; what was there has been compared at the start.
         return open_generation(folder, shared, words=words, verify=verify)
 
     return ServedIndex(folder, newest, open_generation(folder, shared, words=words, verify=verify), threads)

@@ -20,7 +20,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.export.export import check_target, replacing_folder
 from quiver.retrieval.records import ModelCard
-from quiver.retrieval.training.loop.snapshot import open_snapshot_model
+from quiver.retrieval.training.loop.state import open_snapshot_model
 
 
 def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:

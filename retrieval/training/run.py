@@ -1,7 +1,7 @@
-"""A recipe run from start to end, or from where an earlier session left it: data, model, training, the record.
+"""Run a recipe from start to end, or resume it: data, model, training, the record.
 
-`quiver.retrieval.training.run_folder` says what lies where, and when. A session may end at any instruction: what is there afterwards is the
-run as it was at its last checkpoint, and a run that is resumed ends with the weights of one that was not interrupted, on a CPU to the bit.
+`quiver.retrieval.training.run_folder` describes the folder. A process may be killed at any instruction: the folder then holds the run as it
+was at its last checkpoint, and a resumed run ends with the weights of one that was not interrupted, on a CPU bit for bit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import platform
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -19,19 +20,18 @@ import torch
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.encoder.training.lock import alone
+from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog, read_log
 from quiver.encoder.training.machine import keep_freed_memory
-from quiver.encoder.training.processes import Processes, joined
+from quiver.encoder.training.processes import Processes, init_distributed
 from quiver.encoder.training.random_state import preserve_rng_state
 from quiver.encoder.training.stopping import RunStoppedError
+from quiver.encoder.training.trainer import Callback, Progress
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.averaging import average_models
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.course import Course
-from quiver.retrieval.training.loop.optimizers import require_optimizer
-from quiver.retrieval.training.loop.session import Model, Scorer, Session, batch_order, fit
-from quiver.retrieval.training.loop.snapshot import Progress
+from quiver.retrieval.training.loop.optimization import Schedule, require_optimizer
+from quiver.retrieval.training.loop.task import Model, Run, Scorer, batch_order, fit
 from quiver.retrieval.training.run_folder import (
     DATA,
     RECORD,
@@ -55,7 +55,7 @@ __all__ = ["RunStoppedError", "check_rows", "train", "train_and_save"]
 logger = logging.getLogger(__name__)
 
 
-def train(
+def train(  # noqa: PLR0913  # each is an option of the command, or what a caller adds
     recipe: Recipe,
     out: Path,
     *,
@@ -65,6 +65,7 @@ def train(
     command: str | None = None,
     scorer: Scorer | None = None,
     data_folder: Path | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Run a recipe; under torchrun, as one of its processes.
 
@@ -78,13 +79,14 @@ def train(
         scorer: Scores a model on ``recipe.development``; needed where the recipe has one.
         data_folder: Where prepared rows are found and kept, for runs that share them; None for ``data/`` in ``out``, which the run removes
             when it is complete.
+        callbacks: Receive events of the training loop.
 
     Returns:
         What ``run.json`` holds.
 
     Raises:
         InputError: The data or the starting checkpoint cannot be used, an extra is missing, ``out`` holds a run already or another
-            session is training there, there is nothing to resume, or what is there was begun otherwise; or the loss is no number.
+            process is training there, there is nothing to resume, or what is there was begun otherwise; or the loss is no number.
         RunStoppedError: SIGTERM or SIGINT came; the run is saved and can be resumed.
         ValueError: The recipe has a development collection, and there is no scorer.
     """
@@ -94,9 +96,9 @@ def train(
         raise ValueError("a scorer is given if and only if the recipe has a development collection")
     require_extra()
     require_optimizer(recipe.training)
-    with joined(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
-        run = _Run(Session(recipe, out, processes, scorer, progress), command, data_folder or out / DATA)
-        return run.resume() if resume else run.begin(overwrite=overwrite)
+    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
+        session = _Session(Run(recipe, out, processes, scorer, progress, callbacks), command, data_folder or out / DATA)
+        return session.resume() if resume else session.begin(overwrite=overwrite)
 
 
 def train_and_save(
@@ -119,8 +121,8 @@ def train_and_save(
         InputError: The rows do not make a batch, training cannot go on, or ``out`` cannot be written or holds a run already.
         RunStoppedError: As `train`.
     """
-    with joined(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
-        return _Run(Session(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
+    with init_distributed(default_device()) as processes, preserve_rng_state(), keep_freed_memory(), _folder(out, processes):
+        return _Session(Run(recipe, out, processes, progress=progress), command, out / DATA).begin(at_hand=(rows, model))
 
 
 def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
@@ -134,91 +136,91 @@ def check_rows(recipe: Recipe, rows: TrainingRows) -> None:
 
 def _folder(out: Path, processes: Processes) -> AbstractContextManager[None]:
     """The folder of a run, held by the process that leads."""
-    return alone(out) if processes.leads else nullcontext()
+    return exclusive_lock(out) if processes.is_main_process else nullcontext()
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A run as one of its processes sees it.
+class _Session:
+    """One session of a run: it begins the run, or resumes it.
 
     Attributes:
-        session: Recipe, folder, processes.
+        run: Recipe, folder, processes.
         command: The command line to record.
         data: Folder of the prepared rows.
     """
 
-    session: Session
+    run: Run
     command: str | None
     data: Path
 
     def begin(self, *, overwrite: bool = False, at_hand: tuple[TrainingRows, Model] | None = None) -> dict[str, Any]:
         """From the first update."""
-        out, processes = self.session.out, self.session.processes
+        out, processes = self.run.out, self.run.processes
         room: AbstractContextManager[None] = nullcontext()
-        if processes.leads:
+        if processes.is_main_process:
             refuse_existing(out, overwrite=overwrite)
             room = new_run(out)
         with room:
-            if processes.leads:
+            if processes.is_main_process:
                 self._beginning(None).write(out)
-            processes.wait()
+            processes.barrier()
             rows, model = at_hand if at_hand is not None else (self._rows(), None)
-            if processes.leads:
+            if processes.is_main_process:
                 self._beginning(rows).write(out)
             return self._go_on(rows, model, step=None)
 
     def resume(self) -> dict[str, Any]:
         """From the last checkpoint that is sound, or from the first update if there is none."""
-        session, processes = self.session, self.session.processes
-        if processes.leads and is_run(session.out) and (session.out / RECORD).exists():  # killed when it was complete
-            remove_leftovers(session.out)
-        refuse_nothing_to_resume(session.out)
-        refuse_other_run(session.out, self._beginning(None))
+        run, processes = self.run, self.run.processes
+        if processes.is_main_process and is_run(run.out) and (run.out / RECORD).exists():  # killed when it was complete
+            remove_leftovers(run.out)
+        refuse_nothing_to_resume(run.out)
+        refuse_other_run(run.out, self._beginning(None))
         rows = self._rows()
         now = self._beginning(rows)
-        refuse_other_run(session.out, now)
-        processes.wait()  # all have read what is written now
+        refuse_other_run(run.out, now)
+        processes.barrier()  # all have read what is written now
         newest = 0
-        if processes.leads:
-            warn_of_changes(session.out, now)
-            now.write(session.out)
-            newest = session.checkpoints.newest() or 0
-            RunLog(session.out / LOG).cut(newest)
-        step = int(processes.told(newest))
-        if processes.leads:
-            logger.info("%s: going on from step %d", session.out, step)
+        if processes.is_main_process:
+            warn_of_changes(run.out, now)
+            now.write(run.out)
+            newest = run.checkpoints.newest() or 0
+            RunLog(run.out / LOG).cut(newest)
+        step = int(processes.broadcast(newest))
+        if processes.is_main_process:
+            logger.info("%s: going on from step %d", run.out, step)
         return self._go_on(rows, None, step=step)
 
     def _rows(self) -> TrainingRows:
-        session = self.session
-        recipe, bar = session.recipe, session.progress and session.processes.leads
+        run = self.run
+        recipe, bar = run.recipe, run.progress and run.processes.is_main_process
         return prepare_rows(recipe.data, self.data, seed=recipe.training.seed, progress=bar)
 
     def _beginning(self, rows: TrainingRows | None) -> Beginning:
-        session = self.session
-        facts: dict[str, Any] = {"processes": session.processes.size}
+        run = self.run
+        facts: dict[str, Any] = {"processes": run.processes.size}
         if rows is not None:
-            facts["data"] = describe_data(session.recipe, rows)
+            facts["data"] = describe_data(run.recipe, rows)
         about = {"command": self.command, "device": default_device(), "threads": torch.get_num_threads(), "versions": versions()}
-        return Beginning(session.recipe.model_dump(), facts, about)
+        return Beginning(run.recipe.model_dump(), facts, about)
 
     def _go_on(self, rows: TrainingRows, model: Model | None, *, step: int | None) -> dict[str, Any]:
-        session = self.session
-        progress, course = fit(session, rows, lambda: model if model is not None else build_model(session.recipe, rows.texts()), step=step)
-        if session.processes.leads:
-            self._finish(rows, progress, course)
-        session.processes.wait()
-        return read_json(session.out / RECORD)
+        run = self.run
+        progress, schedule = fit(run, rows, lambda: model if model is not None else build_model(run.recipe, rows.texts()), step=step)
+        if run.processes.is_main_process:
+            self._finish(rows, progress, schedule)
+        run.processes.barrier()
+        return read_json(run.out / RECORD)
 
-    def _finish(self, rows: TrainingRows, progress: Progress, course: Course) -> None:
+    def _finish(self, rows: TrainingRows, progress: Progress, schedule: Schedule) -> None:
         """Write the model and the record."""
-        session, recipe = self.session, self.session.recipe
-        kept = _kept_steps(session, progress, course)
-        model = average_models([session.checkpoints.path(step) for step in kept])
+        run, recipe = self.run, self.run.recipe
+        kept = _kept_steps(run, progress, schedule)
+        model = average_models([run.checkpoints.path(step) for step in kept])
         final = type(model)(model.encoder, model.tokenizer, model.settings, source=recipe.model.init)
-        shutil.rmtree(unfinished_model(session.out), ignore_errors=True)
-        final.save(unfinished_model(session.out))
-        epochs = course.epochs(progress.epoch, progress.epoch_batches)
+        shutil.rmtree(unfinished_model(run.out), ignore_errors=True)
+        final.save(unfinished_model(run.out))
+        epochs = schedule.epochs(progress.epoch, progress.epoch_batches)
         weights = final.encoder.num_parameters + sum(weight.numel() for weight in final.projections.parameters())
         record = {
             "schema": SCHEMA,
@@ -229,22 +231,22 @@ class _Run:
             "platform": platform.platform(),
             "device": default_device(),
             "threads": torch.get_num_threads(),
-            "processes": session.processes.size,
+            "processes": run.processes.size,
             "data": describe_data(recipe, rows),
-            "batch": describe_batch(recipe, rows, session.processes.size),
+            "batch": describe_batch(recipe, rows, run.processes.size),
             "model": {"parameters": weights, "base_model": base_model(recipe), **asdict(final.card)},
-            "result": describe_result(read_log(session.out / LOG), progress, epochs=epochs, kept_steps=kept),
+            "result": describe_result(read_log(run.out / LOG), progress, epochs=epochs, kept_steps=kept),
         }
-        finish_run(session.out, record)
+        finish_run(run.out, record)
 
 
-def _kept_steps(session: Session, progress: Progress, course: Course) -> list[int]:
+def _kept_steps(run: Run, progress: Progress, schedule: Schedule) -> list[int]:
     """The steps whose checkpoints make the run's model: the best, or the last that the recipe asks for."""
-    recipe, checkpoints = session.recipe, session.checkpoints
+    recipe, checkpoints = run.recipe, run.checkpoints
     if recipe.development is not None and recipe.development.keep_best and progress.best_step is not None:
         return checkpoints.sound([progress.best_step]) or [progress.step]
     wanted = recipe.training.average_checkpoints
-    found = course.planned(checkpoints.steps(), recipe.training.save_every, progress.epoch_ends)[-wanted:]
+    found = schedule.planned(checkpoints.steps(), recipe.training.save_every, progress.epoch_ends)[-wanted:]
     if len(found) < wanted:
         logger.warning("training.average_checkpoints: the run has %d checkpoints, not %d; lower training.save_every", len(found), wanted)
     return checkpoints.sound(found) or [progress.step]

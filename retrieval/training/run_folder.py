@@ -28,7 +28,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, sync_folder, write_json
 from quiver.encoder.schema import validate
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import alone, remove_empty
+from quiver.encoder.training.lock import exclusive_lock, remove_empty
 from quiver.encoder.training.log import LOG
 from quiver.encoder.training.nonfinite import NONFINITE
 from quiver.retrieval.training.sections import Recipe
@@ -230,7 +230,7 @@ def remove_run(out: Path) -> None:
     Raises:
         InputError: Another session trains there.
     """
-    with alone(out):
+    with exclusive_lock(out):
         remove_leftovers(out)
         _remove_made(out)
     remove_empty(out)

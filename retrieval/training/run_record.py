@@ -21,9 +21,9 @@ from typing import Any
 from quiver.encoder.files import expand_home
 from quiver.encoder.training.log import Line, curve
 from quiver.encoder.training.machine import peak_memory
+from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows
-from quiver.retrieval.training.loop.board import SCORE
-from quiver.retrieval.training.loop.snapshot import Progress
+from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.rules import IN_BATCH
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.versions import installed_version
@@ -39,7 +39,6 @@ PACKAGES = (
     "pylate",
     "transformers",
     "datasets",
-    "accelerate",
     "schedulefree",
 )
 

@@ -32,7 +32,7 @@ from quiver.retrieval.training.sections import ArchitectureSection, ColBERTSecti
 
 logger = logging.getLogger(__name__)
 
-EXTRA = ("sentence_transformers", "transformers", "datasets", "accelerate", "pylate")
+EXTRA = ("sentence_transformers", "transformers", "datasets", "pylate")
 """Modules that training imports and the core does not have."""
 
 SKIPLISTS = {"punctuation": tuple(string.punctuation), "none": ()}

@@ -29,7 +29,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
 from quiver.retrieval.training.data import discard_rows
 from quiver.retrieval.training.grid import SEED, Grid, GridRun, Value
-from quiver.retrieval.training.loop.board import SCORE
+from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
 from quiver.retrieval.training.run_folder import RECORD as RUN_RECORD
 from quiver.retrieval.training.sections import Recipe

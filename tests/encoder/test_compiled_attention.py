@@ -16,11 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from quiver.encoder import Encoder, EncoderConfig, PackedBatch, pack_ids
-from quiver.encoder.attention import attend, choose_backend, compiled
+from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
-from quiver.encoder.cpu.availability import available
+from quiver.encoder.cpu.attention import is_supported
+from quiver.encoder.cpu.support import kernels_available
 
-pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 # Around a tile's 48 or 24 lanes and 8 or 4 rows, a panel's 64 keys, a window's halo, and a task's 8 blocks.
 LENGTHS = [(256,), (257,), (1000,), (47, 48, 49, 1, 15, 16, 17, 63), (300, 1, 64, 65, 129), (5,) * 60, (383, 384, 385)]
@@ -180,7 +181,7 @@ def test_what_has_no_numbers_is_left_to_torch() -> None:
     q, k, v = heads(300)
 
     def chosen(x: Tensor) -> bool:
-        return compiled.is_supported(batch, x)
+        return is_supported(batch, x)
 
     assert chosen(q)
     assert not chosen(q.to("meta"))
@@ -227,11 +228,11 @@ print(attend(q, k, v, pack_ids([[1] * 300]), None).sum().item())
 
 
 OWN = """\
-from quiver.encoder.cpu.compiling import compiled
+from quiver.encoder.cpu.jit import jit
 from other import constant
 
 
-@compiled
+@jit
 def own(x):
     return x + constant(x)
 """

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, pack_ids
-from quiver.encoder.attention import attend, best_dtype, choose_backend
+from quiver.encoder.attention import attend, choose_backend
 from quiver.encoder.attention.dispatch import describe
-from quiver.encoder.cpu import availability, vectors
-from quiver.encoder.cpu.availability import available
+from quiver.encoder.cpu import codegen, support
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.ops import rotate_, rotate_reference
 
-pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 
 @pytest.fixture(autouse=True)
 def everywhere(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whether pairs are fast or not, and no gradients."""
     del two_threads
-    monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda: True)
+    monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda: True)
     with torch.no_grad():
         yield
 
@@ -160,31 +160,25 @@ def test_what_it_is_taken_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_backend(describe(q, batch, window=128)) == "compiled"
     assert choose_backend(describe(q, batch, gradients=True)) == "compiled"
     assert choose_backend(describe(q[..., :48], batch)) == "packed"
-    assert best_dtype(q, batch, None) == torch.bfloat16
-    assert best_dtype(q[..., :48], batch, None) == torch.float32
-    assert best_dtype(q, batch, torch.ones(3)) == torch.float32
-    assert best_dtype(q[:200], batch_of((200,)), None) == torch.float32
-    assert best_dtype(q.double(), batch, None) == torch.float64
-    monkeypatch.setenv("QUIVER_ATTENTION", "packed")
-    assert best_dtype(q, batch, None) == torch.float32
-    monkeypatch.delenv("QUIVER_ATTENTION")
-    monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda: False)
-    assert best_dtype(q, batch, None) == torch.float32
+    assert choose_backend(describe(q, batch, slopes=torch.ones(3))) == "packed"
+    assert choose_backend(describe(q[:200], batch_of((200,)))) == "packed"
+    monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda: False)
+    assert choose_backend(describe(q, batch)) == "packed"
 
 
 def test_pairs_run_where_they_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for fast, tiles in ((True, False), (False, False), (False, True)):
-        monkeypatch.setattr(availability, "has_fast_pairs", lambda fast=fast: fast)
-        monkeypatch.setattr(availability, "tiles_run", lambda tiles=tiles: tiles)
-        availability.pairs_run.cache_clear()
-        found.append(availability.pairs_run())
-    availability.pairs_run.cache_clear()
-    assert found == [vectors.pairs_are_native(), False, True]
+        monkeypatch.setattr(support, "has_fast_bfloat16", lambda fast=fast: fast)
+        monkeypatch.setattr(support, "amx_kernels_run", lambda tiles=tiles: tiles)
+        support.bfloat16_kernels_run.cache_clear()
+        found.append(support.bfloat16_kernels_run())
+    support.bfloat16_kernels_run.cache_clear()
+    assert found == [codegen.bfloat16_is_native(), False, True]
 
 
 def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its states are about as far from float32's as where attention is float32."""
+    """Its states are about as far from float32's as with attention by PyTorch's operators."""
     monkeypatch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
     lengths = (300, 40, 171)
     generator = torch.Generator().manual_seed(1)
@@ -197,14 +191,14 @@ def test_an_encoder_in_bfloat16_takes_it(encoder_of: Callable[..., Encoder], mon
         taken.append(q.dtype)
         return attend(q, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("quiver.encoder.cpu.lean.attend", noted)
+    monkeypatch.setattr("quiver.encoder.layers.attend", noted)
     distances = []
     encoder.bfloat16()
     for run in (True, False):
-        monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda run=run: run)
+        monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda run=run: run)
         distances.append((encoder(batch).float() - expected).square().mean().sqrt().item())
     layers = len(encoder.layers)
-    assert taken == [torch.bfloat16] * layers + [torch.float32] * layers
+    assert taken == [torch.bfloat16] * 2 * layers
     assert distances[0] <= 1.25 * distances[1]
 
 
@@ -212,11 +206,11 @@ NARROW = """
 import torch
 from quiver.encoder import pack_ids
 from quiver.encoder.attention import attend, dispatch
-from quiver.encoder.cpu import vectors
+from quiver.encoder.cpu import codegen
 from quiver.encoder.ops import rotate_, rotate_reference
 torch.set_num_threads(2)
-assert not vectors.pairs_are_native()
-dispatch.pairs_run = lambda: True
+assert not codegen.bfloat16_is_native()
+dispatch.bfloat16_kernels_run = lambda: True
 batch = pack_ids([[1] * length for length in (300, 17, 64, 1)], key_lengths=[300, 17, 20, 1])
 q, k, v = torch.randn(3, 382, 2, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
 for window in (None, 6, 128):
@@ -238,7 +232,7 @@ from quiver.encoder import pack_ids
 from quiver.encoder.attention import attend, dispatch
 from quiver.encoder.ops import rotate_
 torch.set_num_threads(2)
-dispatch.pairs_run = lambda: True
+dispatch.bfloat16_kernels_run = lambda: True
 with torch.no_grad():
     attend(*torch.ones(3, 300, 1, 32).bfloat16(), pack_ids([[1] * 300]), None, backend="compiled")
 rotate_(torch.ones(300, 1, 32), torch.ones(300, 16), torch.ones(300, 16))
@@ -248,7 +242,7 @@ rotate_(torch.ones(300, 1, 32), torch.ones(300, 16), torch.ones(300, 16))
 def test_code_that_was_kept_in_part(tmp_path: Path) -> None:
     """As where the first process was stopped while it compiled: what is kept goes into what is compiled now."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    for removed in (("attention._pairs*", "token_rows._entry*"), ()):
+    for removed in (("attention_kernels._pairs*", "row_kernels._entry*"), ()):
         done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         for pattern in removed:

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
-from quiver.encoder.cpu import frozen, fused
-from quiver.encoder.cpu.availability import available, quads_run
-from quiver.encoder.cpu.frozen import FrozenLinear, Int8Matrix
-from quiver.encoder.cpu.hadamard import block, hadamard
-from quiver.encoder.cpu.linear import Linear
+from quiver.encoder.cpu import fast_blocks, prepack
+from quiver.encoder.cpu.linear import Linear, hadamard, hadamard_size
+from quiver.encoder.cpu.prepack import Int8Matrix, PrepackedLinear
+from quiver.encoder.cpu.support import int8_kernels_run, kernels_available
 
 pytestmark = [
-    pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
+    pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),
     pytest.mark.skipif(torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="torch has no 8-bit kernels here"),
 ]
 
@@ -38,10 +37,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
-    """What `fused.is_supported` said."""
+    """What `inference_is_supported` said."""
     del two_threads
     with torch.no_grad():
-        yield answers_of(fused, "serves")
+        yield answers_of(fast_blocks, "inference_is_supported")
 
 
 def rotation(width: int) -> Tensor:
@@ -60,7 +59,7 @@ class Defined(nn.Module):
         super().__init__()
         self.rotation = rotation(linear.in_features)
         # In float32: an integer of a weight that went to its neighbour would move all tokens.
-        weight = hadamard(linear.weight.detach().float()) / block(linear.in_features)
+        weight = hadamard(linear.weight.detach().float()) / hadamard_size(linear.in_features)
         self.scales = weight.abs().amax(1) / 127
         self.integers = (weight / self.scales[:, None]).round().double()
         self.bias = None if linear.bias is None else linear.bias.detach().double()
@@ -123,7 +122,7 @@ def test_operators_multiply_the_same_integers(
     encoder, batch = quantised(encoder_of(**CONFIGS[name])), batch_of((5,) * 100)  # of so few tokens most are all on one side (above)
     by_loops = encoder(batch)
     assert used == [True]
-    monkeypatch.setattr(fused, "serves", lambda *_: False)
+    monkeypatch.setattr(fast_blocks, "inference_is_supported", lambda *_: False)
     by_operators = encoder(batch)
     distances = (by_operators - by_loops).abs().amax(1) / by_loops.std()
     assert distances.median() < 1e-4, distances.median()
@@ -157,7 +156,7 @@ def test_weights_are_held_once(encoder_of: Callable[..., Encoder], batch_of: Cal
     encoder(batch_of(LENGTHS))
     encoder(batch_of((9,)))
     assert used == [True, True]
-    matrices = [each for module in encoder.modules() if isinstance(module, FrozenLinear) for each in module.matrices]
+    matrices = [each for module in encoder.modules() if isinstance(module, PrepackedLinear) for each in [module.matrix]]
     assert matrices
     assert not any("_packed" in vars(each) for each in matrices)
 
@@ -178,18 +177,18 @@ def test_what_is_no_number_stays_with_its_token(encoder_of: Callable[..., Encode
 def test_finer_integers_than_the_code_adds_up_are_left_to_torch(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], monkeypatch: pytest.MonkeyPatch, used: list[bool]
 ) -> None:
-    from quiver.encoder.cpu import vectors
+    from quiver.encoder.cpu import codegen
 
-    monkeypatch.setattr(vectors, "quads_reach", lambda: 127)
-    quads_run.cache_clear()
+    monkeypatch.setattr(codegen, "int8_levels", lambda: 127)
+    int8_kernels_run.cache_clear()
     try:
-        monkeypatch.setattr(frozen, "has_vnni", lambda: False)
+        monkeypatch.setattr(prepack, "has_vnni", lambda: False)
         coarse = quantised(encoder_of())(batch_of(LENGTHS))
-        monkeypatch.setattr(frozen, "has_vnni", lambda: True)
+        monkeypatch.setattr(prepack, "has_vnni", lambda: True)
         fine = quantised(encoder_of())
-        assert fused.unsupported_reason(fine.layers, torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
+        assert fast_blocks.unsupported_reason(fine.layers, torch.zeros(300, 96), None) == "8-bit integers up to 255"  # type: ignore[arg-type]
     finally:
-        quads_run.cache_clear()
+        int8_kernels_run.cache_clear()
     assert used == [True]
     assert coarse.isfinite().all()
 
@@ -199,20 +198,20 @@ def by_loops() -> Callable[..., NDArray[np.float32]]:
     """A product of tokens (N <= LANES, D) and a matrix as the loops have it, (N, O)."""
     import numba
 
-    from quiver.encoder.cpu import amx
-    from quiver.encoder.cpu.layer_tiles import gather, narrow, product
-    from quiver.encoder.cpu.tiles import spill
-    from quiver.encoder.cpu.vectors import LANES, QUADS
+    from quiver.encoder.cpu import codegen
+    from quiver.encoder.cpu.attention_tiles import store_rows
+    from quiver.encoder.cpu.block_tiles import gather, narrow, product
+    from quiver.encoder.cpu.codegen import INT8, LANES
 
     @numba.njit
     def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, levels: int) -> None:
         tokens, width, outputs = shape
-        amx.begin(QUADS, out)
+        codegen.amx_begin(INT8, out)
         gather(rows, width, tokens, width, tile)
-        narrow(QUADS, tile, width, levels)
-        product(QUADS, matrix, 0, outputs, width, tile, out)
-        amx.end(QUADS)
-        spill(out, outputs, tokens, 1.0, outputs, rows)
+        narrow(INT8, tile, width, levels)
+        product(INT8, matrix, 0, outputs, width, tile, out)
+        codegen.amx_end(INT8)
+        store_rows(out, outputs, tokens, 1.0, outputs, rows)
 
     def run(x: NDArray[np.float32], matrix: Int8Matrix, levels: int) -> NDArray[np.float32]:
         weight, bias = matrix.weight, matrix.bias
@@ -230,9 +229,9 @@ def by_loops() -> Callable[..., NDArray[np.float32]]:
 @pytest.mark.parametrize("width", [16, 48, 64, 400, 4096])
 def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int) -> None:
     """Tokens that, rotated, lie on their grid are multiplied as they are, the largest integers at the largest weights too."""
-    from quiver.encoder.cpu.vectors import LANES, quads_reach
+    from quiver.encoder.cpu.codegen import LANES, int8_levels
 
-    levels, random = quads_reach(), np.random.default_rng(width)
+    levels, random = int8_levels(), np.random.default_rng(width)
     integers = random.integers(0, levels, (LANES, width), endpoint=True)
     integers[:, 0], integers[:, 1] = 0, levels
     integers[1, 1:], integers[2, 2:] = levels, 0
@@ -241,8 +240,8 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
     weight = random.integers(-127, 127, (48, width), endpoint=True).astype(np.float64)
     weight[0], weight[1], weight[:, 2] = 127, -127, 127
     symmetric = rotation(width).numpy()
-    x = (rotated @ symmetric / block(width)).astype(np.float32)
-    matrix = Int8Matrix(torch.from_numpy(weight @ symmetric).float(), torch.arange(48.0), read=True)
+    x = (rotated @ symmetric / hadamard_size(width)).astype(np.float32)
+    matrix = Int8Matrix(torch.from_numpy(weight @ symmetric).float(), torch.arange(48.0), plain_layout=True)
     found = by_loops(x, matrix, levels)
     expected = rotated @ weight.T + np.arange(48)
     size = np.abs(rotated) @ np.abs(weight).T + 2 * np.abs(rotated).max(1, keepdims=True) * 127 * width
@@ -254,8 +253,8 @@ def test_sums_are_exact(by_loops: Callable[..., NDArray[np.float32]], width: int
 def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
     import numba
 
-    from quiver.encoder.cpu.layer_tiles import _hadamard
-    from quiver.encoder.cpu.vectors import LANES, emitted
+    from quiver.encoder.cpu.block_tiles import _hadamard
+    from quiver.encoder.cpu.codegen import LANES, emitted
 
     def emit(code: Any, tile: Any, width: Any) -> None:
         _hadamard(code, code.numbers(tile), width)
@@ -275,7 +274,7 @@ def test_loops_and_operators_rotate_to_the_same_bits(width: int) -> None:
 
 def test_sums_without_an_end_stay_with_their_token(by_loops: Callable[..., NDArray[np.float32]]) -> None:
     generator = torch.Generator().manual_seed(1)
-    matrix = Int8Matrix(torch.randn(48, 128, generator=generator), None, read=True)
+    matrix = Int8Matrix(torch.randn(48, 128, generator=generator), None, plain_layout=True)
     x = torch.randn(5, 128, generator=generator)
     x[2] = 3e38
     clean = x[[0, 1, 3, 4]]
@@ -290,7 +289,7 @@ def test_sums_without_an_end_stay_with_their_token(by_loops: Callable[..., NDArr
 def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> None:
     """There is no distance to divide by between their smallest and their largest number."""
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
-    matrix = Int8Matrix(weight, torch.ones(16), read=True)
+    matrix = Int8Matrix(weight, torch.ones(16), plain_layout=True)
     x = np.repeat(np.array([[0.0], [3.5], [-1e4], [1e-35]], np.float32), 64, axis=1)  # rotated they are eight times as large
     np.testing.assert_allclose(by_loops(x, matrix, 127), 1 + 8 * x[:, :1] * matrix.ones.numpy(), rtol=1e-6)
 
@@ -298,19 +297,19 @@ def test_tokens_of_one_number(by_loops: Callable[..., NDArray[np.float32]]) -> N
 EMULATED = """
 import torch
 from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
-from quiver.encoder.cpu import frozen, fused
-from quiver.encoder.cpu import vectors
-assert vectors.quads_reach() == 127, vectors.quads_reach()
+from quiver.encoder.cpu import fast_blocks, prepack
+from quiver.encoder.cpu import codegen
+assert codegen.int8_levels() == 127, codegen.int8_levels()
 torch.set_num_threads(2)
-frozen.has_vnni = lambda: False
+prepack.has_vnni = lambda: False
 config = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=128, num_heads=4, intermediate_size=144, layer_types=["global", "local"], max_positions=400, window=32
 )
 encoder = optimize_for_inference(init_weights(Encoder(config), seed=1), precision="int8")
 batch = pack_ids([list(range(start, start + 5)) for start in range(100)])
-assert fused.serves(encoder.layers, batch, torch.zeros(500, 128), None)
+assert fast_blocks.inference_is_supported(encoder.layers, batch, torch.zeros(500, 128), None)
 found = encoder(batch)
-fused.serves = lambda *_: False
+fast_blocks.inference_is_supported = lambda *_: False
 distances = (found - encoder(batch)).abs().amax(1) / found.std()
 assert distances.median() < 1e-4 and distances.max() < 0.25, distances
 """
@@ -323,14 +322,14 @@ def test_processors_without_the_instruction(run_as: Callable[..., str], older_pr
 ASSEMBLED = """
 import sys
 from llvmlite import binding, ir
-from quiver.encoder.cpu.vectors import INTS, WIDTH, Code, quads_reach
+from quiver.encoder.cpu.codegen import INTS, WIDTH, Code, int8_levels
 module = ir.Module()
 function = ir.Function(module, ir.FunctionType(INTS, [INTS] * 3), "quads")
 builder = ir.IRBuilder(function.append_basic_block())
 total, signed, unsigned = function.args  # in registers 0, 1 and 2
 builder.ret(Code(builder).add_quads(signed, unsigned, total))
 machine = binding.Target.from_default_triple().create_target_machine(cpu="x86-64", features=sys.argv[1])
-print(quads_reach(), machine.emit_object(binding.parse_assembly(str(module))).hex())
+print(int8_levels(), machine.emit_object(binding.parse_assembly(str(module))).hex())
 """
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
-from quiver.encoder.cpu import fused
-from quiver.encoder.cpu.availability import available, tiles_run
-from quiver.encoder.cpu.frozen import FrozenLinear
+from quiver.encoder.cpu import fast_blocks
+from quiver.encoder.cpu.prepack import PrepackedLinear
+from quiver.encoder.cpu.support import amx_kernels_run, kernels_available
 
-pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 LENGTHS = (300, 1, 40, 129, 17)
 POST: dict[str, Any] = {"norm_position": "post", "final_norm": False, "first_attention_norm": True}
@@ -36,12 +36,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def paired(answers_of: Callable[[object, str], list[bool]], monkeypatch: pytest.MonkeyPatch, two_threads: None) -> Iterator[list[bool]]:
-    """What `fused.are_paired` said; pairs are taken on every processor here, in several instructions where there is none for them."""
+    """What `multiplies_bfloat16` said; pairs are taken on every processor here, in several instructions where there is none for them."""
     del two_threads
-    monkeypatch.setattr("quiver.encoder.attention.dispatch.pairs_run", lambda: True)
-    monkeypatch.setattr(fused, "tiles_run", lambda: True)
+    monkeypatch.setattr("quiver.encoder.attention.dispatch.bfloat16_kernels_run", lambda: True)
+    monkeypatch.setattr(fast_blocks, "amx_kernels_run", lambda: True)
     with torch.no_grad():
-        yield answers_of(fused, "are_paired")
+        yield answers_of(fast_blocks, "multiplies_bfloat16")
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def half_of(encoder_of: Callable[..., Encoder]) -> Callable[..., Encoder]:
 def by_operators(monkeypatch: pytest.MonkeyPatch, encoder: Encoder, batch: PackedBatch) -> Tensor:
     """The states by torch's operators, in the dtype of the weights."""
     with monkeypatch.context() as patch:
-        for question in ("serves", "widens"):
-            patch.setattr(fused, question, lambda *_: False)
+        for question in ("inference_is_supported", "_keeps_float32"):
+            patch.setattr(fast_blocks, question, lambda *_: False)
         patch.setattr("quiver.encoder.cpu.linear.native_on_cpu", lambda _dtype: True)
         return encoder(batch)
 
@@ -92,20 +92,20 @@ def test_sums_are_exact(width: int, outputs: int) -> None:
     import numba
     import numpy as np
 
-    from quiver.encoder.cpu import amx
-    from quiver.encoder.cpu.layer_tiles import gather, narrow, product
-    from quiver.encoder.cpu.tiles import spill
-    from quiver.encoder.cpu.vectors import LANES, PAIRS
+    from quiver.encoder.cpu import codegen
+    from quiver.encoder.cpu.attention_tiles import store_rows
+    from quiver.encoder.cpu.block_tiles import gather, narrow, product
+    from quiver.encoder.cpu.codegen import BFLOAT16, LANES
 
     @numba.njit
     def multiply(matrix: int, shape: tuple[int, int, int], rows: int, tile: int, out: int, result: int) -> None:
         tokens, columns, count = shape
-        amx.begin(PAIRS, out)
+        codegen.amx_begin(BFLOAT16, out)
         gather(rows, columns, tokens, columns, tile)
-        narrow(PAIRS, tile, columns, 0)
-        product(PAIRS, matrix, 0, count, columns, tile, out)
-        amx.end(PAIRS)
-        spill(out, count, tokens, 1.0, count, result)
+        narrow(BFLOAT16, tile, columns, 0)
+        product(BFLOAT16, matrix, 0, count, columns, tile, out)
+        codegen.amx_end(BFLOAT16)
+        store_rows(out, count, tokens, 1.0, count, result)
 
     generator = torch.Generator().manual_seed(width)
     x = torch.randint(-40, 41, (LANES - 1, width), generator=generator).float()
@@ -159,7 +159,7 @@ def test_tokens_that_only_read(
 def test_frozen_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = half_of(), batch_of((300, 20))
     frozen = optimize_for_inference(copy.deepcopy(encoder))
-    assert all(matrix.readable for matrix in frozen.modules() if isinstance(matrix, FrozenLinear))
+    assert all(matrix.readable for matrix in frozen.modules() if isinstance(matrix, PrepackedLinear))
     assert torch.equal(frozen(batch), encoder(batch))
     assert torch.equal(frozen.state_dict()["layers.0.attention.qkv.weight"], encoder.state_dict()["layers.0.attention.qkv.weight"])
 
@@ -229,12 +229,12 @@ STATES = """
 import hashlib, sys
 import torch
 from quiver.encoder import Encoder, EncoderConfig, optimize_for_inference, init_weights, pack_ids
-from quiver.encoder.cpu import fused
+from quiver.encoder.cpu import fast_blocks
 from quiver.encoder.attention import dispatch
-from quiver.encoder.cpu import vectors
-assert vectors.tiles_are_native() is (sys.argv[1] == "amx")
+from quiver.encoder.cpu import codegen
+assert codegen.amx_is_native() is (sys.argv[1] == "amx")
 torch.set_num_threads(2)
-dispatch.pairs_run = fused.tiles_run = lambda: True
+dispatch.bfloat16_kernels_run = fast_blocks.amx_kernels_run = lambda: True
 config = EncoderConfig.modernbert(
     vocab_size=300, hidden_size=192, num_heads=3, intermediate_size=320, layer_types=["global", "local"], max_positions=400, window=32
 )
@@ -246,12 +246,12 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.skipif(not tiles_run(), reason="this processor has no AMX")
+@pytest.mark.skipif(not amx_kernels_run(), reason="this processor has no AMX")
 def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_path: Path) -> None:
     """Sums of integers to the bit, those of bfloat16 to its rounding."""
-    from quiver.encoder.cpu import vectors
+    from quiver.encoder.cpu import codegen
 
-    features = vectors._features()
+    features = codegen._features()
     digests, states = [], []
     for name in ("amx", "none"):
         of_name = [each for each in features if name == "amx" or "amx" not in each]
@@ -263,17 +263,17 @@ def test_amx_gives_what_other_instructions_give(run_as: Callable[..., str], tmp_
 
 ASSEMBLED = """
 from llvmlite import binding, ir
-from quiver.encoder import processor
-processor.has_amx = lambda: True
-from quiver.encoder.cpu import amx
-from quiver.encoder.cpu.vectors import BYTE, LONG, PAIRS, QUADS, Code, tiles_are_native
-assert tiles_are_native()
+from quiver.encoder.cpu import support
+support.has_amx = lambda: True
+from quiver.encoder.cpu import codegen
+from quiver.encoder.cpu.codegen import BYTE, LONG, BFLOAT16, INT8, Code, amx_is_native
+assert amx_is_native()
 for width in (16, 8):
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [LONG] * 6), "product")
     builder = ir.IRBuilder(function.append_basic_block())
     rows, stride, count, columns, tile, out = function.args
-    amx.product(Code(builder), ir.Constant(ir.IntType(width), 0), rows, stride, (count, columns), tile, out, add=False)
+    codegen.amx_product(Code(builder), ir.Constant(ir.IntType(width), 0), rows, stride, (count, columns), tile, out, add=False)
     builder.ret_void()
     features = "+avx512f,+amx-tile,+amx-bf16,+amx-int8"
     machine = binding.Target.from_default_triple().create_target_machine(cpu="x86-64", features=features)

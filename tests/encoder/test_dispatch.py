@@ -13,7 +13,7 @@ from quiver.encoder import InputError, PackedBatch, pack_ids
 from quiver.encoder.attention import BACKENDS, AttentionCall, attend, choose_backend, dispatch
 from quiver.encoder.attention.dispatch import LIMITS, describe, unsupported_reason
 
-TORCH = frozenset({"aten_flash", "varlen", "dense"})
+TORCH = frozenset({"aten_flash"})
 ALL = TORCH | {"flash_attn_2", "flash_attn_3", "flash_attn_4"}
 HERE = frozenset({"compiled"})
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
@@ -30,11 +30,9 @@ def call(**changes: Any) -> AttentionCall:
         ({}, "aten_flash"),
         ({"local": True}, "aten_flash"),
         ({"dtype": torch.float16}, "aten_flash"),
-        ({"gradients": True}, "varlen"),
-        ({"gradients": True, "local": True}, "varlen"),
+        ({"gradients": True}, "aten_flash"),
+        ({"gradients": True, "local": True}, "aten_flash"),
         ({"gradients": True, "dropout": True}, "aten_flash"),
-        ({"gradients": True, "installed": frozenset({"aten_flash"})}, "aten_flash"),
-        ({"equal_lengths": True}, "aten_flash"),  # dense is only taken by request
         ({"key_lengths": True}, "aten_flash"),
         ({"capability": (7, 5)}, "packed"),
         ({"dtype": torch.float32}, "packed"),
@@ -58,7 +56,7 @@ def call(**changes: Any) -> AttentionCall:
         ({"head_width": 32}, "aten_flash"),
         ({"head_width": 256}, "aten_flash"),
         ({"head_width": 256, "gradients": True}, "packed"),
-        ({"head_width": 192, "gradients": True}, "varlen"),
+        ({"head_width": 192, "gradients": True}, "aten_flash"),
         ({"head_width": 264}, "packed"),
         ({"head_width": 60}, "packed"),
         ({"key_lengths": True, "local": True}, "packed"),
@@ -76,7 +74,7 @@ def call(**changes: Any) -> AttentionCall:
         ({"installed": TORCH | {"flash_attn_2"}}, "aten_flash"),
         ({"installed": TORCH | {"flash_attn_3"}}, "flash_attn_3"),
         ({"installed": TORCH | {"flash_attn_3"}, "local": True}, "aten_flash"),
-        ({"installed": TORCH | {"flash_attn_3"}, "gradients": True}, "varlen"),
+        ({"installed": TORCH | {"flash_attn_3"}, "gradients": True}, "aten_flash"),
         ({"installed": TORCH | {"flash_attn_3"}, "dtype": torch.float16}, "aten_flash"),
         ({"installed": TORCH | {"flash_attn_3"}, "capability": BLACKWELL}, "aten_flash"),
     ],
@@ -91,19 +89,17 @@ def test_the_choice(changes: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("varlen", {"device_type": "cpu"}, "it needs a CUDA device"),
+        ("aten_flash", {"device_type": "cpu"}, "it needs a CUDA device"),
         ("flash_attn_2", {}, "it is not installed"),
         ("aten_flash", {"capability": (7, 5)}, "compute capability 7.5"),
         ("aten_flash", {"dtype": torch.float32}, "dtype float32"),
         ("aten_flash", {"head_width": 300}, "head width 300 (multiples of 8 to 256)"),
-        ("varlen", {"head_width": 200, "gradients": True}, "head width 200 (multiples of 8 to 192)"),
-        ("varlen", {"dropout": True}, "dropout"),
-        ("varlen", {"slopes": True}, "ALiBi"),
+        ("aten_flash", {"head_width": 200, "gradients": True}, "head width 200 (multiples of 8 to 192)"),
+        ("flash_attn_4", {"installed": ALL, "dropout": True}, "dropout"),
+        ("aten_flash", {"slopes": True}, "ALiBi"),
         ("flash_attn_3", {"installed": ALL, "gradients": True}, "gradients"),
         ("flash_attn_3", {"installed": ALL, "local": True}, "windows"),
         ("flash_attn_2", {"installed": ALL, "local": True, "key_lengths": True}, "windows or ALiBi with tokens that only read"),
-        ("dense", {"key_lengths": True}, "tokens that only read"),
-        ("dense", {}, "unequal lengths"),
         ("packed", {"dtype": torch.float64}, None),
         ("reference", {"device_type": "cpu"}, None),
     ],
@@ -125,18 +121,17 @@ def test_each_choice_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFix
             choose_backend(call(gradients=True))
     assert [record.getMessage() for record in caplog.records] == [
         "attention on cuda in bfloat16, head width 60, local: packed (no flash attention: head width 60 (multiples of 8 to 256))",
-        "attention on cuda in bfloat16, head width 64, gradients: varlen",
+        "attention on cuda in bfloat16, head width 64, gradients: aten_flash",
     ]
 
 
 def test_an_override_is_taken_where_it_can_be(caplog: pytest.LogCaptureFixture) -> None:
     choose_backend.cache_clear()
-    assert choose_backend(call(equal_lengths=True), "dense") == "dense"
     assert choose_backend(call(), "packed") == "packed"
     assert not caplog.records
-    assert choose_backend(call(local=True, equal_lengths=True), "dense") == "aten_flash"
-    assert "QUIVER_ATTENTION=dense cannot serve this attention (windows): aten_flash does" in caplog.text
-    with pytest.raises(InputError, match=r"QUIVER_ATTENTION must be one of varlen, .*reference, got 'flash'"):
+    assert choose_backend(call(), "flash_attn_4") == "aten_flash"
+    assert "QUIVER_ATTENTION=flash_attn_4 cannot serve this attention (it is not installed): aten_flash does" in caplog.text
+    with pytest.raises(InputError, match=r"QUIVER_ATTENTION must be one of aten_flash, .*reference, got 'flash'"):
         choose_backend(call(), "flash")
 
 
@@ -176,8 +171,8 @@ def test_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_backend_asked_for_by_name_must_serve() -> None:
     batch, x = pack_ids([[1, 2]]), torch.ones(2, 1, 8)
-    with pytest.raises(ValueError, match="attention backend varlen cannot serve this call: it needs a CUDA device"):
-        attend(x, x, x, batch, None, backend="varlen")
+    with pytest.raises(ValueError, match="attention backend aten_flash cannot serve this call: it needs a CUDA device"):
+        attend(x, x, x, batch, None, backend="aten_flash")
 
 
 def test_a_call_is_described_by_its_tensors() -> None:
@@ -185,7 +180,7 @@ def test_a_call_is_described_by_its_tensors() -> None:
     batch = pack_ids([[1, 2, 3], [4, 5, 6]], key_lengths=[1, 3])
     found = describe(q, batch, window=2, slopes=torch.ones(2), dropout=0.1, gradients=True)
     assert found == AttentionCall(
-        "cpu", torch.bfloat16, head_width=16, gradients=True, dropout=True, slopes=True, key_lengths=True, local=True, equal_lengths=True
+        "cpu", torch.bfloat16, head_width=16, gradients=True, dropout=True, slopes=True, key_lengths=True, local=True
     )
     assert describe(torch.ones(3, 1, 8), pack_ids([[1, 2], [3]])) == AttentionCall("cpu", torch.float32, head_width=8)
 

@@ -155,7 +155,6 @@ def compare(name: str, batch: PackedBatch, window: int | None, slopes: Tensor | 
 
 TORCHS = [
     "aten_flash",
-    pytest.param("varlen", marks=pytest.mark.skipif(not torch.__version__ >= "2.11", reason="varlen_attn with windows is torch 2.11's")),
 ]
 
 
@@ -262,11 +261,6 @@ def test_flash_attn_2_has_alibi_and_dropout(monkeypatch: pytest.MonkeyPatch) -> 
     assert [call["dropout_p"] for call in recorded] == [0.0, 0.0, 0.1]
 
 
-def test_dense_attention_of_equal_lengths() -> None:
-    compare("dense", batch_of((30, 30, 30)), None)
-    compare("dense", batch_of((7,)), None)
-
-
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -331,7 +325,7 @@ def within_bfloat16(found: list[Tensor], batch: PackedBatch, width: int, window:
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("backend", ["varlen", "aten_flash", "flash_attn_2", "flash_attn_4", "packed"])
+@pytest.mark.parametrize("backend", ["aten_flash", "flash_attn_2", "flash_attn_4", "packed"])
 @pytest.mark.parametrize("width", [32, 64, 128])
 @pytest.mark.parametrize("window", [None, 2, 128])
 def test_kernels_are_the_definition(backend: str, width: int, window: int | None) -> None:
@@ -341,17 +335,9 @@ def test_kernels_are_the_definition(backend: str, width: int, window: int | None
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("backend", ["varlen", "aten_flash", "flash_attn_2", "flash_attn_4", "packed"])
+@pytest.mark.parametrize("backend", ["aten_flash", "flash_attn_2", "flash_attn_4", "packed"])
 def test_kernels_with_tokens_that_only_read(backend: str) -> None:
     batch = batch_of((40, 7, 129), (5, 7, 100)).to("cuda")
-    within_bfloat16(half_precision(batch, 64, None, backend), batch, 64, None)
-
-
-@pytest.mark.gpu
-@needs_cuda
-@pytest.mark.parametrize("backend", ["dense", "aten_flash"])
-def test_kernels_with_equal_lengths(backend: str) -> None:
-    batch = batch_of((300,) * 4).to("cuda")
     within_bfloat16(half_precision(batch, 64, None, backend), batch, 64, None)
 
 

@@ -10,8 +10,8 @@ import torch
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, optimize_for_inference, pack_ids, save_encoder
 from quiver.encoder.config import Precision
-from quiver.encoder.cpu.frozen import FrozenLinear
 from quiver.encoder.cpu.linear import Linear
+from quiver.encoder.cpu.prepack import PrepackedLinear
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,
@@ -99,7 +99,7 @@ def test_a_copy_of_a_frozen_encoder_is_one(precision: Precision) -> None:
     batch = pack_ids(texts(*LENGTHS))
     twin = copy.deepcopy(frozen)
     assert torch.equal(twin(batch), frozen(batch))
-    assert [type(module) for module in twin.modules()].count(FrozenLinear) == 4 * CONFIG.num_layers
+    assert [type(module) for module in twin.modules()].count(PrepackedLinear) == 4 * CONFIG.num_layers
 
 
 def test_nothing_of_the_plain_matrices_is_kept() -> None:
@@ -113,7 +113,7 @@ def test_nothing_of_the_plain_matrices_is_kept() -> None:
 def test_int8_products_are_close_and_know_no_neighbours() -> None:
     torch.manual_seed(0)
     plain = Linear(384, 96, bias=True, parts=3)
-    quantised = FrozenLinear(plain, "int8", read=False)
+    quantised = PrepackedLinear(plain, "int8", plain_layout=False)
     x = torch.randn(50, 384)
     x[3] *= 1000  # one loud token must not cost the others their precision
     x[4] = 0

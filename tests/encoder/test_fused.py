@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from quiver.encoder import Encoder, PackedBatch, optimize_for_inference, pack_ids
-from quiver.encoder.cpu import fused
-from quiver.encoder.cpu.availability import available
-from quiver.encoder.cpu.frozen import FrozenLinear
+from quiver.encoder.cpu import fast_blocks
+from quiver.encoder.cpu.prepack import PrepackedLinear
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.lora import add_lora
 
-pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 # Around the 48 or 24 lanes of a panel, and panels that two threads cannot share evenly.
 LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
@@ -45,15 +45,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> Iterator[list[bool]]:
-    """What `fused.is_supported` said, which is asked on every processor here."""
+    """What `inference_is_supported` said, which is asked on every processor here."""
     del two_threads
     with torch.no_grad():
-        yield answers_of(fused, "serves")
+        yield answers_of(fast_blocks, "inference_is_supported")
 
 
 def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> Tensor:
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "serves", lambda *_: False)
+        patch.setattr(fast_blocks, "inference_is_supported", lambda *_: False)
         return run()
 
 
@@ -148,8 +148,8 @@ def test_frozen_and_plain_matrices_give_one_result(
 
 def test_what_the_loops_will_not_read_is_laid_out_for_torch(encoder_of: Callable[..., Encoder]) -> None:
     read, left = optimize_for_inference(encoder_of()), optimize_for_inference(encoder_of(intermediate_size=150))
-    assert all(matrix.readable for matrix in read.modules() if isinstance(matrix, FrozenLinear))
-    assert not any(matrix.readable for matrix in left.modules() if isinstance(matrix, FrozenLinear))
+    assert all(matrix.readable for matrix in read.modules() if isinstance(matrix, PrepackedLinear))
+    assert not any(matrix.readable for matrix in left.modules() if isinstance(matrix, PrepackedLinear))
 
 
 def test_copies_of_a_frozen_encoder_have_weights_of_their_own(encoder_of: Callable[..., Encoder]) -> None:
@@ -247,8 +247,8 @@ NARROW = """
 import torch
 from quiver.encoder import Encoder, EncoderConfig, pack_ids
 from quiver.encoder.attention import attend
-from quiver.encoder.cpu import vectors
-assert (vectors.LANES, vectors.ROWS) == (24, 4), (vectors.LANES, vectors.ROWS)
+from quiver.encoder.cpu import codegen
+assert (codegen.LANES, codegen.ROWS) == (24, 4), (codegen.LANES, codegen.ROWS)
 torch.manual_seed(0)
 config = EncoderConfig.modernbert(
     vocab_size=64, hidden_size=96, num_heads=3, intermediate_size=144, layer_types=["global", "local"], window=16)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from quiver.encoder import Encoder, PackedBatch, compile_encoder
-from quiver.encoder.cpu import fused_training
-from quiver.encoder.cpu.availability import available
+from quiver.encoder.cpu import fast_blocks
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.lora import add_lora
 
-pytestmark = pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here")
+pytestmark = pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here")
 
 # Around the 48 or 24 lanes of a panel, and panels that two threads cannot share evenly.
 LENGTHS = [(256,), (257, 1), (300, 40, 5), (1, 2, 3, 480), (1200,)]
@@ -39,9 +39,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def used(answers_of: Callable[[object, str], list[bool]], two_threads: None) -> list[bool]:
-    """What `fused_training.is_supported` said, which is asked on every processor here."""
+    """What `training_is_supported` said, which is asked on every processor here."""
     del two_threads
-    return answers_of(fused_training, "serves")
+    return answers_of(fast_blocks, "training_is_supported")
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def trained(encoder: Encoder, batch: PackedBatch) -> dict[str, Tensor]:
 
 def by_operators(monkeypatch: pytest.MonkeyPatch, run: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     with monkeypatch.context() as patch:
-        patch.setattr(fused_training, "serves", lambda *_: False)
+        patch.setattr(fast_blocks, "training_is_supported", lambda *_: False)
         return run()
 
 
@@ -181,7 +181,7 @@ def test_what_these_loops_would_pass_over_is_left_to_torch(
     adapted = encoder_of()
     add_lora(adapted, rank=2, alpha=4, dropout=0.0, seed=0)
     assert not answer(adapted)
-    assert fused_training._obstacle(compile_encoder(encoder_of()).layers[0]) == "modules of other kinds"  # type: ignore[arg-type]
+    assert fast_blocks._training_obstacle(compile_encoder(encoder_of()).layers[0]) == "modules of other kinds"  # type: ignore[arg-type]
     replaced = encoder_of()
     replaced.layers[1].attention.qkv = nn.Linear(96, 288, bias=False)
     assert not answer(replaced)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quiver.encoder.cpu.frozen import Int8Matrix
-from quiver.encoder.cpu.hadamard import block, hadamard
+from quiver.encoder.cpu.linear import hadamard, hadamard_size
+from quiver.encoder.cpu.prepack import Int8Matrix
 
 
 @pytest.fixture
@@ -19,12 +19,12 @@ def random() -> Callable[..., Tensor]:
 
 
 def test_blocks_divide_every_width() -> None:
-    assert [block(width) for width in (384, 768, 2624, 96, 400, 20, 30, 1)] == [64, 64, 64, 16, 16, 4, 1, 1]
+    assert [hadamard_size(width) for width in (384, 768, 2624, 96, 400, 20, 30, 1)] == [64, 64, 64, 16, 16, 4, 1, 1]
 
 
 @pytest.mark.parametrize("width", [128, 48, 20, 7])
 def test_neighbouring_features_are_rotated_by_a_regular_hadamard_matrix(width: int) -> None:
-    size = block(width)
+    size = hadamard_size(width)
     rotated = hadamard(torch.eye(width))
     blocks = torch.block_diag(*[torch.ones(size, size)] * (width // size))  # type: ignore[no-untyped-call]
     assert torch.equal(rotated.abs(), blocks)
@@ -53,7 +53,7 @@ class TestInt8:
     @staticmethod
     def errors(x: Tensor, weight: Tensor) -> tuple[float, float]:
         """Of a product as it is, and of one of features that are not rotated."""
-        matrix = Int8Matrix(weight, None, read=False)
+        matrix = Int8Matrix(weight, None, plain_layout=False)
         scales = weight.abs().amax(1, keepdim=True) / 127
         least = x.amin(1, keepdim=True)
         steps = (x.amax(1, keepdim=True) - least) / matrix.levels

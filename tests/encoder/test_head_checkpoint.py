@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, init_weights, load_encoder, pack_ids, save_encoder
 from quiver.encoder.checkpoints import config_from_hf
+from quiver.encoder.checkpoints.families import FORMATS, families_with_head
+from quiver.encoder.checkpoints.family import Task
 from quiver.encoder.checkpoints.head_checkpoint import (
     load_classifier,
     load_masked_lm,
@@ -23,7 +25,6 @@ from quiver.encoder.checkpoints.head_checkpoint import (
     save_masked_lm,
     save_span_qa,
 )
-from quiver.encoder.checkpoints.head_layouts import LAYOUTS, Task
 from quiver.encoder.heads import MaskedLM, SequenceClassifier, SpanQA, TransformConfig, init_head
 
 SIZES = {
@@ -63,7 +64,7 @@ CONFIGS = {
 BATCH = pack_ids([[5, 6, 7, 8], [9]])
 SAVE: dict[Task, Callable[..., None]] = {"masked_lm": save_masked_lm, "classifier": save_classifier, "span_qa": save_span_qa}
 LOAD: dict[Task, Callable[..., Any]] = {"masked_lm": load_masked_lm, "classifier": load_classifier, "span_qa": load_span_qa}
-EVERY = [(task, family) for task, families in LAYOUTS.items() for family in families]
+EVERY = [(task, family) for task in get_args(Task) for family in families_with_head(task)]
 
 
 def head(task: Task, family: str, **settings: Any) -> Any:
@@ -100,7 +101,7 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> N
 
 
 def test_every_family_has_words_for_its_masked_lm_and_classifier() -> None:
-    assert set(LAYOUTS["masked_lm"]) == set(LAYOUTS["classifier"]) == set(CONFIGS)
+    assert set(families_with_head("masked_lm")) == set(families_with_head("classifier")) == set(CONFIGS)
 
 
 @pytest.mark.parametrize(("task", "family"), EVERY)
@@ -114,7 +115,7 @@ def test_round_trip_is_bit_exact(tmp_path: Path, task: Task, family: str) -> Non
     assert set(state) == set(model.state_dict())
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(outputs(again), outputs(model))
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [LAYOUTS[task][family].architecture]
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [FORMATS[family].heads[task].architecture]
 
 
 def test_heads_are_read_from_bin_files(tmp_path: Path) -> None:
@@ -273,9 +274,9 @@ def test_what_config_json_may_not_say(tmp_path: Path, task: Task, family: str, s
 
 def test_mosaicbert_has_no_span_head(tmp_path: Path) -> None:
     save_encoder(init_weights(Encoder(CONFIGS["mosaicbert"]), seed=5), tmp_path)
-    with pytest.raises(InputError, match="mosaicbert has no head of this kind; it is known for modernbert, "):
+    with pytest.raises(InputError, match="family mosaicbert has no span_qa head; families that have one: modernbert, "):
         load_span_qa(tmp_path, new_head_seed=1)
-    with pytest.raises(InputError, match="mosaicbert has no head of this kind"):
+    with pytest.raises(InputError, match="family mosaicbert has no span_qa head"):
         save_span_qa(head("span_qa", "mosaicbert"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

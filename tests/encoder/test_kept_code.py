@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from quiver.encoder.cpu.availability import available
+from quiver.encoder.cpu.support import kernels_available
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(not available(), reason="nothing is compiled on this machine")
+pytestmark = pytest.mark.skipif(not kernels_available(), reason="nothing is compiled on this machine")
 
 ENCODE = """
 import logging, sys, tempfile, time

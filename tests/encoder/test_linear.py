@@ -1,4 +1,4 @@
-"""Linear's ways to multiply give one result; hidden states pick their dtype; the lean path spares memory, not meaning."""
+"""Linear gives one result by every kind of product; half precision is computed in float32 where the CPU is not faster with it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from quiver.encoder import Encoder, EncoderConfig, init_weights, pack_ids
 from quiver.encoder.cpu import linear as linear_module
-from quiver.encoder.cpu.linear import PACK_TOKENS, Linear, compute_dtype, lean
-from quiver.encoder.cpu.processor import native_on_cpu
+from quiver.encoder.cpu.linear import PACK_TOKENS, Linear, compute_dtype
+from quiver.encoder.cpu.support import native_on_cpu
 
 CONFIG = EncoderConfig.modernbert(
     vocab_size=300,
@@ -27,13 +27,12 @@ CONFIG = EncoderConfig.modernbert(
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("plain", [True, False])
 def test_packed_products_are_the_plain_product(monkeypatch: pytest.MonkeyPatch, tokens: int, bias: bool, parts: int, plain: bool) -> None:
-    monkeypatch.setattr(linear_module, "multiplies_best_plain", lambda: plain)
+    monkeypatch.setattr(linear_module, "prefers_plain_weights", lambda: plain)
     torch.manual_seed(0)
     layer = Linear(48, 36, bias=bias, parts=parts)
     x = torch.randn(tokens, 48)
     expected = F.linear(x, layer.weight, layer.bias)
     with torch.no_grad():
-        torch.testing.assert_close(torch.cat([product(x) for product in layer.products(x)], 1), expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=0)
     weights = torch.randn(expected.shape)
     sources = [x.requires_grad_(), *layer.parameters()]
@@ -65,7 +64,7 @@ def test_emulated_half_precision_is_computed_in_float32(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("native", [True, False])
 def test_half_precision_weights_run_either_way(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
-    """On a processor with bfloat16 instructions hidden states are bfloat16 and attention float32; on others all is float32."""
+    """On a processor with bfloat16 instructions hidden states are bfloat16; on others they are float32."""
     encoder = init_weights(Encoder(CONFIG), seed=0).eval()
     batch = pack_ids([[5] * 70, list(range(200)), [7]])
     with torch.inference_mode():
@@ -74,7 +73,9 @@ def test_half_precision_weights_run_either_way(monkeypatch: pytest.MonkeyPatch, 
         exact = init_weights(Encoder(CONFIG), seed=0).eval()
         exact.load_state_dict({name: weight.float() for name, weight in encoder.state_dict().items()})
         rounded = exact(batch)
-        monkeypatch.setattr("quiver.encoder.model.compute_dtype", lambda device, dtype: torch.bfloat16 if native else torch.float32)
+        monkeypatch.setattr(
+            "quiver.encoder.cpu.fast_blocks.compute_dtype", lambda device, dtype: torch.bfloat16 if native else torch.float32
+        )
         monkeypatch.setattr(linear_module, "has_onednn", lambda: False)
         states = encoder(batch)
     assert states.dtype == torch.bfloat16
@@ -83,17 +84,7 @@ def test_half_precision_weights_run_either_way(monkeypatch: pytest.MonkeyPatch, 
         torch.testing.assert_close(states, rounded.to(torch.bfloat16), atol=0.02, rtol=0)
 
 
-def test_lean_is_for_inference_on_a_cpu_alone() -> None:
-    x = torch.zeros(1)
-    assert not lean(x)
-    with torch.no_grad():
-        assert lean(x)
-        assert not lean(torch.zeros(1, device="meta"))
-        with torch.autocast("cpu", torch.bfloat16):
-            assert not lean(x)
-
-
-def test_the_lean_path_gives_the_states_of_the_differentiable_one() -> None:
+def test_states_are_the_same_with_and_without_gradients() -> None:
     encoder = init_weights(Encoder(CONFIG), seed=3).eval()
     batch = pack_ids([[1] * 1400, list(range(300)), [4] * 65, [9]])
     expected = encoder(batch)

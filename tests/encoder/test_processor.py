@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.encoder.cpu import processor
+from quiver.encoder.cpu import support
 
 CHECKS = (
     "_is_amx_tile_supported",
@@ -24,12 +24,12 @@ CHECKS = (
 def forget() -> Iterator[None]:
     """Answers are remembered, and those about other processors must not be."""
     asked = (
-        processor.is_intel,
-        processor.native_on_cpu,
-        processor.has_fast_pairs,
-        processor.has_amx,
-        processor.has_vnni,
-        processor.multiplies_best_plain,
+        support.is_intel,
+        support.native_on_cpu,
+        support.has_fast_bfloat16,
+        support.has_amx,
+        support.has_vnni,
+        support.prefers_plain_weights,
     )
     for question in asked:
         question.cache_clear()
@@ -41,7 +41,7 @@ def forget() -> Iterator[None]:
 def become(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, *features: str) -> None:
     facts = tmp_path / "cpuinfo"
     facts.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: of this year\n")
-    monkeypatch.setattr(processor, "FACTS", facts)
+    monkeypatch.setattr(support, "CPU_INFO", facts)
     for check in CHECKS:
         monkeypatch.setattr(torch.cpu, check, lambda has=check in features: has, raising=False)
 
@@ -62,9 +62,9 @@ def test_half_precision_is_native_where_it_is_faster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, features: tuple[str, ...], bfloat16: bool, float16: bool
 ) -> None:
     become(monkeypatch, tmp_path, vendor, *features)
-    assert [processor.native_on_cpu(dtype) for dtype in (torch.bfloat16, torch.float16)] == [bfloat16, float16]
-    assert all(processor.native_on_cpu(dtype) for dtype in (torch.float32, torch.float64))
-    assert processor.has_fast_pairs() == (vendor == "AuthenticAMD" and bfloat16)
+    assert [support.native_on_cpu(dtype) for dtype in (torch.bfloat16, torch.float16)] == [bfloat16, float16]
+    assert all(support.native_on_cpu(dtype) for dtype in (torch.float32, torch.float64))
+    assert support.has_fast_bfloat16() == (vendor == "AuthenticAMD" and bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -79,28 +79,28 @@ def test_weights_stay_plain_where_mkl_is_at_home(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, features: tuple[str, ...], plain: bool
 ) -> None:
     become(monkeypatch, tmp_path, vendor, *features)
-    assert processor.multiplies_best_plain() == (plain and torch.backends.mkl.is_available())
+    assert support.prefers_plain_weights() == (plain and torch.backends.mkl.is_available())
 
 
 def test_where_the_system_has_no_such_file_it_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(processor, "FACTS", tmp_path / "none")
+    monkeypatch.setattr(support, "CPU_INFO", tmp_path / "none")
     for name, intel in (
         ("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", True),
         ("AMD64 Family 25, AuthenticAMD", False),
         ("", False),
     ):
-        processor.is_intel.cache_clear()
-        monkeypatch.setattr(processor.platform, "processor", lambda name=name: name)
-        assert processor.is_intel() == intel
+        support.is_intel.cache_clear()
+        monkeypatch.setattr(support.platform, "processor", lambda name=name: name)
+        assert support.is_intel() == intel
 
 
 def test_a_torch_without_the_checks_answers_safely(monkeypatch: pytest.MonkeyPatch) -> None:
     for check in CHECKS:
         monkeypatch.delattr(torch.cpu, check, raising=False)
-    assert not processor.native_on_cpu(torch.bfloat16)
-    assert not processor.native_on_cpu(torch.float16)
-    assert not processor.multiplies_best_plain()
-    assert not processor.has_fast_pairs()
+    assert not support.native_on_cpu(torch.bfloat16)
+    assert not support.native_on_cpu(torch.float16)
+    assert not support.prefers_plain_weights()
+    assert not support.has_fast_bfloat16()
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_eight_bits_need_the_instruction_in_avx512(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, features: tuple[str, ...], fourfold: bool
 ) -> None:
     become(monkeypatch, tmp_path, "GenuineIntel", *features)
-    assert processor.has_vnni() == fourfold
+    assert support.has_vnni() == fourfold

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quiver.encoder.cpu.availability import available, serves_rows
-from quiver.encoder.cpu.chunked_mlp import _through
+from quiver.encoder.cpu.fast_blocks import _activation_gradients
+from quiver.encoder.cpu.support import kernels_available, row_kernels_run
 from quiver.encoder.ops import ACTIVATION_FUNCTIONS, rotate_
 
 pytestmark = [
-    pytest.mark.skipif(not available(), reason="no numba, OpenMP threads or fused multiplications here"),
+    pytest.mark.skipif(not kernels_available(), reason="no numba, OpenMP threads or fused multiplications here"),
     pytest.mark.usefixtures("two_threads"),
 ]
 
@@ -30,8 +30,8 @@ def test_the_way_back_through_an_activation(activation: str, gate: bool) -> None
     first, second = exact.chunk(2, dim=-1) if gate else (exact, torch.ones(()))
     gave = ACTIVATION_FUNCTIONS[activation](first) * second
     gave.backward(gradient.double())
-    assert serves_rows(inner, width)
-    activated, of_inner = _through(inner, gradient.clone(), activation, gate=gate)
+    assert row_kernels_run(inner, width)
+    activated, of_inner = _activation_gradients(inner, gradient.clone(), activation, gate=gate)
     torch.testing.assert_close(activated, gave.detach().float(), atol=3e-6, rtol=3e-6)
     torch.testing.assert_close(of_inner, exact.grad.float(), atol=3e-6, rtol=3e-6)  # type: ignore[union-attr]
 
@@ -40,7 +40,7 @@ def test_the_way_back_through_an_activation(activation: str, gate: bool) -> None
 def test_what_is_no_number_stays_so(activation: str) -> None:
     inner = numbers(300, 32)
     inner[7] = torch.nan
-    activated, of_inner = _through(inner, torch.ones(300, 16), activation, gate=True)
+    activated, of_inner = _activation_gradients(inner, torch.ones(300, 16), activation, gate=True)
     assert activated[7].isnan().all()
     assert of_inner[7].isnan().all()
     assert activated[8].isfinite().all()
@@ -56,16 +56,16 @@ def test_rope(half: int, layout: str) -> None:
     first, second, rest = x.double().split([half, half, width - 2 * half], dim=-1)
     c, s = cos.double()[:, None], sin.double()[:, None]
     expected = torch.cat((first * c - second * s, second * c + first * s, rest), dim=-1).float()
-    assert serves_rows(x, half)
+    assert row_kernels_run(x, half)
     torch.testing.assert_close(rotate_(x, cos, sin), expected, atol=2e-6, rtol=0)
     torch.testing.assert_close(rotate_(x, cos, -sin), torch.cat((first, second, rest), -1).float(), atol=4e-6, rtol=0)
 
 
 def test_where_torch_is_asked() -> None:
     x = numbers(400, 2, 48)
-    assert serves_rows(x, 16)
-    assert not serves_rows(x[:200], 16)
-    assert not serves_rows(x, 24)
-    assert not serves_rows(x.double(), 16)
-    assert not serves_rows(x.transpose(1, 2), 16)
-    assert not serves_rows(x.to("meta"), 16)
+    assert row_kernels_run(x, 16)
+    assert not row_kernels_run(x[:200], 16)
+    assert not row_kernels_run(x, 24)
+    assert not row_kernels_run(x.double(), 16)
+    assert not row_kernels_run(x.transpose(1, 2), 16)
+    assert not row_kernels_run(x.to("meta"), 16)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from quiver.eval.bench.encoder.workloads import PAPER_SETS
+from quiver.eval.bench.encoder import PAPER_SETS
 from quiver.eval.published import EFFICIENCY_SETS, ENCODER_EFFICIENCY, TABLE_10, EncoderEfficiency
 
 # Models that compute on padding: the variable sets take them as long as the fixed ones of twice the tokens.

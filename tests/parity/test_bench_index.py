@@ -1,4 +1,4 @@
-"""``quiver bench index`` beside the libraries that it compares with, on vectors drawn at random; what is not installed is skipped."""
+"""The index benchmark beside its baselines on random vectors; libraries that are not installed are skipped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quiver.eval.bench.index import IndexSettings, VectorFolder, bench_index, own_points, own_system, peer_systems
-from quiver.eval.bench.index.systems import unsupported_reason
+from quiver.eval.bench.index import Settings, bench_index
+from quiver.eval.bench.index_backends import baseline_systems, quiver_points, quiver_system, unsupported_reason
+from quiver.eval.bench.index_data import VectorFolder
 
 pytestmark = pytest.mark.parity
 
@@ -17,11 +18,11 @@ DOCUMENTS, DIM = 400, 32
 LEAST = {"faiss": 0.9, "hnswlib": 0.95, "usearch": 0.95, "fast-plaid": 0.5, "warp": 0.3, "voyager": 0.8}
 
 
-@pytest.mark.parametrize("peer", list(LEAST))
-def test_a_peer_finds_what_is_there(peer: str, tmp_path: Path) -> None:
-    if reason := unsupported_reason(peer):
-        pytest.skip(f"{peer}: {reason}")
-    dense = peer in ("faiss", "hnswlib", "usearch")
+@pytest.mark.parametrize("baseline", list(LEAST))
+def test_a_baseline_finds_what_is_there(baseline: str, tmp_path: Path) -> None:
+    if reason := unsupported_reason(baseline):
+        pytest.skip(f"{baseline}: {reason}")
+    dense = baseline in ("faiss", "hnswlib", "usearch")
     generator = np.random.default_rng(5)
     lengths = np.ones(DOCUMENTS, np.int64) if dense else generator.integers(5, 20, DOCUMENTS)
     documents = generator.standard_normal((int(lengths.sum()), DIM), np.float32)
@@ -37,16 +38,20 @@ def test_a_peer_finds_what_is_there(peer: str, tmp_path: Path) -> None:
         np.save(tmp_path / "lengths.npy", lengths)
         np.save(tmp_path / "query_lengths.npy", np.full(12, 4))
     vectors = VectorFolder(tmp_path)
-    systems = [own_system("exact", own_points([])), *peer_systems(peer, kind=vectors.kind, documents=DOCUMENTS, dim=DIM)]
-    done = bench_index(vectors, systems, IndexSettings(rounds=1, threads=(1,)), work=tmp_path / "work", names=("drawn", None))
-    assert [each.name for each in done.systems] == [system.name for system in systems], [each.reason for each in done.not_run]
-    assert done.systems[0].points[0].recall == {"1": 1.0, "10": 1.0, "100": 1.0}
-    for system in done.systems[1:]:
-        assert system.versions
-        thorough = system.points[-1]
-        assert thorough.recall["1"] >= 0.9, "each query is made of a document"
-        assert thorough.recall["10"] >= LEAST[peer]
-        assert thorough.recall["10"] >= system.points[0].recall["10"] - 0.05
-        assert system.name != "faiss:Flat" or thorough.recall == {"1": 1.0, "10": 1.0, "100": 1.0}
-        assert system.build.disk > DOCUMENTS * DIM // 4
-        assert thorough.p50.median > 0
+    systems = [quiver_system("exact", quiver_points([])), *baseline_systems(baseline, kind=vectors.kind, documents=DOCUMENTS, dim=DIM)]
+    done = bench_index(vectors, systems, Settings(rounds=1, threads=(1,)), work=tmp_path / "work", name="drawn")
+    built = done.case("build").rows
+    assert [row.backend for row in built] == [system.name for system in systems], [each.reason for each in done.not_run]
+    exact, *others = done.case("search").rows
+    depths = ("recall@1", "recall@10", "recall@100")
+    assert [exact.values[depth] for depth in depths] == [1.0] * 3
+    for row in built[1:]:
+        assert row.values["versions"]
+        assert int(row.values["disk"] or 0) > DOCUMENTS * DIM // 4
+        points = [each for each in others if each.backend == row.backend]
+        first, thorough = points[0], points[-1]
+        assert float(thorough.values["recall@1"] or 0) >= 0.9, "each query is made of a document"
+        assert float(thorough.values["recall@10"] or 0) >= LEAST[baseline]
+        assert float(thorough.values["recall@10"] or 0) >= float(first.values["recall@10"] or 0) - 0.05
+        assert row.backend != "faiss:Flat" or [thorough.values[depth] for depth in depths] == [1.0] * 3
+        assert thorough.series["p50"].median > 0

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from quiver.retrieval.training.loop.batches import BatchOrder
-from quiver.retrieval.training.loop.optimizers import learning_rate_share, make_optimizer, warmup_steps
+from quiver.retrieval.training.loop.dataloader import BatchOrder
+from quiver.retrieval.training.loop.optimization import learning_rate_share, make_optimizer, warmup_steps
 from quiver.retrieval.training.sections import TrainingSection
 
 transformers = pytest.importorskip("transformers")

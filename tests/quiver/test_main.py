@@ -15,7 +15,7 @@ import torch
 from quiver.cli import doctor
 from quiver.cli.output import print_table
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.encoder.cpu.availability import available
+from quiver.encoder.cpu.support import kernels_available
 from quiver.encoder.errors import InputError
 from quiver.retrieval.models import loading
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -120,14 +120,14 @@ def test_train_and_validate(quiver: Callable[..., Any], tmp_path: Path) -> None:
 def test_doctor(quiver: Callable[..., Any]) -> None:
     facts = json.loads(quiver("doctor", "--json").out)
     assert facts["check"]["finite"]
-    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if available() else "torch")
-    assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if available() else "packed")
+    assert facts["check"]["blocks (cpu, fp32)"] == ("compiled" if kernels_available() else "torch")
+    assert facts["devices"]["attention (cpu, fp32)"] == ("compiled" if kernels_available() else "packed")
     assert facts["core"]["torch"] != "not installed"
 
 
 def test_doctor_says_what_the_commands_use(quiver: Callable[..., Any]) -> None:
     used = json.loads(quiver("doctor", "--json").out)["evaluate, index build, serve"]
-    assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if available() else "packed"}
+    assert used == {"device": "cpu", "dtype": "float32", "attention": "compiled" if kernels_available() else "packed"}
 
 
 def test_doctor_says_that_flash_attention_does_not_run_in_float32(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from quiver.encoder.packing import pack_ids
-from quiver.eval.report.pretraining_run import is_pretraining, read_pretraining, render_pretraining, summary, write_pretraining_report
+from quiver.eval.report.render import render_markdown
+from quiver.eval.report.training import read_run, summary, training_report
 from quiver.retrieval.models.loading import load_parts
 
 pytest.importorskip("optimi")
@@ -71,7 +72,7 @@ def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> No
         "Model FLOP/s",
     ):
         assert text in report
-    facts = summary(read_pretraining(folder / "out"))
+    facts = summary(read_run(folder / "out"))
     assert facts["Updates"] == str(record["result"]["steps"])
     assert facts["Packing"] == f"{record['result']['packing']:.2%} of the rows"
     parts = load_parts(folder / "out" / "model")  # what quiver train starts from
@@ -91,16 +92,13 @@ def test_pretrain_and_its_report(quiver: Callable[..., Any], folder: Path) -> No
 def test_the_report_of_a_run_that_goes_on(quiver: Callable[..., Any], folder: Path) -> None:
     assert quiver("pretrain", "recipe.json", "--out", "out").code == 0
     (folder / "out" / "run.json").unlink()
-    assert is_pretraining(folder / "out")
-    assert not is_pretraining(folder)
-    run = read_pretraining(folder / "out")
+    run = read_run(folder / "out")
     assert not run.finished
-    assert "**Not finished.**" in render_pretraining(run)
+    assert "**Not finished**" in render_markdown(training_report(run))
     assert run.curves["loss"]
-    assert write_pretraining_report(folder / "out").is_file()
     done = quiver("report", "training", "out")
     assert done.code == 0, done.err
-    assert (folder / "out" / "report.md").read_text() == render_pretraining(run)
+    assert (folder / "out" / "report.md").read_text() == render_markdown(training_report(run))
 
 
 def test_what_was_prepared_is_trained_on(quiver: Callable[..., Any], folder: Path) -> None:

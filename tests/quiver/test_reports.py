@@ -118,13 +118,13 @@ def test_a_card_replaces_cards_and_nothing_else(quiver: Callable[..., Any], resu
     for out in (results / "a" / "results.json", tmp_path / "README.md", tmp_path / "card"):
         before = out.read_text() if out.exists() else None
         done = card(out)
-        assert (done.code, len(done.err.splitlines()), "ends in .yaml or .yml" in done.err) == (2, 1, True)
+        assert (done.code, len(done.err.splitlines()), "must end in .yaml or .yml" in done.err) == (2, 1, True)
         assert (out.read_text() if out.exists() else None) == before
     mine = tmp_path / "mine.yml"
     for content in (b"model-index: []\nlicense: mit\n", b"# words\n", b"\xff\xfe", b""):
         mine.write_bytes(content)
         done = card(mine)
-        assert (done.code, len(done.err.splitlines()), "holds something else" in done.err) == (2, 1, True)
+        assert (done.code, len(done.err.splitlines()), "holds something other" in done.err) == (2, 1, True)
         assert mine.read_bytes() == content
     first = card(tmp_path / "new.yml"), (tmp_path / "new.yml").read_text()
     again = card(tmp_path / "new.yml"), (tmp_path / "new.yml").read_text()
@@ -144,9 +144,9 @@ def test_no_report_replaces_results(quiver: Callable[..., Any], results: Path, t
     ]
     for command in commands:
         done = quiver(*command, target)
-        assert (done.code, len(done.err.splitlines()), "ends in ." in done.err) == (2, 1, True), command
+        assert (done.code, len(done.err.splitlines()), "must end in ." in done.err) == (2, 1, True), command
         assert target.read_bytes() == before
-    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.html").code == 2
+    assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison.pdf").code == 2
     assert quiver("report", "compare", "bm25", results / "a", "--out", tmp_path / "comparison").code == 0
 
 

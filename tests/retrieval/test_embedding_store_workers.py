@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.retrieval.cluster import HERE, LocalProcesses
+from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.data.embedding_store import Chunk, EmbeddingStore, StoreLimits, encode_chunks
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder, load_model
+from quiver.retrieval.protocols import IN_PROCESS
 
 TEXTS = [f"{word} {number}" for number in range(12) for word in ("stone", "bird", "sea", "stone")]
 
@@ -69,7 +70,7 @@ def test_chunks_come_back_in_their_order(model: Path) -> None:
     found = list(encode_chunks(loaded, chunks, "document", executor=executor))
     assert executor.done == [4, 3, 2, 1, 0]
     assert [chunk.number for chunk, _ in found] == [0, 1, 2, 3, 4]
-    again = list(encode_chunks(loaded, chunks, "document", executor=HERE))
+    again = list(encode_chunks(loaded, chunks, "document", executor=IN_PROCESS))
     for (_, one), (_, two) in zip(found, again, strict=True):
         np.testing.assert_array_equal(one.vectors, two.vectors)
 
@@ -87,16 +88,16 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     corpus.write_text('{"_id": "a", "text": "stone"}\n')
     monkeypatch.setitem(sys.modules, "ray", None)
     wrong = [
-        (("--executor", "slurm"), "executor 'slurm': there is none of that name; there are local, ray"),
-        (("--executor", "ray"), "the executor ray needs Ray: pip install 'quiver-retrieval[ray]'"),
-        (("--address", "a:1"), "an address is of a Ray cluster: add --executor ray, or leave --address away"),
+        (("--executor", "slurm"), "unknown executor 'slurm'; choose one of local, ray"),
+        (("--executor", "ray"), "Ray is not installed; run: pip install 'quiver-retrieval[ray]'"),
+        (("--address", "a:1"), "--address is the address of a Ray cluster; add --executor ray, or leave --address out"),
         (("--workers", 0), "Invalid value for '--workers'"),
     ]
     commands: list[tuple[object, ...]] = [
         ("index", "build", corpus, "--model", model, "--out", tmp_path / "i"),
         ("evaluate", "--model", model, "--data", tmp_path, "--out", tmp_path / "e"),
         ("mine", corpus, "--model", model, "--out", tmp_path / "m"),
-        ("score", corpus, "--teacher", model, "--out", tmp_path / "s"),
+        ("teacher-scores", corpus, "--teacher", model, "--out", tmp_path / "s"),
     ]
     for command in commands:
         for options, message in wrong:
@@ -106,7 +107,7 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     done = quiver("mine", corpus, "--model", "bm25", "--workers", 2, "--out", tmp_path / "m")
     assert (done.code, done.err) == (
         2,
-        "quiver: error: bm25 encodes nothing that could be shared out; leave --executor, --workers and --address away\n",
+        "quiver: error: --executor, --workers and --address distribute encoding, and bm25 encodes nothing; leave them out\n",
     )
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "model"}
 

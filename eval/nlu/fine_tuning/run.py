@@ -21,7 +21,7 @@ import torch
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import alone
+from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
 from quiver.encoder.training.machine import keep_freed_memory, peak_memory
 from quiver.encoder.training.random_state import preserve_rng_state
@@ -117,7 +117,7 @@ def run_fine_tuning(request: Request, prepare: Callable[[], Prepared[Model, Exam
     if request.resume and request.overwrite:
         raise InputError("--resume goes on with a run and --overwrite replaces it; give one of them")
     out = request.out
-    with preserve_rng_state(), keep_freed_memory(), alone(out):
+    with preserve_rng_state(), keep_freed_memory(), exclusive_lock(out):
         if request.resume:
             refuse_nothing_to_resume(out)
             refuse_other_run(out, _beginning(request, {}))

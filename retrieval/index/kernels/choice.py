@@ -98,9 +98,9 @@ def kernels() -> Kernels:
 
         logger.warning("numba is not installed: indexes of compressed vectors are searched several times more slowly")
         return reference
-    from quiver.encoder.cpu.compiling import keeps_code  # takes half a second, so not before it is needed
+    from quiver.encoder.cpu.jit import can_cache  # takes half a second, so not before it is needed
 
-    if not keeps_code():
+    if not can_cache():
         from quiver.retrieval.index.kernels import reference
 
         return reference

@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from quiver.encoder.cpu.compiling import compiled
+from quiver.encoder.cpu.jit import jit
 from quiver.retrieval.index.kernels.plain_loops import aggregate, best, inner_products, nearest_of, quantise, ward
 
 __all__ = ["aggregate", "best", "estimate", "inner_products", "nearest", "nearest_of", "probe", "quantise", "score", "ward"]
@@ -114,7 +114,7 @@ def _emit_roofs(_context: Any, entries: Any, numbers: Any, count: Any, means: An
 _roofs: Any = intrinsic(_emit_roofs)
 
 
-@compiled
+@jit
 def nearest(
     vectors: NDArray[np.float32],
     first: NDArray[np.int64],
@@ -147,7 +147,7 @@ def nearest(
     return found
 
 
-@compiled
+@jit
 def probe(
     query: NDArray[np.float32], lanes: NDArray[np.float32], centroids: int, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
@@ -177,7 +177,7 @@ def probe(
     return found, products, similarities
 
 
-@compiled
+@jit
 def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, centroids: int, numbers: NDArray[np.int64]) -> bool:
     """The centroids of some tokens; whether there are all of these, which is not so in a file that is damaged alone."""
     known = True
@@ -191,7 +191,7 @@ def _numbers(coarse: NDArray[np.uint8], codes: int, begin: int, count: int, cent
     return known
 
 
-@compiled
+@jit
 def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray[np.uint16]) -> None:
     """Where the product codes of some tokens point to, in a table of the codewords of all books."""
     for row in range(count):
@@ -201,7 +201,7 @@ def _entries(coarse: NDArray[np.uint8], begin: int, count: int, entries: NDArray
             out[2 * place + 1] = 32 * place + 16 + (token[place] >> np.uint8(4))
 
 
-@compiled
+@jit
 def estimate(
     coarse: NDArray[np.uint8],
     begins: NDArray[np.int64],
@@ -242,7 +242,7 @@ def estimate(
     return scores
 
 
-@compiled
+@jit
 def _highest(values: NDArray[np.float32]) -> float:
     """The greatest magnitude, 0 of none."""
     highest: float = np.float32(0)
@@ -251,7 +251,7 @@ def _highest(values: NDArray[np.float32]) -> float:
     return highest
 
 
-@compiled
+@jit
 def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
     """Groups of 16 lanes as whole numbers of steps, two groups side by side, the last beside zeros if it is alone."""
     groups, rows, _ = values.shape
@@ -263,7 +263,7 @@ def _rounded(values: NDArray[np.float32], steps: float) -> NDArray[np.int16]:
     return rounded
 
 
-@compiled
+@jit
 def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """The codewords of one token, two coordinates to a number of 64 bits."""
     if width == 8:
@@ -286,7 +286,7 @@ def _decode(code: NDArray[np.uint8], width: int, pairs: NDArray[np.uint64], out:
             out[2 * place + 1] = pairs[code[place] >> np.uint8(4)]
 
 
-@compiled
+@jit
 def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """As `_decode`, eight codes in seven bytes."""
     for group in range(len(out) // 8):
@@ -297,7 +297,7 @@ def _decode_sevens(code: NDArray[np.uint8], pairs: NDArray[np.uint64], out: NDAr
             out[8 * group + part] = pairs[(word >> np.uint64(7 * part)) & np.uint64(127)]
 
 
-@compiled
+@jit
 def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
     """A number of half precision, its sign left out, from its bits; numba has no such type."""
     exponent, fraction = (bits >> 10) & 31, bits & 1023
@@ -305,7 +305,7 @@ def _half_precision(bits: int, powers: NDArray[np.float32]) -> float:
     return value
 
 
-@compiled
+@jit
 def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """The vector of one product code, two coordinates to a number of 64 bits."""
     for place in range(len(out) // 4):
@@ -316,7 +316,7 @@ def _product(code: NDArray[np.uint8], codewords: NDArray[np.uint64], out: NDArra
         out[4 * place + 3] = codewords[2 * place + 1, high, 1]
 
 
-@compiled
+@jit
 def score(
     coarse: NDArray[np.uint8],
     fine: NDArray[np.uint8],

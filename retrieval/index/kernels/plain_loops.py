@@ -1,4 +1,4 @@
-"""Loops that numba compiles well as they are written; see `quiver.retrieval.index.kernels.compiled`.
+"""Loops that numba compiles well as they are written; see `quiver.retrieval.index.kernels.jit`.
 
 Shapes: n vectors, points or query tokens, d width, k tokens met.
 """
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.cpu.compiling import compiled
+from quiver.encoder.cpu.jit import jit
 from quiver.retrieval.index.kernels.packing import CELLS, SPAN
 
 # Bytes that come from memory together.
 _CACHE_LINE = 64
 
 
-@compiled
+@jit
 def quantise(
     residuals: NDArray[np.float32], pairs: NDArray[np.float32], cells: NDArray[np.uint8], rounds: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -46,7 +46,7 @@ def quantise(
     return codes, scales
 
 
-@compiled
+@jit
 def _cell(value: float, scale: float) -> int:
     """The cell of a value over a scale."""
     place = (value / scale if scale > 0 else np.float32(0)) + np.float32(SPAN)
@@ -54,7 +54,7 @@ def _cell(value: float, scale: float) -> int:
     return int(min(max(place, np.float32(0)), np.float32(CELLS - 1)))
 
 
-@partial(compiled, reordered=True)
+@partial(jit, reordered=True)
 def inner_products(
     codes: NDArray[np.signedinteger[Any]], scales: NDArray[np.float32], rows: NDArray[np.int64], weights: NDArray[np.float64], offset: float
 ) -> NDArray[np.float64]:
@@ -77,7 +77,7 @@ def inner_products(
     return found
 
 
-@compiled
+@jit
 def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.uint32], k: int) -> NDArray[np.int64]:
     """Places of the greatest scores, best first; see ``reference``."""
     size = min(k, len(scores))
@@ -104,7 +104,7 @@ def best(scores: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np
     return heap
 
 
-@compiled
+@jit
 def nearest_of(
     codes: NDArray[np.signedinteger[Any]],
     scales: NDArray[np.float32],
@@ -123,7 +123,7 @@ def nearest_of(
     return rows[order], scores[order], least
 
 
-@compiled
+@jit
 def _sink(
     heap: NDArray[np.int64],
     top: NDArray[np.float32],
@@ -148,7 +148,7 @@ def _sink(
     heap[at], top[at] = place, score
 
 
-@compiled
+@jit
 def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Documents met by the tokens of a query, with estimates of their scores; see ``reference``."""
     n, k = rows.shape
@@ -183,7 +183,7 @@ def aggregate(similarities: NDArray[np.float32], rows: NDArray[np.int64], below:
     return found[:count].copy(), (totals[:count] + missing).astype(np.float32)
 
 
-@compiled
+@jit
 def ward(distances: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
     """Merge points until so many clusters are left; see ``reference``."""
     n = len(distances)

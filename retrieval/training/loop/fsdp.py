@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from quiver.encoder.model import Encoder
 from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.trainer import whole_tensor
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 
@@ -89,7 +90,7 @@ def shard(model: BiEncoder | ColBERT, library: nn.Module, processes: Processes) 
         library: The same weights as the trainer calls them.
         processes: Two or more.
     """
-    whole = _copied(model) if processes.leads else None
+    whole = _copied(model) if processes.is_main_process else None
     mesh = init_device_mesh(model.encoder.device.type, (processes.size,))
     if isinstance(model.encoder, Encoder):
         for block in model.encoder.layers:
@@ -99,14 +100,6 @@ def shard(model: BiEncoder | ColBERT, library: nn.Module, processes: Processes) 
     own = sum(weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel() for weight in every)
     logger.info("process %d has %s of %s weights", processes.rank, f"{own:,}", f"{sum(weight.numel() for weight in every):,}")
     return Shards(model, whole)
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """What a share is a share of, which all processes have to ask for; any other tensor as it is."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    full: Tensor = tensor.full_tensor()
-    return full
 
 
 def _share(value: object, weight: Tensor) -> object:

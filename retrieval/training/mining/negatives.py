@@ -31,11 +31,10 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import atomic_file, read_json
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.progress import progress_bar
-from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.search import bm25
 from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining.searchers import BM25Searcher, Searcher, SearcherResult, VectorSearcher
@@ -457,7 +456,7 @@ class MiningSystem:
     model: DenseModel | TokenModel | None
     index: Index | None = None
     cache: Path | None = None
-    executor: Executor = HERE
+    executor: Executor = IN_PROCESS
 
     @property
     def description(self) -> dict[str, Any]:

@@ -29,10 +29,9 @@ from quiver.encoder.checkpoints.folder import has_safetensors, local_folder, rea
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, read_json
-from quiver.retrieval.cluster import HERE, Executor
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.models.loading import default_device, load_model
-from quiver.retrieval.protocols import DenseModel, TokenModel
+from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.training.mining.searchers import PairScores
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class VectorTeacher:
         executor: Where documents are encoded.
     """
 
-    def __init__(self, model: DenseModel | TokenModel, executor: Executor = HERE) -> None:
+    def __init__(self, model: DenseModel | TokenModel, executor: Executor = IN_PROCESS) -> None:
         self._model = model
         self._executor = executor
         card = model.card
@@ -127,7 +126,7 @@ class CrossEncoderTeacher:
         InputError: sentence-transformers is not installed or cannot load the model, or the model returns several scores per pair.
     """
 
-    def __init__(self, source: str, *, device: str, executor: Executor = HERE) -> None:
+    def __init__(self, source: str, *, device: str, executor: Executor = IN_PROCESS) -> None:
         folder = local_folder(source)
         self._source, self._executor = source, executor
         self._model = _cross_encoder(source, device)
@@ -228,7 +227,7 @@ def _read(model: Any, pairs: _Pairs) -> NDArray[np.float32]:
     return scores
 
 
-def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = HERE) -> Teacher:
+def load_teacher(source: str, *, precision: Precision = "float", executor: Executor = IN_PROCESS) -> Teacher:
     """Load a teacher from a folder or the Hub; its configuration decides the kind.
 
     Args:

@@ -10,12 +10,15 @@ Source: the contracts of sentence-transformers 5.3 and PyLate 1.6 for a model ma
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from pylate import models
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Normalize
-from torch import nn
+from torch import Tensor, nn
 
 from quiver.encoder import InputError
 from quiver.retrieval.models.biencoder import BiEncoder
@@ -29,7 +32,7 @@ from quiver.retrieval.training.student.native import NativeTransformer
 
 @dataclass(frozen=True)
 class Student:
-    """All that a trainer needs of a recipe's model.
+    """What the trainer needs of a recipe's model.
 
     Attributes:
         model: Ours; its weights are trained in place.
@@ -43,9 +46,16 @@ class Student:
     loss: nn.Module
     collator: Collator
 
+    def batch_loss(self, batch: Mapping[str, Any]) -> Tensor:
+        """The loss of a batch of the collator, whose tensors are on the model's device."""
+        prefixes = [name.removesuffix("input_ids") for name in batch if name.endswith("_input_ids")]
+        columns = [{name.removeprefix(prefix): value for name, value in batch.items() if name.startswith(prefix)} for prefix in prefixes]
+        loss: Tensor = self.loss(columns, batch.get("label"))
+        return loss
+
 
 def build_student(recipe: Recipe, model: BiEncoder | ColBERT) -> Student:
-    """Make a model ready for the trainer of sentence-transformers.
+    """Prepare a model for training.
 
     Args:
         recipe: Its ``loss`` and ``training``.
@@ -60,8 +70,8 @@ def build_student(recipe: Recipe, model: BiEncoder | ColBERT) -> Student:
         _check_matryoshka(section.matryoshka_dims, model)
     library = dense_library(model) if isinstance(model, BiEncoder) else colbert_library(model)
     model.encoder.gradient_checkpointing = training.gradient_checkpointing
-    # A card that has examples is not given any: the library would draw a bar of its own to choose them.
-    library.model_card_data.widget = [{"text": ""}]
+    if training.precision == "bf16":
+        autocast_forward(library, model.encoder.device.type)
     collator = Collator(
         model,
         max_length=training.max_length,
@@ -70,6 +80,19 @@ def build_student(recipe: Recipe, model: BiEncoder | ColBERT) -> Student:
         minmax=section.teacher_scores == "minmax",
     )
     return Student(model, library, make_loss(library, section), collator)
+
+
+def autocast_forward(module: nn.Module, device_type: str) -> None:
+    """Run a module's forward pass under bfloat16 autocast and return float32, so that losses compare in float32; as accelerate does."""
+    forward = module.forward
+
+    def cast(*arguments: Any, **named: Any) -> dict[str, Any]:
+        with torch.autocast(device_type, torch.bfloat16):
+            features: dict[str, Any] = forward(*arguments, **named)
+        tensors = {name: value.float() for name, value in features.items() if isinstance(value, Tensor) and value.is_floating_point()}
+        return features | tensors
+
+    module.forward = cast
 
 
 def dense_library(model: BiEncoder) -> SentenceTransformer:

@@ -50,7 +50,7 @@ class OnePass(nn.Module):
 
     def __init__(self, model: SentenceTransformer, loss: nn.Module) -> None:
         super().__init__()
-        self.model = model  # by this name the trainer finds it, and puts the one wrapped for several processes in its place
+        self.model = model
         self.loss = loss
 
     def forward(self, sentence_features: Sequence[dict[str, Any]], labels: Tensor | None = None) -> Tensor:

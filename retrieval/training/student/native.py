@@ -100,7 +100,7 @@ class NativeTransformer(FIRST_MODULE):  # type: ignore[misc, valid-type]  # the 
         self, encoder: Encoder, tokenizer: Tokenizer, *, max_seq_length: int, do_lower_case: bool = False, pads: bool = True
     ) -> None:
         InputModule.__init__(self)  # past a Transformer's own, which would load a model of transformers
-        if encoder.frozen:
+        if encoder.prepacked:
             raise ValueError("a frozen encoder has no gradients; take the one of retrieval.model_folder.load_parts")
         self.encoder = encoder
         self.tokenizer = LibraryTokenizer(tokenizer)

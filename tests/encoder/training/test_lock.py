@@ -9,33 +9,33 @@ import pytest
 from filelock import FileLock
 
 from quiver.encoder import InputError
-from quiver.encoder.training.lock import LOCK, alone
+from quiver.encoder.training.lock import LOCK, exclusive_lock
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="out: cannot be written"), alone(tmp_path / "file" / "out"):
+    with pytest.raises(InputError, match="out: cannot be written"), exclusive_lock(tmp_path / "file" / "out"):
         pass
 
 
 def test_one_session_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     used = rf"{out}: another session is training there; wait for it, or choose another --out$"
-    with alone(out):
+    with exclusive_lock(out):
         assert out.is_dir()
         for _ in range(2):
-            with pytest.raises(InputError, match=used), alone(out):
+            with pytest.raises(InputError, match=used), exclusive_lock(out):
                 pass
     assert not out.exists(), "what was made and is empty goes again"
-    with alone(out), alone(tmp_path / "deep" / "other"):
+    with exclusive_lock(out), exclusive_lock(tmp_path / "deep" / "other"):
         (out / "rows").touch()
     assert [path.name for path in out.iterdir()] == ["rows"]
     (out / LOCK).touch()  # of a session that was killed
-    with pytest.raises(ValueError, match="in the block"), alone(out):
+    with pytest.raises(ValueError, match="in the block"), exclusive_lock(out):
         raise ValueError("in the block")
     assert [path.name for path in out.iterdir()] == ["rows"]
     (tmp_path / "empty").mkdir()
-    with alone(tmp_path / "empty"):
+    with exclusive_lock(tmp_path / "empty"):
         pass
     assert list((tmp_path / "empty").iterdir()) == [], "it was there before"
 
@@ -50,5 +50,5 @@ def test_a_lock_that_was_removed_when_it_was_taken(tmp_path: Path, monkeypatch: 
         return taken
 
     monkeypatch.setattr(FileLock, "acquire", late)
-    with pytest.raises(InputError, match="another session is training there"), alone(tmp_path):
+    with pytest.raises(InputError, match="another session is training there"), exclusive_lock(tmp_path):
         pass

@@ -16,7 +16,7 @@ ALLOCATE = """
 import os
 import resource
 import torch
-from quiver.encoder.training.machine import freed_memory_kept
+from quiver.encoder.training.machine import keep_freed_memory
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -35,7 +35,7 @@ def rise():
 
 rise()
 print(rise())
-with freed_memory_kept():
+with keep_freed_memory():
     print(rise())
 print(rise())
 print(faults(), faults())

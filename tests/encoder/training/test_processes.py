@@ -14,30 +14,30 @@ import torch
 from torch import distributed
 
 from quiver.encoder import InputError
-from quiver.encoder.training.processes import Processes, joined
+from quiver.encoder.training.processes import Processes, init_distributed
 from quiver.encoder.training.stopping import RunStoppedError
 
 
-def test_alone() -> None:
+def test_one_process_needs_no_torch_distributed() -> None:
     alone = Processes()
-    assert (alone.rank, alone.size, alone.leads) == (0, 1, True)
-    alone.wait()
-    assert alone.sums([0.1, 2]) == [0.1, 2]
-    assert alone.told(0.1) == 0.1
-    assert alone.gathered({"a": 1}) == [{"a": 1}]
+    assert (alone.rank, alone.size, alone.is_main_process) == (0, 1, True)
+    alone.barrier()
+    assert alone.sum([0.1, 2]) == [0.1, 2]
+    assert alone.broadcast(0.1) == 0.1
+    assert alone.gather({"a": 1}) == [{"a": 1}]
     assert not distributed.is_initialized()
 
 
 def talk(rank: int, meeting: Path, answers: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    with joined("cpu") as processes:
-        who = (processes.rank, processes.size, processes.leads)
-        sums = processes.sums([0.1, 2.0**60 + rank * 2.0**8, rank])  # float32 would round them
-        told = processes.told(0.1 + rank)
+    with init_distributed("cpu") as processes:
+        who = (processes.rank, processes.size, processes.is_main_process)
+        sums = processes.sum([0.1, 2.0**60 + rank * 2.0**8, rank])  # float32 would round them
+        told = processes.broadcast(0.1 + rank)
         said: dict[str, Any] = {"rank": rank, "state": (torch.tensor([rank, 7]), None)}
-        gathered = processes.gathered(said)
-        processes.wait()
+        gathered = processes.gather(said)
+        processes.barrier()
         answers.put((who, sums, told, [(one["rank"], one["state"][0].tolist(), one["state"][1]) for one in gathered]))
     assert distributed.is_initialized(), "whoever has begun it ends it"
     distributed.destroy_process_group()
@@ -66,8 +66,8 @@ def part(rank: int, port: int, ends: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     found = []
     for error in (None, RunStoppedError(3), InputError("of one process, perhaps")):
-        with suppress(RunStoppedError, InputError), joined("cpu") as processes:
-            processes.wait()
+        with suppress(RunStoppedError, InputError), init_distributed("cpu") as processes:
+            processes.barrier()
             if error is not None:
                 raise error
         found.append(distributed.is_initialized())
@@ -94,7 +94,7 @@ def test_who_has_met_parts() -> None:
 def test_one_process_of_torchrun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    with joined("cpu") as processes:
+    with init_distributed("cpu") as processes:
         assert processes.size == 1
     assert not distributed.is_initialized()
 
@@ -103,6 +103,6 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="torchrun: process 2 has no GPU, there are 2; lower --nproc-per-node"), joined("cuda"):
+    with pytest.raises(InputError, match="torchrun: process 2 has no GPU, there are 2; lower --nproc-per-node"), init_distributed("cuda"):
         pass
     assert not distributed.is_initialized()

@@ -92,7 +92,7 @@ def test_examples_are_cards_on_a_page_and_rows_in_markdown() -> None:
     found = Excerpt((Span("rank 1", "mark"), Span("grade 1", "good")), "d1", "a document", (("query", "document", 0.5),))
     examples = Examples((Example("q1", "a <query>", (Span("nDCG@10 0.00", "mark"),), {"Found": (found, found), "Wanted": ()}),))
     report = Report("Examples", (examples,))
-    assert "| q1 | a \\<query> | nDCG@10 0.00 | d1, rank 1, grade 1: a document (and 1 more) | nothing |" in render_markdown(report)
+    assert "| q1 | a \\<query> | nDCG@10 0.00 | d1, rank 1, grade 1: a document | nothing |" in render_markdown(report)
     page = render_html(report)
     assert '<span class="mark good">grade 1</span>' in page
     assert 'style="--shade:17%"' in page

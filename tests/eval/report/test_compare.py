@@ -15,8 +15,8 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256
 from quiver.eval.metrics import DEFAULT
-from quiver.eval.report.compare import Comparison, Pairing, compare_results
-from quiver.eval.report.compare_markdown import render_comparison
+from quiver.eval.report.compare import Comparison, Pairing, compare_results, comparison_report
+from quiver.eval.report.render import render_markdown
 from quiver.eval.results import CollectionResult, FileReference, IndexUsed, Results
 from quiver.eval.results_folder import write_results
 from quiver.eval.significance import compare_parts, compare_queries, holm
@@ -159,7 +159,7 @@ def test_measures_that_look_deeper_than_was_kept_are_left_out(make_folder: MakeF
     beta = make_folder("beta", {"cosqa": _scores(2)}, measures=SHALLOW, changed=shallow)
     for comparison in (compare_results(alpha, beta), compare_results("bm25", alpha)):
         assert tuple(comparison.pairings[0].measures) == SHALLOW
-        assert "Recall@100" not in render_comparison(comparison)
+        assert "Recall@100" not in render_markdown(comparison_report(comparison))
 
 
 def test_a_measure_is_corrected_over_the_comparisons_that_have_it(make_folder: MakeFolder, tmp_path: Path) -> None:
@@ -178,9 +178,11 @@ def test_a_measure_is_corrected_over_the_comparisons_that_have_it(make_folder: M
     assert [each.corrected for each in deep] == holm([each.paired.p for each in deep])
     assert ({each.family for each in deep}, comparison.pairings[0].measures["map"].family) == ({2}, 4)
     assert [tuple(each.measures) for each in comparison.averages] == [SHALLOW, SHALLOW]
-    report = render_comparison(comparison)
-    assert "for 4 comparisons of each measure, fewer where not all have it, not for" in report
-    assert "fewer" not in render_comparison(compare_results(tmp_path / "alpha", make_folder("delta", {"scifact": _scores(9)})))
+    report = render_markdown(comparison_report(comparison))
+    assert "covers 4 comparisons of each measure, fewer if some systems lack the measure, but not" in report
+    assert "fewer" not in render_markdown(
+        comparison_report(compare_results(tmp_path / "alpha", make_folder("delta", {"scifact": _scores(9)})))
+    )
 
 
 def test_several_systems_against_one(make_folder: MakeFolder) -> None:
@@ -210,7 +212,7 @@ def test_a_system_against_its_own_baseline(make_folder: MakeFolder, tmp_path: Pa
     (pairing,) = comparison.pairings
     assert pairing.measures["ndcg@10"].paired.p == compare_queries(floor, mine).p
     assert [(each.collection, each.has, each.lacks) for each in comparison.unpaired] == [("cosqa.test", "alpha", "bm25")]
-    with pytest.raises(InputError, match=r"bm26: no such folder, and none of the others holds a baseline of that name; they hold bm25"):
+    with pytest.raises(InputError, match=r"bm26: there is no such folder, and the results hold no baseline of that name; they hold bm25"):
         compare_results("bm26", tmp_path / "alpha")
 
 
@@ -232,7 +234,10 @@ def test_what_only_one_has_is_listed(make_folder: MakeFolder) -> None:
         ("a.test", "alpha", "beta"),
         ("c.test", "beta", "alpha"),
     ]
-    assert _rows(render_comparison(comparison), "## Not compared") == [["a.test", "alpha", "beta"], ["c.test", "beta", "alpha"]]
+    assert _rows(render_markdown(comparison_report(comparison)), "## Not compared") == [
+        ["a.test", "alpha", "beta"],
+        ["c.test", "beta", "alpha"],
+    ]
 
 
 def test_texts_of_the_queries_that_changed(make_folder: MakeFolder) -> None:
@@ -244,11 +249,11 @@ def test_texts_of_the_queries_that_changed(make_folder: MakeFolder) -> None:
     assert [change.query for change in paired.lost] == [f"q{number:02d}" for number in range(10)]
     named = {change.query for change in (*paired.gained, *paired.lost)}
     assert comparison.query_texts == {"scifact.test": {query: f"what is | {query}?" for query in sorted(named)}}
-    report = render_comparison(comparison)
-    gained = _rows(report, "## Queries of scifact.test that gain most by beta")
+    report = render_markdown(comparison_report(comparison))
+    gained = _rows(report, "## Queries of scifact.test that gain most with beta")
     assert len(gained) == 10
     assert gained[0] == ["scifact.test", "q29", r"what is \| q29?", "50.00", "64.00", "+14.00"]
-    assert _rows(report, "## Queries of scifact.test that lose most by beta")[0][-1] == "-15.00"
+    assert _rows(report, "## Queries of scifact.test that lose most with beta")[0][-1] == "-15.00"
 
 
 def test_the_comparison_is_json(make_folder: MakeFolder) -> None:
@@ -272,7 +277,7 @@ def _clear_and_unclear(make_folder: MakeFolder) -> Comparison:
 
 
 def test_a_caution_where_a_difference_is_not_significant(make_folder: MakeFolder) -> None:
-    report = render_comparison(_clear_and_unclear(make_folder))
+    report = render_markdown(comparison_report(_clear_and_unclear(make_folder)))
     rows = {row[1]: row for row in _rows(report, "## nDCG@10")}
     assert {name: row[-1] for name, row in rows.items()} == {
         "up.test": "better",
@@ -283,16 +288,19 @@ def test_a_caution_where_a_difference_is_not_significant(make_folder: MakeFolder
     assert rows["up.test"][5:10] == ["+10.00", "+10.00 to +10.00", r"\< 0.0001", r"\< 0.0001", "40 / 0 / 0"]
     cautions = [line for line in report.splitlines() if line.startswith("**Caution:**")]
     assert len(cautions) == 2
-    assert r"no difference is shown between be\*ta and alpha on barely.test (+0.05 points over 40 queries, corrected p 0." in cautions[0]
+    assert (
+        r"difference between be\*ta and alpha on barely.test is not significant (+0.05 points over 40 queries, corrected p 0."
+        in cautions[0]
+    )
     assert "average of 3" in cautions[1]
-    assert "corrected after Holm for 3 comparisons of each measure" in report
+    assert "Holm's correction covers 3 comparisons of each measure" in report
 
 
 def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolder) -> None:
     comparison = _clear_and_unclear(make_folder)
-    report = render_comparison(comparison)
+    report = render_markdown(comparison_report(comparison))
     assert len(_rows(report, "## All measures")) == 4 * len(DEFAULT)
-    assert report == render_comparison(comparison)
+    assert report == render_markdown(comparison_report(comparison))
     assert report.endswith("\n")
     assert not re.search(r"[ \t]$", report, flags=re.MULTILINE)
 
@@ -300,13 +308,13 @@ def test_a_report_has_every_measure_and_no_trailing_space(make_folder: MakeFolde
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"data_sha256": "e" * 64}, r"scifact\.test is other data in .*beta than in .*alpha"),
-        ({"k": 100}, r"scored with k 1000 in .*alpha and 100 in .*beta"),
-        ({"use_title": False}, r"scored with use_title True in .*alpha and False in"),
-        ({"exclude_self": True}, r"scored with exclude_self False in .*alpha and True in"),
+        ({"data_sha256": "e" * 64}, r"scifact\.test is different data in .*beta and in .*alpha"),
+        ({"k": 100}, r"scored with k=1000 in .*alpha and k=100 in .*beta"),
+        ({"use_title": False}, r"scored with use_title=True in .*alpha and use_title=False in"),
+        ({"exclude_self": True}, r"scored with exclude_self=False in .*alpha and exclude_self=True in"),
         ({"split": "dev"}, "nothing to compare: no collection"),
-        ({"per_query": None}, r"beta: results\.json names no file by query for scifact\.test"),
-        ({"queries": 41}, "holds the scores of 40 queries, results.json says 41"),
+        ({"per_query": None}, r"beta: results\.json names no file with scores by query for scifact\.test"),
+        ({"queries": 41}, "holds scores of 40 queries, but results.json says 41"),
     ],
 )
 def test_what_cannot_be_compared(changed: Mapping[str, Any], message: str, make_folder: MakeFolder) -> None:
@@ -318,9 +326,9 @@ def test_what_cannot_be_compared(changed: Mapping[str, Any], message: str, make_
 
 def test_other_queries_and_broken_scores(make_folder: MakeFolder, tmp_path: Path) -> None:
     first = make_folder("alpha", {"scifact": {"a": 0.5, "b": 0.5}})
-    with pytest.raises(InputError, match=r"other queries of scifact\.test were scored"):
+    with pytest.raises(InputError, match=r"hold scores of different queries of scifact\.test"):
         compare_results(first, make_folder("beta", {"scifact": {"a": 0.5, "c": 0.5}}))
-    with pytest.raises(InputError, match=r"query 'b' has no number for ndcg@10; run quiver evaluate again"):
+    with pytest.raises(InputError, match=r"the ndcg@10 of query 'b' is missing or not a number; run quiver evaluate again"):
         compare_results(first, make_folder("gamma", {"scifact": {"a": 0.5, "b": float("nan")}}))
     with pytest.raises(InputError, match="at least one folder"):
         compare_results(first)

@@ -14,7 +14,8 @@ from quiver.eval.nlu.fine_tuning.run import SCHEMA
 from quiver.eval.nlu.glue_results import GlueResults, TaskRun, gather_results
 from quiver.eval.nlu.glue_tasks import TASKS, TaskName
 from quiver.eval.nlu.glue_training import TaskScores
-from quiver.eval.report.glue import glue_layout, render_glue, render_glue_page, write_glue_report
+from quiver.eval.report.glue import glue_layout, glue_report, write_glue_report
+from quiver.eval.report.render import render_html, render_markdown
 
 
 def run(task: TaskName, score: float) -> TaskRun:
@@ -60,7 +61,7 @@ def test_a_task_that_is_missing_is_blank_and_so_is_the_average() -> None:
 
 
 def test_as_markdown() -> None:
-    text = render_glue(results(cola=0.61234, stsb=0.9, rte=0.8))
+    text = render_markdown(glue_report(results(cola=0.61234, stsb=0.9, rte=0.8)))
     [line] = [line for line in text.splitlines() if "(mine)" in line]
     assert [cell.strip() for cell in line.split("|")[2:-1]] == ["61.2", "", "", "90.0", "", "", "", "80.0", "", "3 of 8"]
     [stsb] = [line for line in text.splitlines() if line.startswith("| STS-B")]
@@ -74,8 +75,8 @@ def test_as_markdown() -> None:
 def test_as_a_page(tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     given = results(cola=0.61234, rte=0.8)
-    page = render_glue_page(given)
-    assert page == render_glue_page(given)
+    page = render_html(glue_report(given))
+    assert page == render_html(glue_report(given))
     assert "models/&lt;mine&gt; (mine)" in page
     rows = re.findall(r'<tr class="(published|measured)">', page)
     assert (rows.count("published"), rows.count("measured")) == (12, 1)

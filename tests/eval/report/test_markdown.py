@@ -9,11 +9,16 @@ from dataclasses import replace
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.report.markdown import render
+from quiver.eval.report.render import render_markdown
+from quiver.eval.report.retrieval import results_report
 from quiver.eval.results import CollectionResult, IndexUsed, Results
 
 MakeScored = Callable[..., CollectionResult]
 MakeResults = Callable[..., Results]
+
+
+def render(results: list[Results]) -> str:
+    return render_markdown(results_report(results))
 
 
 def table(report: str, heading: str, *, number: int = 0) -> list[list[str]]:
@@ -32,10 +37,10 @@ def test_the_headline_table(make_scored: MakeScored, make_results: MakeResults) 
         ]
     )
     assert table(report, "## nDCG@10") == [
-        ["System", "scifact.test", "cosqa.test", "Average", "Data sets"],
-        ["bm25", "65.69", "28.40", "47.04", "2 of 2"],
-        ["models/alpha", "65.70", "40.00", "52.85", "2 of 2"],
-        ["org/beta", "", "50.00", "", "1 of 2"],
+        ["System", "Average (of data sets)", "scifact (test)", "cosqa (test)"],
+        ["bm25", "47.04 (2 of 2)", "65.69 (61.7\N{EN DASH}69.7)", "28.40 (24.4\N{EN DASH}32.4)"],
+        ["models/alpha", "**52.85** (2 of 2)", "**65.70** (60.7\N{EN DASH}70.7)", "40.00 (35.0\N{EN DASH}45.0)"],
+        ["org/beta", "(1 of 2)", "", "**50.00** (45.0\N{EN DASH}55.0)"],
     ]
 
 
@@ -44,58 +49,65 @@ def test_a_group_counts_once_and_only_when_whole(make_scored: MakeScored, make_r
     report = render(
         [make_results("alpha", make_scored("scifact", 0.6), *forums), make_results("beta", make_scored("scifact", 0.5), forums[0])]
     )
-    assert table(report, "## nDCG@10") == [
-        ["System", "scifact.test", "forums", "Average", "Data sets"],
-        ["alpha", "60.00", "30.00", "45.00", "2 of 2"],
-        ["beta", "50.00", "", "", "1 of 2"],
+    assert [row[:2] + row[3:] for row in table(report, "## nDCG@10")] == [
+        ["System", "Average (of data sets)", "forums (mean of 2)"],
+        ["alpha", "45.00 (2 of 2)", "30.00"],
+        ["beta", "(1 of 2)", "(1 of 2)"],
     ]
-    assert "counts once and is blank unless it is whole: forums of 2." in report
-    assert table(report, "## forum-b, split test")[1][:2] == ["alpha", "40.00"]
+    assert "### The parts of forums, which counts once, as their mean" in report
+    assert table(report, "### forum-b (test)", number=1)[1][:2] == ["alpha", "40.00 (35.0\N{EN DASH}45.0)"]
 
 
 def test_all_measures_of_a_collection(make_scored: MakeScored, make_results: MakeResults) -> None:
     report = render([make_results("alpha", make_scored("scifact", 0.5, floor=0.4))])
-    assert table(report, "## scifact, split test") == [
-        ["System", "nDCG@10", "Interval", "MAP", "MRR@10", "Recall@10", "Recall@100", "Recall@1000", "P@10", "Judged@10"],
-        ["bm25", "40.00", "36.00 to 44.00", "25.00", "40.00", "60.00", "70.00", "80.00", "10.00", ""],
-        ["alpha", "50.00", "45.00 to 55.00", "25.00", "40.00", "60.00", "70.00", "80.00", "10.00", "12.50"],
+    assert table(report, "### scifact (test)", number=1) == [
+        ["System", "nDCG@10", "MAP", "MRR@10", "Recall@10", "Recall@100", "Recall@1000", "P@10", "Judged@10 (percent)"],
+        ["bm25", "40.00 (36.0\N{EN DASH}44.0)", *(f"**{each}**" for each in ("25.00", "40.00", "60.00", "70.00", "80.00", "10.00")), ""],
+        [
+            *("alpha", "**50.00** (45.0\N{EN DASH}55.0)"),
+            *(f"**{each}**" for each in ("25.00", "40.00", "60.00", "70.00", "80.00", "10.00")),
+            "12.5",
+        ],
     ]
-    assert "5,183 documents (1 without text), 300 judged queries, 339 judgements. Licence: CC BY 4.0. Revision: cccccc" in report
-    assert table(report, "## scifact, split test", number=1)[1] == [
-        *("alpha", "1000", "yes", "no", "out", "2", "1,234", "7", "4,321", "encode documents 12.3, search 0.6"),
+    facts = dict(table(report, "### scifact (test)")[1:])
+    assert (facts["Documents"], facts["Judged queries"], facts["Judgements"], facts["Licence"]) == ("5,183", "300", "339", "CC BY 4.0")
+    assert table(report, "## Protocol", number=1)[1] == [
+        *("scifact.test", "alpha", "1,000", "yes", "no", "out", "1,234 (23.8%)", "7 (2.3%)", "2", "1", "12.5"),
     ]
-    assert table(report, "## scifact, split test", number=2) == [
-        ["System", "Index", "Overlap@10", "Overlap@100", "MiB", "ms a query"],
-        ["alpha", "exact (similarity cosine)", "1.0000", "1.0000", "3.0", "0.125"],
+    assert table(report, "## Indexes")[1] == [
+        *("scifact.test", "alpha", "exact (similarity cosine)", "100.00", "100.00", "3.0", "0.125", "4,321 (83.4%)"),
     ]
+    assert table(report, "## Time")[1] == ["scifact.test", "alpha", "12.34", "", "", "0.56", "", "", "12.90", "0.00"]
 
 
-def test_what_is_not_known_is_blank_or_said(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_unknown_values_are_blank_or_named(make_scored: MakeScored, make_results: MakeResults) -> None:
     measures = {"ndcg@10": 0.5, "mrr@10": 0.4}
     bare = make_scored("scifact", 0.5, licence=None, revision=None, index=IndexUsed("bm25", {}), measures=measures, in_domain=True)
     report = render([make_results("alpha", bare)])
-    assert "Licence: not known. Revision: none, a local folder." in report
-    assert table(report, "## scifact, split test")[1] == ["alpha", "50.00", "45.00 to 55.00", "", "40.00", "", "", "", "", "12.50"]
-    assert table(report, "## scifact, split test", number=1)[1][4] == "in"
-    assert table(report, "## scifact, split test", number=2)[1] == ["alpha", "bm25", "", "", "", ""]
+    facts = dict(table(report, "### scifact (test)")[1:])
+    assert (facts["Licence"], facts["Revision"]) == ("not known", "none, a local folder")
+    measured = table(report, "### scifact (test)", number=1)[1]
+    assert measured == ["alpha", "50.00 (45.0\N{EN DASH}55.0)", "", "40.00", "", "", "", "", "12.5"]
+    assert table(report, "## Protocol", number=1)[1][5] == "in"
+    assert table(report, "## Indexes")[1][2:7] == ["bm25", "", "", "", ""]
 
 
-def test_worst_queries_say_what_was_found_and_what_was_wanted(make_scored: MakeScored, make_results: MakeResults) -> None:
+def test_worst_queries_show_the_first_result_and_the_best_relevant_document(make_scored: MakeScored, make_results: MakeResults) -> None:
     collection = make_scored("scifact", 0.5)
     empty = replace(collection.worst[0], query="q|2", text="word " * 100, found=(), wanted=collection.worst[0].wanted[1:], relevant=1)
     report = render([make_results("alpha", replace(collection, worst=(collection.worst[0], empty)))])
-    first, second = table(report, "### Worst queries of alpha on scifact.test")[1:]
+    first, second = table(report, "#### alpha: 2 worst queries")[1:]
     assert first == [
         "q1",
         r"what \| is \<b>it\</b>",
-        "0.00",
-        r"d9, not judged, rank 1: not \*this\*",
-        "d1, grade 2, rank 37: but this (and 3 more)",
+        "nDCG@10 0.00, 4 relevant documents",
+        r"d9, rank 1, score 0.7500, not judged: not \*this\*",
+        "d1, rank 37, score 0.2500, ✓ grade 2: but this",
     ]
     assert second[0] == r"q\|2"
     assert second[1].endswith("…")
     assert len(second[1]) == 100
-    assert second[3:] == ["nothing", "d2, grade 1, not found: or this"]
+    assert second[3:] == ["nothing", "d2, not in the first 1,000, ✓ grade 1: or this"]
 
 
 def test_provenance_holds_the_exact_command(make_scored: MakeScored, make_results: MakeResults) -> None:
@@ -127,5 +139,5 @@ def test_equal_results_give_equal_bytes(make_scored: MakeScored, make_results: M
 
 
 def test_nothing_to_report() -> None:
-    with pytest.raises(InputError, match="nothing to report"):
+    with pytest.raises(InputError, match="no results to report"):
         render([])

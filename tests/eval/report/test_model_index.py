@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from quiver.encoder.errors import InputError
-from quiver.eval.report.model_index import is_card, render_eval_results, render_model_index
+from quiver.eval.report.hub import is_card, render_eval_results, render_model_index
 from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]

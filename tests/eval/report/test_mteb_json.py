@@ -11,8 +11,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.datasets.registry import registry
-from quiver.eval.report.mteb_json import task_results, without_task
-from quiver.eval.report.tasks import AGGREGATES, TASKS
+from quiver.eval.report.hub import AGGREGATES, TASKS, task_results, without_task
 from quiver.eval.results import CollectionResult, Results
 
 MakeScored = Callable[..., CollectionResult]
@@ -110,7 +109,7 @@ def test_a_name_does_not_break_the_line(make_scored: MakeScored, make_results: M
 
 
 def test_nothing_that_mteb_knows(make_scored: MakeScored, make_results: MakeResults) -> None:
-    with pytest.raises(InputError, match=r"mteb has no task for any of these, or scores .*: 'cosqa\.test', 'cranfield\.test'$"):
+    with pytest.raises(InputError, match=r"mteb has no task for these collections, or scores .*: 'cosqa\.test', 'cranfield\.test'$"):
         task_results(make_results("alpha", make_scored("cosqa", 0.5), make_scored("cranfield", 0.5)))
 
 

@@ -88,13 +88,13 @@ def test_the_result_with_a_revision_says_what_the_data_are(make_scored: MakeScor
 
 def test_what_cannot_stand_in_one_table(make_scored: MakeScored, make_results: MakeResults) -> None:
     first = make_results("alpha", make_scored("scifact", 0.5, floor=0.4))
-    with pytest.raises(InputError, match=r"scifact\.test is other data for beta"):
+    with pytest.raises(InputError, match=r"scifact\.test: beta and alpha were evaluated on different data"):
         check_data([first, make_results("beta", make_scored("scifact", 0.5, data_sha256="e" * 64))])
-    with pytest.raises(InputError, match=r"alpha has two results for scifact\.test"):
+    with pytest.raises(InputError, match=r"two of the given folders hold scores of alpha on scifact\.test"):
         check_data([first, first])
     with pytest.raises(InputError, match=r"bm25 has different scores on scifact\.test"):
         rows(label_systems([first, make_results("beta", make_scored("scifact", 0.5, floor=0.3))]))
-    with pytest.raises(InputError, match="nothing to report"):
+    with pytest.raises(InputError, match="no results to report"):
         check_data([])
 
 
@@ -105,7 +105,7 @@ def test_one_collection_is_scored_in_one_way(
     first = make_results("alpha", make_scored("scifact", 0.5))
     second = make_results("beta", make_scored("scifact", 0.5, **{field: value}))
     with pytest.raises(
-        InputError, match=rf"scifact\.test was scored with {field} {shown} for alpha and {value} for beta; evaluate both alike"
+        InputError, match=rf"scifact\.test: alpha was scored with {field}={shown}, beta with {field}={value}; evaluate both"
     ):
         check_data([first, second])
     # On another collection it is a matter of that collection.

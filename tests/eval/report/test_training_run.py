@@ -13,7 +13,8 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.training.log import RunLog
-from quiver.eval.report.training_run import LINES, log_lines, read_run, render_run, render_run_page, summary, write_run_report
+from quiver.eval.report.render import render_html, render_markdown
+from quiver.eval.report.training import LINES, log_table, read_run, summary, training_report, write_training_report
 from quiver.retrieval.training.recipe import load_recipe
 
 HOSTILE = "<script>alert(1)</script> | a\x00b\u202e `x`"
@@ -86,20 +87,20 @@ def test_what_the_record_says_is_what_is_shown(make_run: Callable[..., Path]) ->
         "Weights": "step 305",
         "Training time": "1 h 2 min 5 s",
         "Tokens": "123,456",
-        "Texts cut": "25 of 200 (12.5%)",
+        "Texts truncated": "25 of 200 (12.5%)",
         "Peak memory": "61 GiB",
     }
-    text = render_run(run)
+    text = render_markdown(training_report(run))
     for shown in (
         "| learning\\_rate | 8e-05 |",
         "| seed | 1234 |",
         "| Negatives per query | 127 |",
         "| torch | 2.11.0 |",
-        "| 150 | 43.21 | 60 |",
+        "| 150 | **43.21** | 60 |",
     ):
         assert shown in text
     assert "schedulefree" not in text
-    assert "    quiver train dpr-modernbert-base --out runs/a" in text
+    assert "```sh\nquiver train dpr-modernbert-base --out runs/a\n```" in text
 
 
 def test_averaged_weights_are_told(make_run: Callable[..., Path]) -> None:
@@ -107,8 +108,9 @@ def test_averaged_weights_are_told(make_run: Callable[..., Path]) -> None:
 
 
 def test_the_log_is_shown_in_part_from_its_first_line_to_its_last(make_run: Callable[..., Path]) -> None:
-    header, rows = log_lines(read_run(make_run()))
-    assert header == ["Step", "Loss", "Learning rate", "Gradient norm", "Tokens/s"]
+    table = log_table(read_run(make_run()))
+    rows = [[cell.text for cell in row.cells] for row in table.rows]
+    assert [column.label for column in table.columns] == ["Step", "Loss", "Learning rate", "Gradient norm", "Tokens/s"]
     assert len(rows) == LINES
     assert rows[0] == ["10", "10", "8e-05", "2", "10,010"]
     assert rows[-1][0] == "305"
@@ -119,23 +121,23 @@ def test_memory_that_is_not_known_is_left_out(make_run: Callable[..., Path]) -> 
     assert "Peak memory" not in summary(read_run(make_run(peak_memory_bytes=None)))
 
 
-def test_the_log_is_not_cut_by_a_box_that_scrolls(make_run: Callable[..., Path]) -> None:
-    page = render_run_page(read_run(make_run()))
+def test_the_log_table_does_not_scroll(make_run: Callable[..., Path]) -> None:
+    page = render_html(training_report(read_run(make_run())))
     assert '<div class="box short" role="region" aria-label="Steps of the log"' in page
     assert '<th scope="row" class="number" data-order="305.0"><bdi>305</bdi></th>' in page  # it sorts by step too
     assert ".box.short { max-height: none; }" in page
 
 
 def test_a_page_shows_texts_as_texts(make_run: Callable[..., Path]) -> None:
-    page = render_run_page(read_run(make_run()))
+    page = render_html(training_report(read_run(make_run())))
     assert page.count("<script>") == 1
     assert "&lt;script&gt;alert(1)" in page
     assert "\x00" not in page
     assert "\u202e" not in page
-    assert page.count('<svg class="c1"') == 5
-    assert page.count('class="resumed"') == 5
-    assert page == render_run_page(read_run(make_run()))
-    text = render_run(read_run(make_run()))
+    assert page.count("<svg ") == 5
+    assert page.count("stroke-dasharray: 2.7,2.7") == 5
+    assert page == render_html(training_report(read_run(make_run())))
+    text = render_markdown(training_report(read_run(make_run())))
     assert text.count("<script>") == text.count("\\<script>") > 0
 
 
@@ -144,7 +146,7 @@ def test_a_run_that_goes_on_is_read_from_its_log(tmp_path: Path, recipe: dict[st
     folder.mkdir()
     (folder / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
     assert summary(read_run(folder)) == {"Updates": "0"}
-    page = write_run_report(folder)
+    page = write_training_report(folder)
     assert "Not finished" in page.read_text(encoding="utf-8")
     (folder / "begun.json").write_text(json.dumps({"schema": "quiver-begun/1", "command": "quiver train a", "data": {"rows": 7}}))
     log = RunLog(folder / "log.jsonl")
@@ -155,34 +157,34 @@ def test_a_run_that_goes_on_is_read_from_its_log(tmp_path: Path, recipe: dict[st
         file.write('{"step": 30, "lo')
     run = read_run(folder)
     assert (run.finished, run.last_step, run.development) == (False, 20, ((20, 0.25, 10.0),))
-    assert write_run_report(folder) == folder / "report.html"
+    assert write_training_report(folder) == folder / "report.html"
     text = (folder / "report.md").read_text(encoding="utf-8")
-    for shown in ("**Not finished.**", "| 20 | 25.00 | 10 |", "| Rows | 7 |", "    quiver train a"):
+    for shown in ("**Not finished**", "| 20 | 25.00 | 10 |", "| Rows | 7 |", "quiver train a"):
         assert shown in text
-    assert (folder / "report.html").read_text(encoding="utf-8").count('<svg class="c1"') == 5
+    assert (folder / "report.html").read_text(encoding="utf-8").count("<svg ") == 5
 
 
 def test_without_jinja2_there_is_the_markdown(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find(name))
     folder = make_run()
-    assert write_run_report(folder) == folder / "report.md"
+    assert write_training_report(folder) == folder / "report.md"
     assert not (folder / "report.html").exists()
 
 
 def test_a_run_without_development_scores_has_no_such_part(make_run: Callable[..., Path]) -> None:
     run = read_run(make_run(development=[]))
     assert run.best is None
-    assert "## Development" not in render_run(run)
-    assert 'id="development"' not in render_run_page(replace(run, recipe={**run.recipe, "development": None}))
+    assert "## Development" not in render_markdown(training_report(run))
+    assert 'id="development"' not in render_html(training_report(replace(run, recipe={**run.recipe, "development": None})))
 
 
 def test_what_is_no_run_is_said_in_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no training run.*run\.json nor recipe\.json"):
+    with pytest.raises(InputError, match=r"not a training run.*run\.json nor recipe\.json"):
         read_run(tmp_path)
     folder = make_run()
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     del record["result"]["tokens"]
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(InputError, match=r"run\.json: not the record of a training run of this version \(KeyError: 'tokens'\)"):
+    with pytest.raises(InputError, match=r"run\.json: not the record of a run of this version \(KeyError: 'tokens'\)"):
         read_run(folder)

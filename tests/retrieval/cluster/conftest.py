@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from quiver.retrieval.cluster.ray_shards import connected
+from quiver.retrieval.cluster.ray_backend import connected
 from quiver.retrieval.index import BuildOptions, Filter, Index, add_documents, build_index, calibrate_index, delete_documents
 from quiver.retrieval.index.disk import RealDisk
 from quiver.retrieval.records import Document, Hits

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
-from quiver.retrieval.cluster import ray_shards
-from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, ThreadLauncher
-from quiver.retrieval.cluster.shard import Shard, ShardSpec
+from quiver.retrieval.cluster import ray_backend
+from quiver.retrieval.cluster.shard import Shard, ShardLostError, ShardSpec, ThreadHandle, ThreadLauncher
 from quiver.retrieval.index import add_documents, build_index
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder, load_model
@@ -60,8 +59,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         addresses.append(address)
         yield
 
-    monkeypatch.setattr(ray_shards, "connected", connected)
-    monkeypatch.setattr(ray_shards, "RayLauncher", ThreadLauncher)
+    monkeypatch.setattr(ray_backend, "connected", connected)
+    monkeypatch.setattr(ray_backend, "RayLauncher", ThreadLauncher)
     return addresses
 
 
@@ -88,7 +87,7 @@ def test_the_same_output(quiver: Quiver, built: Built, tmp_path: Path, threads: 
 @pytest.mark.exhaustive
 def test_the_same_output_by_actors(quiver: Quiver, built: Built, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    with ray_shards.connected():
+    with ray_backend.connected():
         same_output(quiver, built, tmp_path, "--shards", 2)
 
 
@@ -100,14 +99,14 @@ def test_what_is_asked_for_wrongly(quiver: Quiver, built: Built, monkeypatch: py
     assert (done.code, done.err) == (2, "quiver: error: 'much' is not a size; write one as 500MB or 2GB\n")
     done = quiver("search", built.index, "a bird", "--shard-memory", "0.25KB")
     assert done.code == 2
-    assert "bytes of memory in one shard, which may take 256; allow as much, or build the index again" in done.err
+    assert "bytes of memory, more than 256 per shard; allow as much, or rebuild the index" in done.err
     done = quiver("search", built.index / "nowhere", "a bird", "--shards", 2)
     assert (done.code, done.err) == (2, f"quiver: error: {built.index / 'nowhere'}: is not an index\n")
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "ray", None)
     done = quiver("search", built.index, "a bird", "--shards", 2)
     assert done.code == 2
-    assert "shards on several processes need Ray: pip install 'quiver-retrieval[ray]'" in done.err
+    assert "Ray is not installed; run: pip install 'quiver-retrieval[ray]'" in done.err
 
 
 class Losing(ThreadLauncher):
@@ -130,7 +129,7 @@ def test_a_lost_shard(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(ray_shards, "RayLauncher", Losing)
+    monkeypatch.setattr(ray_backend, "RayLauncher", Losing)
     done = quiver("search", built.index, "a bird", "--shards", 2, "--json")
     assert done.code == 0
     hits = json.loads(done.out)

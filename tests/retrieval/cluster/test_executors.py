@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster import HERE, LocalProcesses, WorkerError, open_executor
-from quiver.retrieval.cluster.assignments import Assignments
-from quiver.retrieval.cluster.worker import Outcome, Worker
+from quiver.retrieval.cluster import LocalProcesses, WorkerError, open_executor
+from quiver.retrieval.cluster.executors import Assignments, Outcome, Worker
+from quiver.retrieval.protocols import IN_PROCESS
 
 TASKS = '''
 import os
@@ -109,7 +109,7 @@ def test_here_is_lazy_and_in_order(tmp_path: Path, tasks: ModuleType) -> None:
             asked.append(number)
             yield number
 
-    results = HERE.run(tasks.Squares(folder), items())
+    results = IN_PROCESS.run(tasks.Squares(folder), items())
     assert next(results) == (2, 4)
     assert asked == [2]
     assert list(results) == [(1, 1), (3, 9)]
@@ -142,20 +142,20 @@ def test_a_defect_is_not_hidden(tmp_path: Path, tasks: ModuleType) -> None:
 
 
 def test_executors_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert open_executor("local") is HERE
-    assert open_executor("local", workers=1) is HERE
+    assert open_executor("local") is IN_PROCESS
+    assert open_executor("local", workers=1) is IN_PROCESS
     two = open_executor("local", workers=2)
     assert (two.remote, two.threads(8), two.threads(1)) == (True, 4, 1)
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: open_executor("slurm"), "executor 'slurm': there is none of that name; there are local, ray"),
+        (lambda: open_executor("slurm"), "unknown executor 'slurm'; choose one of local, ray"),
         (lambda: open_executor("local", workers=0), "workers must be >= 1, got 0"),
-        (lambda: open_executor("local", address="a:1"), "an address is of a Ray cluster: add --executor ray"),
+        (lambda: open_executor("local", address="a:1"), "--address is the address of a Ray cluster; add --executor ray"),
     ]
     for attempt, message in wrong:
         with pytest.raises(InputError, match=message):
             attempt()
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"the executor ray needs Ray: pip install 'quiver-retrieval\[ray\]'"):
+    with pytest.raises(InputError, match=r"Ray is not installed; run: pip install 'quiver-retrieval\[ray\]'"):
         open_executor("ray")
 
 
@@ -166,6 +166,6 @@ def test_an_address_at_which_nothing_answers_is_said_at_once() -> None:
         with pytest.raises(InputError, match=f"ray: no cluster at {address} "):
             open_executor("ray", address=address)
     for address in ("somewhere", "host:port"):
-        with pytest.raises(InputError, match=f"ray: '{address}' is no address; write HOST:PORT"):
+        with pytest.raises(InputError, match=f"ray: '{address}' is not an address; write HOST:PORT"):
             open_executor("ray", address=address)
     assert time.monotonic() - started < 30

@@ -15,7 +15,7 @@ import torch
 from quiver.encoder import Tokenizer, load_encoder
 from quiver.retrieval.cluster.index import open_sharded
 from quiver.retrieval.cluster.plan import Sharding
-from quiver.retrieval.cluster.ray_shards import RayLauncher
+from quiver.retrieval.cluster.ray_backend import RayLauncher
 from quiver.retrieval.data.corpus import read_documents, read_queries
 from quiver.retrieval.index import BuildOptions, add_documents, build_index, open_index
 from quiver.retrieval.models.biencoder import BiEncoder

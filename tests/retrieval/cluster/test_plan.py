@@ -55,16 +55,16 @@ def test_a_budget_is_kept_with_about_as_few_shards_as_can_be(sizes: list[int], r
 
 
 def test_what_does_not_fit_is_refused_with_what_it_needs(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(InputError, match=r"an index: segment s1 needs 1,010 bytes of memory in one shard, which may take 1,009; allow"):
+    with pytest.raises(InputError, match=r"an index: segment s1 needs 1,010 bytes of memory, more than 1,009 per shard; allow"):
         spread(needs(5, 1000, 7), Sharding(memory=1009), shared=10, what="an index")
     assert len(spread(needs(5, 1000, 7), Sharding(memory=1010), shared=10, what="an index")) == 2
-    with pytest.raises(InputError, match=r"2 shards need up to 600 bytes of memory each, and may take 500; allow more memory, or more"):
+    with pytest.raises(InputError, match=r"2 shards need up to 600 bytes of memory each, more than 500; allow more memory or more"):
         spread(needs(300, 300, 300), Sharding(shards=2, memory=500), shared=0, what="an index")
     with caplog.at_level(logging.WARNING):
         assert len(spread(needs(1, 2), Sharding(shards=5), shared=0, what="an index")) == 2
-    assert "an index: has 2 segments, so there are 2 shards instead of 5" in caplog.text
+    assert "an index: the index has 2 segments, so 2 shards are used instead of 5" in caplog.text
     assert spread([], Sharding(shards=5, memory=1), shared=10, what="an index") == ()
-    with pytest.raises(ValueError, match="give the number of shards, or the memory of one"):
+    with pytest.raises(ValueError, match="shards or memory is required"):
         Sharding(replicas=2)
     for name in ("shards", "memory", "replicas"):
         with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
@@ -86,6 +86,6 @@ def test_needs_are_those_of_the_files_and_of_what_is_made_in_memory(tmp_path: Pa
         assert plan == plan_shards(open_index(index.path), Sharding(shards=2, replicas=3))
         most = max(need.bytes for need in segment_needs(index))
         codec = sum(path.stat().st_size for path in (index.path / "codec" / index.manifest.codec.name).iterdir())
-        with pytest.raises(InputError, match=re.escape(f"needs {most + codec:,} bytes of memory in one shard")):
+        with pytest.raises(InputError, match=re.escape(f"needs {most + codec:,} bytes of memory")):
             plan_shards(index, Sharding(memory=most + codec - 1))
         assert len(plan_shards(index, Sharding(memory=most + codec)).shards) >= 2

@@ -17,7 +17,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
 from quiver.retrieval.cluster.plan import Sharding
-from quiver.retrieval.cluster.ray_shards import RayLauncher
+from quiver.retrieval.cluster.ray_backend import RayLauncher
 from quiver.retrieval.cluster.replicas import Timeouts
 from quiver.retrieval.cluster.shard import ShardSpec
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
@@ -125,7 +125,7 @@ def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
     built, launcher = build(tmp_path / "i", "ivf-tokens", measured=True), Launcher()
     queries, index = built.queries(), open_index(built.path)
     expected = index.search(queries, 10)
-    with open_sharded(built.path, Sharding(shards=2, replicas=2), launcher, patience=PATIENCE) as sharded:
+    with open_sharded(built.path, Sharding(shards=2, replicas=2), launcher, timeouts=PATIENCE) as sharded:
         assert sharded.replicas == (2, 2)
         assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
         first, second = (shard.segments for shard in sharded.plan.shards)
@@ -162,7 +162,7 @@ def test_the_same_hits_and_no_failed_query_when_an_actor_dies(
 def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: Path, build: Any) -> None:
     built = build(tmp_path / "i")
     queries = np.full_like(built.queries(), 1e38)
-    with open_sharded(built.path, Sharding(shards=1), RayLauncher(), patience=PATIENCE) as sharded:
+    with open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE) as sharded:
         with pytest.raises(ValueError, match="do not fit into float32; the vectors are too long") as caught:
             sharded.search(queries, 3)
         with pytest.raises(ValueError, match=r".") as expected:
@@ -172,7 +172,7 @@ def test_what_a_shard_raises_arrives_as_it_was_raised(cluster: None, tmp_path: P
     file = next((built.path / "segments").glob("*/vectors.f32"))
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(DamagedIndexError, match=r"have changed since they were written; quiver index repair keeps the rest$"):
-        open_sharded(built.path, Sharding(shards=1), RayLauncher(), patience=PATIENCE)
+        open_sharded(built.path, Sharding(shards=1), RayLauncher(), timeouts=PATIENCE)
 
 
 def test_a_process_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_process_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_every_engine(cluster: None, engine: str, tmp_path: Path, build: Any, assert_same: Any, filters: Any, narrow: Any) -> None:
     built = build(tmp_path / "i", engine, measured=True)
-    with open_sharded(built.path, Sharding(shards=2), RayLauncher(), patience=PATIENCE) as sharded:
+    with open_sharded(built.path, Sharding(shards=2), RayLauncher(), timeouts=PATIENCE) as sharded:
         assert check_hits(sharded, built, assert_same, filters, narrow) > 1000
 
 
@@ -199,7 +199,7 @@ def test_rolling_under_load(cluster: None, tmp_path: Path, build: Any, fast: Any
         lambda: delete_documents(built.path, ["d001", "d201"], disk=fast),
         lambda: compact_index(built.path, disk=fast),
     ]
-    with open_sharded(built.path, Sharding(shards=2), RayLauncher(), patience=PATIENCE) as sharded:
+    with open_sharded(built.path, Sharding(shards=2), RayLauncher(), timeouts=PATIENCE) as sharded:
         with Load(sharded, queries, lambda hits: any(same(hits, each) for each in expected)) as load:
             for change in changes:
                 expected.append(change().search(queries, 10))
@@ -225,8 +225,8 @@ def test_an_actor_that_is_stopped_and_one_whose_process_is_killed(
     built, launcher = build(tmp_path / "i"), Launcher()
     queries = built.queries()
     expected = open_index(built.path).search(queries, 10)
-    patience = Timeouts(attempt=0.5, answer=120, alive=3)
-    with open_sharded(built.path, Sharding(shards=1, replicas=2), launcher, patience=patience) as sharded:
+    timeouts = Timeouts(attempt=0.5, answer=120, alive=3)
+    with open_sharded(built.path, Sharding(shards=1, replicas=2), launcher, timeouts=timeouts) as sharded:
         ((actors),) = launcher.actors.values()
         processes = [ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for actor in actors]
         with Load(sharded, queries, lambda hits: same(hits, expected)) as load:

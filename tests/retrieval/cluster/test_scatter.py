@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,8 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster import replicas as replicas_module
-from quiver.retrieval.cluster.handles import ShardLostError
-from quiver.retrieval.cluster.messages import ShardHits
-from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts
-from quiver.retrieval.cluster.scatter import scatter
-from quiver.retrieval.cluster.shard import ShardSpec
+from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts, scatter
+from quiver.retrieval.cluster.shard import ShardHits, ShardLostError, ShardSpec
 from quiver.retrieval.index import DamagedIndexError
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.records import Hits, Missing, ModelCard, TokenCounts
@@ -86,9 +83,8 @@ class Launcher:
         return self.launched[-1]
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ReplicaSet]]:
-    monkeypatch.setattr(replicas_module, "_FIRST_PAUSE", 0.01)
+@pytest.fixture
+def made() -> Iterator[list[ReplicaSet]]:
     made: list[ReplicaSet] = []
     yield made
     for each in made:
@@ -96,18 +92,18 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ReplicaSet]]:
 
 
 @pytest.fixture
-def replicated(short_pauses: list[ReplicaSet]) -> Callable[..., tuple[ReplicaSet, Launcher]]:
-    def make(*handles: Fake, patience: Timeouts = PATIENT) -> tuple[ReplicaSet, Launcher]:
+def replicated(made: list[ReplicaSet]) -> Callable[..., tuple[ReplicaSet, Launcher]]:
+    def make(*handles: Fake, timeouts: Timeouts = PATIENT) -> tuple[ReplicaSet, Launcher]:
         launcher = Launcher(*handles)
-        made = ReplicaSet(spec(), launcher, len(handles), patience)
-        short_pauses.append(made)
-        return made, launcher
+        shard = ReplicaSet(spec(), launcher, len(handles), replace(timeouts, restart=0.01))
+        made.append(shard)
+        return shard, launcher
 
     return make
 
 
-def asked(*shards: ReplicaSet, patience: Timeouts = PATIENT, queries: int = 1) -> list[str | None]:
-    answers = scatter(shards, "a message", queries=queries, patience=patience)
+def asked(*shards: ReplicaSet, timeouts: Timeouts = PATIENT, queries: int = 1) -> list[str | None]:
+    answers = scatter(shards, "a message", queries=queries, timeouts=timeouts)
     return [None if answer is None else answer.ids[0] for answer in answers]
 
 
@@ -164,7 +160,7 @@ def test_starting_again_is_tried_until_it_goes(replicated: Any) -> None:
 
 
 def test_all_replicas_may_be_lost_at_once(replicated: Any) -> None:
-    shard, launcher = replicated(*(Fake(f"r{number}", "lost") for number in range(3)), patience=IMPATIENT)
+    shard, launcher = replicated(*(Fake(f"r{number}", "lost") for number in range(3)), timeouts=IMPATIENT)
     launcher.to_come = [Fake(f"stuck {number}", "answer", opens="hang") for number in range(3)]
     assert asked(shard) == [None]
     eventually(lambda: shard.alive == 3)
@@ -182,20 +178,20 @@ def test_what_a_shard_raises_is_raised_and_no_replica_is_lost(replicated: Any) -
 
 def test_a_slow_replica_is_helped_out_and_asked_last_until_it_breathes(replicated: Any) -> None:
     slow, quick = Fake("slow", "hang"), Fake("quick", "answer")
-    shard, _ = replicated(slow, quick, patience=IMPATIENT)
-    assert [asked(shard, patience=IMPATIENT) for _ in range(2)] == [["quick"]] * 2
+    shard, _ = replicated(slow, quick, timeouts=IMPATIENT)
+    assert [asked(shard, timeouts=IMPATIENT) for _ in range(2)] == [["quick"]] * 2
     assert slow.asked == 1
-    eventually(lambda: slow.asked == 1 and not any(each.doubted for each in shard._replicas))  # it said that it is there
+    eventually(lambda: slow.asked == 1 and not any(each.suspect for each in shard._replicas))  # it said that it is there
     slow.does = "answer"
     for future in slow.hanging:
         future.set_result(ShardHits.of(Hits([["late"]], [np.float32([1])])))  # nobody waits for that any more
-    assert {asked(shard, patience=IMPATIENT)[0] for _ in range(4)} == {"slow", "quick"}
+    assert {asked(shard, timeouts=IMPATIENT)[0] for _ in range(4)} == {"slow", "quick"}
 
 
 def test_a_replica_that_hangs_and_does_not_breathe_is_lost(replicated: Any) -> None:
     hung = Fake("hung", "hang", breathes=False)
-    shard, launcher = replicated(hung, Fake("quick", "answer"), patience=IMPATIENT)
-    answers = [asked(shard, patience=IMPATIENT)[0] for _ in range(20)]
+    shard, launcher = replicated(hung, Fake("quick", "answer"), timeouts=IMPATIENT)
+    answers = [asked(shard, timeouts=IMPATIENT)[0] for _ in range(20)]
     assert set(answers) == {"quick"}
     eventually(lambda: shard.alive == 2 and len(launcher.launched) == 3)
     assert (hung.asked, hung.closed) == (1, 1)
@@ -203,23 +199,23 @@ def test_a_replica_that_hangs_and_does_not_breathe_is_lost(replicated: Any) -> N
 
 
 def test_a_search_ends_without_the_shards_that_do_not_answer_in_time(replicated: Any) -> None:
-    hung, _ = replicated(Fake("hung", "hang"), patience=IMPATIENT)
-    well, _ = replicated(Fake("well", "answer"), patience=IMPATIENT)
+    hung, _ = replicated(Fake("hung", "hang"), timeouts=IMPATIENT)
+    well, _ = replicated(Fake("well", "answer"), timeouts=IMPATIENT)
     begun = time.monotonic()
-    assert asked(hung, well, patience=IMPATIENT) == [None, "well"]
+    assert asked(hung, well, timeouts=IMPATIENT) == [None, "well"]
     assert 0.35 < time.monotonic() - begun < 5
     assert hung.alive == 1  # it breathes: a heavy query is no reason to end it
 
 
 def test_a_batch_is_waited_for_longer(replicated: Any) -> None:
-    patience = Timeouts(attempt=0.01, answer=0.02, query=0.01)
+    timeouts = Timeouts(attempt=0.01, answer=0.02, query=0.01)
     hung, _ = replicated(Fake("hung", "hang"))
     begun = time.monotonic()
-    assert asked(hung, patience=patience, queries=21) == [None]
+    assert asked(hung, timeouts=timeouts, queries=21) == [None]
     assert 0.2 < time.monotonic() - begun < 5
 
 
-def test_an_infinite_patience_waits(replicated: Any) -> None:
+def test_an_infinite_timeouts_waits(replicated: Any) -> None:
     slow = Fake("slow", "hang")
     shard, _ = replicated(slow)
     threading.Timer(0.3, lambda: slow.hanging[0].set_result(ShardHits.of(Hits([["late"]], [np.float32([1])])))).start()
@@ -227,11 +223,13 @@ def test_an_infinite_patience_waits(replicated: Any) -> None:
 
 
 def test_a_shard_that_does_not_open(replicated: Any) -> None:
-    shard, _ = replicated(Fake("slow", "answer", opens="hang"), patience=IMPATIENT)
-    with pytest.raises(InputError, match=r"generation 1: not opened within 0.3 s; it takes 9 bytes of memory, which must be free"):
+    shard, _ = replicated(Fake("slow", "answer", opens="hang"), timeouts=IMPATIENT)
+    with pytest.raises(InputError, match=r"generation 1: not opened within 0.3 s; it needs 9 bytes of free memory"):
         shard.wait()
     shard, _ = replicated(Fake("dead", "answer", opens="lost"))
-    with pytest.raises(InputError, match=r"from s-000000000001-0000, generation 1: ended while it was opened \(dead is dead\)"):
+    with pytest.raises(
+        InputError, match=r"from s-000000000001-0000, generation 1: the process ended while the shard was opened \(dead is dead\)"
+    ):
         shard.wait()
 
 

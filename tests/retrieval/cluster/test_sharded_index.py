@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.handles import ShardLostError, ThreadHandle, ThreadLauncher
 from quiver.retrieval.cluster.index import ShardedIndex, open_sharded
 from quiver.retrieval.cluster.plan import Sharding
-from quiver.retrieval.cluster.shard import Shard, ShardSpec
+from quiver.retrieval.cluster.shard import Shard, ShardLostError, ShardSpec, ThreadHandle, ThreadLauncher
 from quiver.retrieval.index import DamagedIndexError, Filter, compact_index, delete_documents, open_index
 from quiver.retrieval.index.engine_table import ENGINES
 from quiver.retrieval.records import Query
@@ -226,5 +225,5 @@ def test_a_folder_that_is_not_there_on_the_machine_of_a_shard(tmp_path: Path, bu
 
         return Shard(replace(spec, root=tmp_path / "not mounted"))
 
-    with pytest.raises(InputError, match=r"not mounted: no index on .*; a shard opens it by the same path"):
+    with pytest.raises(InputError, match=r"not mounted: not an index on .*; every machine needs the index under the same path"):
         open_sharded(built.path, Sharding(shards=2), ThreadLauncher(elsewhere))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.retrieval.cluster import Executor, LocalProcesses, open_executor
+from quiver.retrieval.cluster import LocalProcesses, open_executor
 from quiver.retrieval.index import BuildOptions, Index, build_index, open_index, pieces
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.plan import chunk_ends
@@ -28,6 +28,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
 from quiver.retrieval.models.pooling import Projection
+from quiver.retrieval.protocols import Executor
 from quiver.retrieval.records import Document
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -173,26 +173,19 @@ def test_hours_of_a_real_index(quiver_data: Path, minilm: Path, tmp_path: Path) 
     close(hours, taken, "seconds")
 
 
-ENCODER = {
-    "schema": "quiver-encoder-benchmark/1",
-    "model": "m",
-    "processor": "a CPU",
-    "sets": [
-        {"name": "short", "documents": 10, "tokens": 200, "libraries": [{"name": "quiver", "tokens_per_second": {"median": 900.0}}]},
-        {"name": "long", "documents": 2, "tokens": 1000, "libraries": [{"name": "quiver", "tokens_per_second": {"median": 500.0}}]},
-    ],
-}
-INDEX = {
-    "schema": "quiver-index-benchmark/1",
-    "kind": "dense",
-    "processor": "a CPU",
-    "vectors": 1000,
-    "systems": [
-        {"name": "exact-dense", "library": "quiver", "build": {"seconds": 1.0}},
-        {"name": "pq-dense", "library": "quiver", "build": {"seconds": 4.0}},
-        {"name": "faiss", "library": "faiss", "build": {"seconds": 9.0}},
-    ],
-}
+def timed(name: str, documents: int, tokens: int, median: float) -> dict[str, Any]:
+    row = {"backend": "quiver", "series": {"tokens_per_second": {"median": median}}}
+    return {"name": name, "facts": {"documents": documents, "tokens": tokens}, "rows": [row]}
+
+
+def built(name: str, library: str, seconds: float) -> dict[str, Any]:
+    return {"backend": name, "values": {"library": library, "seconds": seconds}}
+
+
+COMMON = {"schema": "quiver-benchmark/1", "name": "m", "processor": "a CPU"}
+ENCODER = {**COMMON, "subject": "encoder", "cases": [timed("short", 10, 200, 900.0), timed("long", 2, 1000, 500.0)]}
+BUILDS = [built("exact-dense", "quiver", 1.0), built("pq-dense", "quiver", 4.0), built("faiss", "faiss", 9.0)]
+INDEX = {**COMMON, "subject": "index", "facts": {"kind": "dense", "vectors": 1000}, "cases": [{"name": "build", "rows": BUILDS}]}
 
 
 def test_rates_from_files(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def started(command: list[str]) -> Iterator[Child]:
 
 @pytest.fixture(scope="session")
 def serving() -> Callable[..., Any]:
-    """``with serving(index, "--with", "bm25") as child``: `quiver serve` on a free port."""
+    """``with serving(index, "--fuse", "bm25") as child``: `quiver serve` on a free port."""
 
     def start(*arguments: object) -> Any:
         return started(["-m", "quiver.cli.main", "serve", *map(str, arguments), "--port", "0", "--json", "--no-verify"])

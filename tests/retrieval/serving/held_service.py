@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.server import Address, run_service
 from quiver.retrieval.serving.service import open_service
 

@@ -22,8 +22,8 @@ from quiver.retrieval.records import Document, Query
 from quiver.retrieval.search.bm25_index import WordIndex
 from quiver.retrieval.search.search import search as search_index
 from quiver.retrieval.serving.application import create_application
-from quiver.retrieval.serving.hosts import web_origin
-from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.middleware import web_origin
+from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.service import Service, open_service
 from tests.retrieval.serving.conftest import REPOSITORY, TOKEN, WORDS, Indexes, answer, documents
 
@@ -269,7 +269,7 @@ def test_rankings_of_different_documents_carry_a_warning(
     for name in ("dense", "colbert", "bm25"):
         assert search(app, query="granite", retriever=name).json()["warning"] is None
     warning = search(app, query="granite", retriever="other").json()["warning"]
-    assert warning.startswith(f"'dense' and 'other' rank different documents, so do not compare their rankings: {expected[len(kept)]}")
+    assert warning.startswith(f"'dense' and 'other' rank different documents; do not compare their rankings: {expected[len(kept)]}")
     batch = answer(app, "POST", "/api/search/batch", json={"queries": ["sea", "bird"], "retriever": "other"}).json()["results"]
     assert [each["warning"] for each in batch] == [warning] * 2
 
@@ -459,7 +459,7 @@ def test_the_schema_says_the_limits(app: Any) -> None:
 
 
 def test_names_and_models(indexes: Indexes) -> None:
-    with pytest.raises(InputError, match="name of the words"):
+    with pytest.raises(InputError, match="reserved for BM25"):
         open_service({"bm25": indexes.dense}, words=True)
     with pytest.raises(InputError, match="built without texts"):
         open_service({"silent": indexes.silent}, words=True)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from quiver.retrieval.serving.batching import Batcher
-from quiver.retrieval.serving.problems import RequestError
+from quiver.retrieval.serving.retrievers import Batcher
+from quiver.retrieval.serving.schemas import RequestError
 
 
 class Letters(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from quiver.retrieval.serving.application import create_application
-from quiver.retrieval.serving.limits import Limits
+from quiver.retrieval.serving.schemas import Limits
 from quiver.retrieval.serving.service import open_service
 from tests.retrieval.serving.conftest import TOKEN, Indexes
 

@@ -560,7 +560,7 @@ def test_axe_finds_nothing(browser: Any, service: Service, tmp_path: Path, size:
 
 @pytest.mark.slow
 def test_with_the_real_service(tab: Any, indexes: Any, serving: Any) -> None:
-    with serving(f"dense={indexes.dense}", f"colbert={indexes.colbert}", "--with", "bm25") as child:
+    with serving(f"dense={indexes.dense}", f"colbert={indexes.colbert}", "--fuse", "bm25") as child:
         tab.open(f"{child.url}/", DESK)
         tab.until("document.querySelectorAll('.welcome li').length === 3", 30)
         tab.type("granite sea")

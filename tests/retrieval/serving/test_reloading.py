@@ -58,7 +58,7 @@ def test_a_damaged_generation_does_not_answer(service: Service, caplog: pytest.L
         watching = asyncio.create_task(served.watch(0.02))
         await asyncio.sleep(0.5)
         assert served.current.number == 1
-        assert caplog.text.count("generation 1 goes on answering") == 1
+        assert caplog.text.count("generation 1 stays in use") == 1
         newest.write_bytes(content)
         while served.current.number == 1:
             await asyncio.sleep(0.02)

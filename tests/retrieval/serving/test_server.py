@@ -37,7 +37,7 @@ def index(indexes: Indexes, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def child(index: Path, serving: Serving) -> Iterator[Child]:
     with serving(
-        index, "--with", "bm25", "--patience", 1, "--max-body", "64KB", "--poll", 0.1, "--timeout", 120, "--max-hits", 10_000
+        index, "--fuse", "bm25", "--client-timeout", 1, "--max-body", "64KB", "--poll", 0.1, "--timeout", 120, "--max-hits", 10_000
     ) as started:
         yield started
 

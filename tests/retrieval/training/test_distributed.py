@@ -21,7 +21,7 @@ from quiver.retrieval.training.sections import Recipe
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.run import train as train_recipe
+from quiver.retrieval.training.run import train
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -32,14 +32,14 @@ from pathlib import Path
 from torch import distributed
 
 from quiver.retrieval.training.recipe import load_recipe
-from quiver.retrieval.training.run import train as train_recipe
+from quiver.retrieval.training.run import train
 
 logging.getLogger("quiver.retrieval.training.loop.fsdp").setLevel(logging.INFO)
 logging.getLogger("quiver.retrieval.training.loop.fsdp").addHandler(logging.StreamHandler())
 distributed.init_process_group("gloo")  # once for all runs: each would begin one of its own
 for name in sys.argv[2:]:
     folder = Path(sys.argv[1])
-    record = train_recipe(load_recipe(folder / f"{name}.json"), folder / name)
+    record = train(load_recipe(folder / f"{name}.json"), folder / name)
     assert record == json.loads((folder / name / "run.json").read_text())
 distributed.destroy_process_group()
 """
@@ -87,7 +87,7 @@ def test_two_processes_are_one_with_the_batch_doubled(make_recipe: MakeRecipe, s
 
     seen = 0
     for name, recipe in alone.items():
-        one = train_recipe(recipe, tmp_path / f"{name}-alone")
+        one = train(recipe, tmp_path / f"{name}-alone")
         two = json.loads((tmp_path / name / "run.json").read_text())
         assert two["batch"]["effective"] == one["batch"]["effective"]
         assert two["batch"]["negatives_per_query"] == one["batch"]["negatives_per_query"]
@@ -133,10 +133,10 @@ def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeR
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.model_dump()))
     whole, out = tmp_path / "whole", tmp_path / "out"
 
-    def train(folder: Path, *options: str) -> subprocess.Popen[str]:
+    def start(folder: Path, *options: str) -> subprocess.Popen[str]:
         return torchrun("-m", "quiver.cli.main", "train", str(tmp_path / "recipe.json"), "--out", str(folder), *options)
 
-    process = train(out)
+    process = start(out)
     deadline = time.monotonic() + 300
     while not (out / LOG).exists() or len(read_log(out / LOG)) < 5:
         assert process.poll() is None, process.communicate()
@@ -151,10 +151,10 @@ def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeR
     assert step < 240
 
     with pytest.raises(InputError, match="processes was 2, is 1"):
-        train_recipe(recipe, out, resume=True)
+        train(recipe, out, resume=True)
     printed = {}
     for folder, options in ((out, ("--resume", "--json")), (whole, ("--json",))):
-        process = train(folder, *options)
+        process = start(folder, *options)
         printed[folder], errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-4000:]
     # One process prints; some builds of gloo say before it who is connected.

@@ -18,14 +18,13 @@ import torch
 
 from quiver.encoder import InputError
 from quiver.encoder.training.log import LOG, read_log
+from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training.sections import Recipe
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.loop.watch import Watch
-from quiver.retrieval.training.run import RunStoppedError
-from quiver.retrieval.training.run import train as train_recipe
+from quiver.retrieval.training.run import RunStoppedError, train
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -66,17 +65,16 @@ class Killed(BaseException):
     """Nothing catches it."""
 
 
-def kill_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process dies after so many further updates, before anything is written of the last of them."""
-    real, left = Watch.on_step_end, [steps]
+class DieAfter(Callback):
+    """The process dies after so many further steps, before anything is written of the last of them."""
 
-    def dying(self: Watch, *arguments: Any, **others: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def on_step(self, step: int) -> None:
+        self.left -= 1
+        if not self.left:
             raise Killed
-        real(self, *arguments, **others)
-
-    monkeypatch.setattr(Watch, "on_step_end", dying)
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -91,21 +89,19 @@ def timeless(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES)])
-def test_a_resumed_run_is_the_run(case: str, make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_the_run(case: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
     kind, *overrides = (CASES | SLOW_CASES)[case]
     if "schedule_free" in " ".join(overrides):
         pytest.importorskip("schedulefree")
     recipe = make_recipe(kind, *overrides, "training.max_steps=13", "training.save_every=4", "training.log_every=3")
-    whole = train_recipe(recipe, tmp_path / "whole")
+    whole = train(recipe, tmp_path / "whole")
     assert whole["result"]["steps"] == 13
 
     out = tmp_path / "resumed"
     for survived, resume in ((7, False), (6, True)):  # dead in step 7, and then in step 10: both between two lines of the log
-        with monkeypatch.context() as patched:
-            kill_after(survived, patched)
-            with pytest.raises(Killed):
-                train_recipe(recipe, out, resume=resume)
-    resumed = train_recipe(recipe, out, resume=True)
+        with pytest.raises(Killed):
+            train(recipe, out, resume=resume, callbacks=[DieAfter(survived)])
+    resumed = train(recipe, out, resume=True)
     assert resumed["result"]["resumed_at"] == [4, 8]
     assert_same_run(out, resumed, tmp_path / "whole", whole)
     assert resumed["model"]["fingerprint"] == load_model(out / "model").card.fingerprint
@@ -159,9 +155,9 @@ def test_a_process_killed_at_a_random_step(kind: str, make_recipe: MakeRecipe, t
     assert process.returncode == -signal.SIGKILL
     assert not (out / "run.json").exists()
 
-    resumed = train_recipe(recipe, out, resume=True)
+    resumed = train(recipe, out, resume=True)
     assert resumed["result"]["resumed_at"][0] >= killed_at // 10 * 10 - 10
-    whole = train_recipe(recipe, tmp_path / "whole")
+    whole = train(recipe, tmp_path / "whole")
     assert_same_run(out, resumed, tmp_path / "whole", whole)
 
 
@@ -181,25 +177,22 @@ def test_sigterm_saves_first(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     assert "Traceback" not in errors
     assert load_model(checkpoint).dim == 16
     with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
-        train_recipe(recipe, out)
+        train(recipe, out)
 
 
-def test_a_signal_in_the_process_stops_and_saves(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_in_the_process_stops_and_saves(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """SIGINT, within the process; the handlers are back afterwards."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    real = Watch.measured
 
-    def interrupting(self: Watch, update: Any) -> None:
-        if self.progress.step == 4:
-            signal.raise_signal(signal.SIGINT)  # in the fifth update, after it was asked whether to stop: it ends with the sixth
-        real(self, update)
+    class Interrupt(Callback):
+        def on_step(self, step: int) -> None:
+            if step == 5:
+                signal.raise_signal(signal.SIGINT)  # after this step was asked whether to stop: the run ends with the sixth
 
     recipe = make_recipe("dense", "training.max_steps=9", "training.log_every=3")
-    with monkeypatch.context() as patched:
-        patched.setattr(Watch, "measured", interrupting)
-        with pytest.raises(RunStoppedError, match="stopped after step 6, with a checkpoint"):
-            train_recipe(recipe, tmp_path / "out")
+    with pytest.raises(RunStoppedError, match="stopped after step 6, with a checkpoint"):
+        train(recipe, tmp_path / "out", callbacks=[Interrupt()])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    resumed = train_recipe(recipe, tmp_path / "out", resume=True)
+    resumed = train(recipe, tmp_path / "out", resume=True)
     assert resumed["result"]["resumed_at"] == [6]
-    assert_same_run(tmp_path / "out", resumed, tmp_path / "whole", train_recipe(recipe, tmp_path / "whole"))
+    assert_same_run(tmp_path / "out", resumed, tmp_path / "whole", train(recipe, tmp_path / "whole"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from itertools import islice
@@ -22,42 +21,33 @@ from safetensors.numpy import load_file
 from torch.nn import functional as F
 
 from quiver.encoder import InputError
-from quiver.encoder.training.lock import alone
+from quiver.encoder.training.bar import BarCallback
+from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.random_state import preserve_rng_state
+from quiver.encoder.training.trainer import Callback
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.training import run as module
 from quiver.retrieval.training import run_folder
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.batches import BatchOrder
-from quiver.retrieval.training.loop.board import SCORE
-from quiver.retrieval.training.loop.optimizers import learning_rate_share
+from quiver.retrieval.training.loop.dataloader import BatchOrder
+from quiver.retrieval.training.loop.optimization import learning_rate_share
+from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.run_record import describe_data
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
 
 pytest.importorskip("pylate.models")
 
-from quiver.retrieval.training.loop.watch import Watch
-from quiver.retrieval.training.run import RunStoppedError, check_rows, train_and_save
-from quiver.retrieval.training.run import train as train_recipe
+from quiver.retrieval.training.run import RunStoppedError, check_rows, train, train_and_save
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 MakeRecipe = Callable[..., Recipe]
 
 WATCHED = ("development.data=nowhere", "development.every=2")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def nothing_to_collect() -> Iterator[None]:
-    """Each run makes accelerate collect garbage; most of what it would look through is the libraries' own."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Killed(BaseException):
@@ -93,23 +83,31 @@ def same(one: Path, other: Path) -> bool:
     return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = Killed) -> None:
-    """The process dies in this update, before anything is written of it."""
-    real = Watch.on_step_end
+class StopAt(Callback):
+    """The process dies in a step, before anything is written of it."""
 
-    def dying(self: Watch, arguments: Any, state: Any, control: Any, **others: Any) -> None:
-        if state.global_step == step:
-            raise error
-        real(self, arguments, state, control, **others)
+    def __init__(self, step: int, error: type[BaseException] | None = None) -> None:
+        self.step, self.error = step, error or Killed
 
-    monkeypatch.setattr(Watch, "on_step_end", dying)
+    def on_step(self, step: int) -> None:
+        if step == self.step:
+            raise self.error
+
+
+class SignalAt(Callback):
+    """SIGTERM in a step that was already asked whether to stop."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, step: int) -> None:
+        if step == self.step:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def killed(recipe: Recipe, out: Path, step: int, *, resume: bool = False) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        stop_at(step, patched)
-        with pytest.raises(Killed):
-            train_recipe(recipe, out, resume=resume)
+    with pytest.raises(Killed):
+        train(recipe, out, resume=resume, callbacks=[StopAt(step)])
 
 
 def rows_of(recipe: Recipe, tmp_path: Path) -> TrainingRows:
@@ -127,7 +125,7 @@ def test_a_run_is_recorded(make_recipe: MakeRecipe, steady_folder: Path, tmp_pat
     )
     recipe = make_recipe("dense", *overrides, *WATCHED, "development.keep_best=true")
     scorer, out = Scorer(0.2, 0.9, 0.5), tmp_path / "out"
-    record = train_recipe(recipe, out, command="quiver train it", scorer=scorer)
+    record = train(recipe, out, command="quiver train it", scorer=scorer)
     assert json.loads((out / "run.json").read_text()) == record
     assert record["schema"] == "quiver-run/2"
     assert record["recipe"] == json.loads((out / "recipe.json").read_text()) == json.loads(json.dumps(recipe.model_dump()))
@@ -189,13 +187,13 @@ def test_passes_are_those_that_were_done(make_recipe: MakeRecipe, tmp_path: Path
     chosen = (f"data.train={path}", "data.documents_per_row=2", "training.batch_size=16", "training.no_duplicates=true")
     recipe = make_recipe("dense", *chosen, "training.log_every=1", "development.data=nowhere", "training.keep_checkpoints=9")
     out = tmp_path / "out"
-    record = train_recipe(recipe, out, scorer=Scorer(0.1, 0.2))
+    record = train(recipe, out, scorer=Scorer(0.1, 0.2))
     result = record["result"]
     assert (result["steps"], result["epochs"]) == (4, 2.0)
     assert [(line["step"], line["epoch"]) for line in read_log(out / LOG) if "loss" in line] == [(1, 0.25), (2, 1.0), (3, 1.25), (4, 2.0)]
     assert [line["step"] for line in result["development"]] == [2, 4]
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
-    usual = train_recipe(make_recipe("dense", *chosen[:3], "training.log_every=1"), tmp_path / "usual")
+    usual = train(make_recipe("dense", *chosen[:3], "training.log_every=1"), tmp_path / "usual")
     assert (usual["result"]["steps"], usual["result"]["epochs"]) == (4, 1.0)
 
 
@@ -208,7 +206,7 @@ def test_a_run_of_one_update_in_its_warm_up(
     for place, (overrides, nothing) in enumerate((((), True), (("training.warmup_ratio=0",), False))):
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
-            train_recipe(make_recipe("dense", *chosen, *overrides), tmp_path / str(place))
+            train(make_recipe("dense", *chosen, *overrides), tmp_path / str(place))
         assert (told in caplog.text) == nothing
         found, before = weights(tmp_path / str(place) / "model"), weights(steady_folder)
         assert all(np.array_equal(weight, before[name]) for name, weight in found.items()) == nothing
@@ -216,7 +214,7 @@ def test_a_run_of_one_update_in_its_warm_up(
 
 def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     for kind, overrides in (("dense", ()), ("colbert", ("loss.temperature=0.1",))):
-        record = train_recipe(make_recipe(kind, *overrides, "training.log_every=4"), tmp_path / kind)
+        record = train(make_recipe(kind, *overrides, "training.log_every=4"), tmp_path / kind)
         losses = [loss for _, loss in record["result"]["losses"]]
         assert len(losses) == 4
         assert losses[-1] < 0.8 * losses[0], kind
@@ -225,12 +223,10 @@ def test_a_run_learns(make_recipe: MakeRecipe, tmp_path: Path) -> None:
 def test_scores_change_nothing_but_what_is_kept(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """With dropout: what the scorer draws and reads leaves the run as it is; of equal scores the first counts."""
     usual = ("training.max_steps=5",)
-    train_recipe(make_recipe("dense", *usual), tmp_path / "plain")
-    train_recipe(make_recipe("dense", *usual, *WATCHED), tmp_path / "watched", scorer=Scorer(0.5, 0.7, 0.7))
+    train(make_recipe("dense", *usual), tmp_path / "plain")
+    train(make_recipe("dense", *usual, *WATCHED), tmp_path / "watched", scorer=Scorer(0.5, 0.7, 0.7))
     assert same(tmp_path / "plain" / "model", tmp_path / "watched" / "model")
-    best = train_recipe(
-        make_recipe("dense", *usual, *WATCHED, "development.keep_best=true"), tmp_path / "best", scorer=Scorer(0.5, 0.7, 0.7)
-    )
+    best = train(make_recipe("dense", *usual, *WATCHED, "development.keep_best=true"), tmp_path / "best", scorer=Scorer(0.5, 0.7, 0.7))
     assert best["result"]["kept_steps"] == [4]
     assert not same(tmp_path / "plain" / "model", tmp_path / "best" / "model")
 
@@ -246,7 +242,7 @@ def test_the_best_checkpoint_outlives_the_newest(make_recipe: MakeRecipe, tmp_pa
         "training.save_every=2",
     )
     scorer = Scorer(0.1, 0.2, 0.9, 0.3, 0.4)
-    record = train_recipe(recipe, tmp_path / "out", scorer=scorer)
+    record = train(recipe, tmp_path / "out", scorer=scorer)
     assert record["result"]["kept_steps"] == [3]
     assert record["model"]["fingerprint"] == scorer.models[2]
     assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == ["step-000003", "step-000005"]
@@ -266,7 +262,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_the_model(
 
     recipe = make_recipe("dense", *WATCHED, "development.keep_best=true", "training.max_steps=4")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
-        record = train_recipe(recipe, out, scorer=Scorer(0.9, 0.1, then=harm))
+        record = train(recipe, out, scorer=Scorer(0.9, 0.1, then=harm))
     assert "step-000002: model.safetensors is damaged; its weights are left out" in caplog.text
     assert record["result"]["kept_steps"] == [4]
     assert same(out / "model", out / "checkpoints" / "step-000004")
@@ -277,7 +273,7 @@ AVERAGED = ("training.average_checkpoints=3", "training.keep_checkpoints=3", "tr
 
 def test_the_last_checkpoints_are_averaged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    record = train_recipe(make_recipe("dense", *AVERAGED), out)
+    record = train(make_recipe("dense", *AVERAGED), out)
     assert record["result"]["kept_steps"] == [6, 9, 10]
     each = [weights(out / "checkpoints" / f"step-{step:06d}") for step in (6, 9, 10)]
     for name, found in weights(out / "model").items():
@@ -285,25 +281,16 @@ def test_the_last_checkpoints_are_averaged(make_recipe: MakeRecipe, tmp_path: Pa
     assert not same(out / "model", out / "checkpoints" / "step-000010")
 
 
-def test_what_a_signal_saves_is_not_averaged(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_signal_saves_is_not_averaged(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     """Stopped twice between two checkpoints, a run still has the weights of one that was not stopped."""
     recipe, out = make_recipe("dense", *AVERAGED, "training.save_every=4", "training.max_steps=13"), tmp_path / "out"
-    whole = train_recipe(recipe, tmp_path / "whole")
-    real = Watch.measured
+    whole = train(recipe, tmp_path / "whole")
     for resume, step in ((False, 7), (True, 9)):
-
-        def interrupting(self: Watch, update: Any, step: int = step) -> None:
-            if self.progress.step == step:
-                signal.raise_signal(signal.SIGTERM)
-            real(self, update)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Watch, "measured", interrupting)
-            with pytest.raises(RunStoppedError) as stopped:
-                train_recipe(recipe, out, resume=resume)
+        with pytest.raises(RunStoppedError) as stopped:
+            train(recipe, out, resume=resume, callbacks=[SignalAt(step + 1)])
         assert stopped.value.step == step + 2
         assert (out / "checkpoints" / f"step-{step + 2:06d}").is_dir()
-    resumed = train_recipe(recipe, out, resume=True)
+    resumed = train(recipe, out, resume=True)
     assert resumed["result"]["resumed_at"] == [9, 11]
     assert resumed["result"]["kept_steps"] == whole["result"]["kept_steps"] == [8, 12, 13]
     assert same(out / "model", tmp_path / "whole" / "model")
@@ -312,7 +299,7 @@ def test_what_a_signal_saves_is_not_averaged(make_recipe: MakeRecipe, tmp_path: 
 
 def test_fewer_checkpoints_than_are_to_be_averaged(make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger=module.__name__):
-        record = train_recipe(make_recipe("dense", *AVERAGED, "training.max_steps=4"), tmp_path / "out")
+        record = train(make_recipe("dense", *AVERAGED, "training.max_steps=4"), tmp_path / "out")
     assert record["result"]["kept_steps"] == [3, 4]
     assert "training.average_checkpoints: the run has 2 checkpoints, not 3; lower training.save_every" in caplog.text
 
@@ -321,7 +308,7 @@ def test_fewer_checkpoints_than_are_to_be_averaged(make_recipe: MakeRecipe, tmp_
 def test_low_rank_matrices_are_merged(make_recipe: MakeRecipe, start_folder: Path, tmp_path: Path, kind: str) -> None:
     no_prefixes = ("model.colbert.query_prefix=''", "model.colbert.document_prefix=''") if kind == "colbert" else ()
     recipe = make_recipe(kind, "training.lora.rank=2", "training.lora.alpha=4", "training.max_steps=4", *no_prefixes)
-    record = train_recipe(recipe, tmp_path / "out")
+    record = train(recipe, tmp_path / "out")
     found, start = weights(tmp_path / "out" / "model"), weights(start_folder)
     assert sorted(found) == sorted(start)
     changed = {name for name, weight in found.items() if not np.array_equal(weight, start[name])}
@@ -340,7 +327,7 @@ def test_equal_seeds_give_equal_weights(make_recipe: MakeRecipe, tmp_path: Path)
     prints = []
     for place, seed in enumerate((3, 3, 4)):
         torch.rand(place)  # whatever was drawn before
-        record = train_recipe(make_recipe("dense", "training.max_steps=3", f"training.seed={seed}"), tmp_path / str(place))
+        record = train(make_recipe("dense", "training.max_steps=3", f"training.seed={seed}"), tmp_path / str(place))
         prints.append(record["model"]["fingerprint"])
     assert prints[0] == prints[1] != prints[2]
 
@@ -351,7 +338,7 @@ def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Pa
 
     with preserve_rng_state():
         expected = draw()
-    train_recipe(make_recipe("dense", "training.max_steps=2"), tmp_path / "out")
+    train(make_recipe("dense", "training.max_steps=2"), tmp_path / "out")
     with preserve_rng_state():
         assert draw() == expected
     rows, recipe = rows_of(make_recipe("dense"), tmp_path), make_recipe("dense", "training.max_steps=1")
@@ -365,37 +352,37 @@ def test_a_run_leaves_the_generators_alone(make_recipe: MakeRecipe, tmp_path: Pa
 def test_what_is_refused_before_anything_is_written(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, recipe = tmp_path / "out", make_recipe("dense")
     with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
-        train_recipe(recipe, out, resume=True, overwrite=True)
+        train(recipe, out, resume=True, overwrite=True)
     with pytest.raises(InputError, match="holds no run to resume"):
-        train_recipe(recipe, out, resume=True)
+        train(recipe, out, resume=True)
     for chosen, scorer in ((recipe, Scorer()), (make_recipe("dense", *WATCHED), None)):
         with pytest.raises(ValueError, match="a scorer is given if and only if the recipe has a development collection"):
-            train_recipe(chosen, out, scorer=scorer)
+            train(chosen, out, scorer=scorer)
     with pytest.raises(InputError, match=r"nowhere\.jsonl: no such file or folder"):
-        train_recipe(make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}"), out)
+        train(make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}"), out)
     with pytest.raises(InputError, match=r"rows\.jsonl:1: .*question"):
-        train_recipe(make_recipe("dense", "data.query_field=question"), out)
+        train(make_recipe("dense", "data.query_field=question"), out)
     with pytest.raises(InputError, match=r"data\.train: 64 rows are fewer than one batch of 65; lower training\.batch_size"):
-        train_recipe(make_recipe("dense", "training.batch_size=65"), out)
+        train(make_recipe("dense", "training.batch_size=65"), out)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file: a file; --out names a folder"):
-        train_recipe(recipe, tmp_path / "file")
+        train(recipe, tmp_path / "file")
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "schedulefree", None)
         patched.setattr("importlib.util.find_spec", lambda name: None if name == "schedulefree" else object())
         with pytest.raises(InputError, match="pip install schedulefree"):
-            train_recipe(make_recipe("dense", "training.optimizer=schedule_free_adamw", "training.scheduler=constant"), out)
+            train(make_recipe("dense", "training.optimizer=schedule_free_adamw", "training.scheduler=constant"), out)
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["sentence_transformers", "transformers", "datasets", "accelerate", "pylate"])
+@pytest.mark.parametrize("name", ["sentence_transformers", "transformers", "datasets", "pylate"])
 def test_a_missing_extra_is_named_before_anything_is_read(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     recipe = make_recipe("dense", f"data.train={tmp_path / 'nowhere.jsonl'}")
     monkeypatch.setattr("importlib.util.find_spec", lambda asked: None if asked == name else object())
     with pytest.raises(InputError, match=rf"training needs {name}: pip install 'quiver-retrieval\[train\]'"):
-        train_recipe(recipe, tmp_path / "out")
+        train(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -412,7 +399,7 @@ def test_rows_and_model_at_hand_give_the_run_of_the_recipe(make_recipe: MakeReci
     record = train_and_save(recipe, rows_of(recipe, tmp_path), model, tmp_path / "at-hand", command="it")
     assert record["command"] == "it"
     assert not model.encoder.training
-    plain = train_recipe(recipe, tmp_path / "plain")
+    plain = train(recipe, tmp_path / "plain")
     assert record["model"] == plain["model"]
     assert record["data"] == plain["data"]
     with pytest.raises(InputError, match="holds a run already"):
@@ -421,7 +408,7 @@ def test_rows_and_model_at_hand_give_the_run_of_the_recipe(make_recipe: MakeReci
 
 def test_a_run_that_is_there_is_replaced_by_one_that_is_complete(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    train_recipe(make_recipe("dense", "training.max_steps=1"), out)
+    train(make_recipe("dense", "training.max_steps=1"), out)
     (out / "notes.txt").write_text("mine")
     (out / "report.md").write_text("of the old run")
     before = contents(out)
@@ -430,15 +417,15 @@ def test_a_run_that_is_there_is_replaced_by_one_that_is_complete(make_recipe: Ma
         (False, True, "the run is complete, there is nothing to resume"),
     ):
         with pytest.raises(InputError, match=problem):
-            train_recipe(make_recipe("dense"), out, overwrite=overwrite, resume=resume)
+            train(make_recipe("dense"), out, overwrite=overwrite, resume=resume)
     same_texts = tmp_path / "same.jsonl"
     same_texts.write_text((json.dumps({"query": "q", "positive": "p", "negatives": ["n", "m"]}) + "\n") * 64)
     failing = make_recipe("dense", f"data.train={same_texts}", "training.no_duplicates=true")
     with pytest.raises(InputError, match="64 rows do not fill one batch of 4 without a repeated text"):
-        train_recipe(failing, out, overwrite=True)
+        train(failing, out, overwrite=True)
     assert contents(out) == before
     assert not list(out.glob(".*"))
-    again = train_recipe(make_recipe("dense", "training.max_steps=2"), out, overwrite=True)
+    again = train(make_recipe("dense", "training.max_steps=2"), out, overwrite=True)
     assert json.loads((out / "run.json").read_text())["result"]["steps"] == again["result"]["steps"] == 2
     assert (out / "notes.txt").read_text() == "mine"
     assert not (out / "report.md").exists()
@@ -454,18 +441,18 @@ def test_only_the_run_that_was_begun_is_resumed(make_recipe: MakeRecipe, rows_fi
     killed(recipe, out, 4)
     before = contents(out)
     with pytest.raises(InputError, match="holds an unfinished run; go on with it by --resume, or begin again by --overwrite"):
-        train_recipe(recipe, out)
+        train(recipe, out)
     with pytest.raises(
         InputError,
         match=r"training\.seed was 7, is 8; training\.learning_rate was|training\.learning_rate was .*; training\.seed was 7, is 8",
     ):
-        train_recipe(make_recipe("dense", *chosen, "training.seed=8", "training.learning_rate=0.1"), out, resume=True)
+        train(make_recipe("dense", *chosen, "training.seed=8", "training.learning_rate=0.1"), out, resume=True)
     assert contents(out) == before
     rows.write_text(rows.read_text().replace("write every line", "write any line"))
     with pytest.raises(InputError, match=r"--resume needs the run as it was begun; data\.sha256 was"):
-        train_recipe(recipe, out, resume=True)
+        train(recipe, out, resume=True)
     rows.write_bytes(rows_file.read_bytes())  # the same rows, at another time
-    assert train_recipe(recipe, out, resume=True)["result"]["resumed_at"] == [2]
+    assert train(recipe, out, resume=True)["result"]["resumed_at"] == [2]
 
 
 @pytest.mark.parametrize("more", [(), ("training.lora.rank=2", "training.lora.alpha=4")], ids=["whole", "lora"])
@@ -480,14 +467,12 @@ def test_a_disk_that_fills_up_is_one_line_and_the_run_resumes(
     make_recipe()
     recipe, out, whole = tmp_path / "recipe.json", tmp_path / "out", tmp_path / "whole"
     with ExitStack() as filled, pytest.MonkeyPatch.context() as patched:
-        real = Watch.on_step_end
 
-        def filling(self: Watch, arguments: Any, state: Any, control: Any, **others: Any) -> None:
-            if state.global_step == 4:
+        def filling(self: BarCallback, step: int) -> None:
+            if step == 4:
                 filled.enter_context(full_disk(10_000))
-            real(self, arguments, state, control, **others)
 
-        patched.setattr(Watch, "on_step_end", filling)
+        patched.setattr(BarCallback, "on_step", filling)
         done = quiver("train", recipe, "--out", out, *chosen)
     assert done.code == 1
     assert done.err.count("\n") == 1, done.err
@@ -510,10 +495,10 @@ def test_a_run_goes_on_with_other_words_and_another_log(make_recipe: MakeRecipe,
     (out / "recipe.json").write_text(json.dumps(begun))
     other = make_recipe("dense", *chosen, "training.log_every=1").replace(description="in better words")
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
-        record = train_recipe(other, out, resume=True)
+        record = train(other, out, resume=True)
     assert "changed since the run was begun: description, training.log_every; no weight depends on that" in caplog.text
     assert record["recipe"] == json.loads(json.dumps(other.model_dump())) == json.loads((out / "recipe.json").read_text())
-    train_recipe(make_recipe("dense", *chosen), tmp_path / "whole")
+    train(make_recipe("dense", *chosen), tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
 
 
@@ -526,7 +511,7 @@ def test_a_folder_in_which_another_session_trains(make_recipe: MakeRecipe, tmp_p
         before = settled()
         for how in asked:
             with pytest.raises(InputError, match=used):
-                train_recipe(recipe, out, **how)
+                train(recipe, out, **how)
         with pytest.raises(InputError, match=used):
             train_and_save(recipe, rows_of(recipe, tmp_path), build_model(recipe, []), out)
         assert settled() == before
@@ -536,11 +521,11 @@ def test_a_folder_in_which_another_session_trains(make_recipe: MakeRecipe, tmp_p
         return {name: content for name, content in contents(out).items() if name != ".lock" and not name.startswith("tensorboard/")}
 
     scorer = Scorer(0.5, then=refused)
-    train_recipe(make_recipe("dense", "training.max_steps=2", *WATCHED), out, scorer=scorer)
+    train(make_recipe("dense", "training.max_steps=2", *WATCHED), out, scorer=scorer)
     assert len(scorer.models) == 1
     assert not list(out.glob(".*"))
-    with alone(tmp_path / "begun"), pytest.raises(InputError, match="another session"):
-        train_recipe(recipe, tmp_path / "begun")
+    with exclusive_lock(tmp_path / "begun"), pytest.raises(InputError, match="another session"):
+        train(recipe, tmp_path / "begun")
     assert not (tmp_path / "begun").exists()
 
 
@@ -555,11 +540,11 @@ def test_a_kill_when_the_record_is_written(make_recipe: MakeRecipe, tmp_path: Pa
     with monkeypatch.context() as patched:
         patched.setattr(run_folder, "remove_leftovers", dying)
         with pytest.raises(Killed):
-            train_recipe(recipe, out)
+            train(recipe, out)
     assert {"run.json", "data", "start"} <= {path.name for path in out.iterdir()}
     kept = {name: content for name, content in contents(out).items() if name.split("/")[0] not in ("data", "start")}
     with pytest.raises(InputError, match="the run is complete, there is nothing to resume"):
-        train_recipe(recipe, out, resume=True)
+        train(recipe, out, resume=True)
     assert contents(out) == kept
 
 
@@ -569,10 +554,10 @@ def test_a_damaged_checkpoint_is_passed_over(make_recipe: MakeRecipe, tmp_path: 
     path = out / "checkpoints" / "step-000004" / "trainer.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, logger="quiver.retrieval.training"):
-        resumed = train_recipe(recipe, out, resume=True)
+        resumed = train(recipe, out, resume=True)
     assert "step-000004: trainer.safetensors is damaged; removed, the run goes on from the checkpoint before it" in caplog.text
     assert resumed["result"]["resumed_at"] == [2]
-    whole = train_recipe(recipe, tmp_path / "whole")
+    whole = train(recipe, tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
     assert resumed["result"]["losses"] == whole["result"]["losses"]
 
@@ -588,9 +573,9 @@ def test_a_run_without_a_checkpoint_is_resumed_from_the_beginning(make_recipe: M
         (out / "checkpoints").rmdir()
         killed(recipe, out, 3)
     assert len(read_log(out / LOG)) == 2
-    resumed = train_recipe(recipe, out, resume=True)
+    resumed = train(recipe, out, resume=True)
     assert resumed["result"]["resumed_at"] == [0]
-    train_recipe(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "whole")
     assert same(out / "model", tmp_path / "whole" / "model")
     assert [line["step"] for line in read_log(out / LOG)] == [1, 2, 3]
 
@@ -605,43 +590,31 @@ def test_a_kill_behind_the_last_update(make_recipe: MakeRecipe, tmp_path: Path, 
     with monkeypatch.context() as patched:
         patched.setattr(module, where, dying)
         with pytest.raises(Killed):
-            train_recipe(recipe, out)
+            train(recipe, out)
     assert not (out / "run.json").exists()
-    with monkeypatch.context() as patched:
-        patched.setattr(Watch, "on_step_begin", dying)  # nothing is trained again
-        record = train_recipe(recipe, out, resume=True)
+    record = train(recipe, out, resume=True, callbacks=[StopAt(step) for step in (1, 2, 3)])  # nothing is trained again
     assert record["result"]["resumed_at"] == [2]
     assert same(out / "model", out / "checkpoints" / "step-000002")
     assert not (out / "data").exists()
     assert not list(out.glob(".*"))
 
 
-def test_a_second_ctrl_c_leaves_the_last_checkpoint(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_leaves_the_last_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe, out = make_recipe("dense", "training.max_steps=6", "training.save_every=2"), tmp_path / "out"
-    with monkeypatch.context() as patched:
-        stop_at(5, patched, KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
-            train_recipe(recipe, out)
-    assert train_recipe(recipe, out, resume=True)["result"]["resumed_at"] == [4]
-
-
-def test_the_field_that_keeps_transformers_from_data_parallel(tmp_path: Path) -> None:
-    """It is a private one: the trainer sets it, and `n_gpu` must be what it says."""
-    arguments = sentence_transformers.SentenceTransformerTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    assert arguments.n_gpu <= 1
-    arguments._n_gpu = 4
-    assert arguments.n_gpu == 4
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, out, callbacks=[StopAt(5, KeyboardInterrupt)])
+    assert train(recipe, out, resume=True)["result"]["resumed_at"] == [4]
 
 
 def test_the_precision_is_the_recipes(make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ``accelerate launch`` has put into the environment."""
+    """It is not taken from the environment that ``accelerate launch`` sets."""
     usual = ("training.max_steps=3", "training.log_every=1")
     losses = {}
     for named in ("no", "bf16"):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", named)
         for precision in ("fp32", "bf16"):
             recipe = make_recipe("dense", *usual, f"training.precision={precision}")
-            losses[named, precision] = train_recipe(recipe, tmp_path / f"{named}-{precision}")["result"]["losses"]
+            losses[named, precision] = train(recipe, tmp_path / f"{named}-{precision}")["result"]["losses"]
     assert losses["no", "fp32"] == losses["bf16", "fp32"]
     assert losses["no", "bf16"] == losses["bf16", "bf16"]
     assert losses["no", "fp32"] != losses["no", "bf16"]

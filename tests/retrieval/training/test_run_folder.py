@@ -14,7 +14,7 @@ import pytest
 
 from quiver.encoder import InputError
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import LOCK, alone
+from quiver.encoder.training.lock import LOCK, exclusive_lock
 from quiver.encoder.training.log import LOG
 from quiver.encoder.training.nonfinite import NONFINITE
 from quiver.retrieval.training import run_folder
@@ -109,7 +109,7 @@ def test_where_a_run_may_begin(tmp_path: Path) -> None:
     refuse_existing(tmp_path, overwrite=False)
     (tmp_path / "notes.txt").write_text("mine")
     refuse_existing(tmp_path, overwrite=False)
-    with pytest.raises(InputError, match=r"notes\.txt: a file; --out names a folder"), alone(tmp_path / "notes.txt"):
+    with pytest.raises(InputError, match=r"notes\.txt: a file; --out names a folder"), exclusive_lock(tmp_path / "notes.txt"):
         pass
 
 
@@ -236,7 +236,7 @@ def test_a_change_that_may_cost_the_bits_is_warned_of(tmp_path: Path, caplog: py
 
 
 def fail(out: Path, *steps: Callable[[Path], object]) -> None:
-    with alone(out), new_run(out):
+    with exclusive_lock(out), new_run(out):
         begin(out)
         for step in steps:
             step(out)
@@ -315,7 +315,7 @@ def test_a_run_is_removed_and_nothing_else(tmp_path: Path) -> None:
     for name in ("alone", "with notes"):
         finished(tmp_path / name)
     (tmp_path / "with notes" / "notes.txt").write_text("mine")
-    with alone(tmp_path / "alone"), pytest.raises(InputError, match="another session is training there"):
+    with exclusive_lock(tmp_path / "alone"), pytest.raises(InputError, match="another session is training there"):
         remove_run(tmp_path / "alone")
     for name in ("alone", "with notes"):
         remove_run(tmp_path / name)
@@ -351,7 +351,7 @@ def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each
         finished(out, "old")
 
     def write_another() -> None:
-        with alone(out), new_run(out):
+        with exclusive_lock(out), new_run(out):
             begin(out)
             train(out, "new")
             finish_run(out, {"schema": "quiver-run/2", "name": "new"})
@@ -371,7 +371,7 @@ def test_after_a_kill_at_any_file_operation_nothing_is_lost(tmp_path: Path, each
             missing = {path: content for path, content in old.items() if not any(part.get(path) == content for part in parts)}
             assert missing.items() <= contents(out).items(), "what is not aside yet is where it was"
             found.append("between")
-        with alone(out), new_run(out):
+        with exclusive_lock(out), new_run(out):
             begin(out)
             train(out, "again")
             finish_run(out, {"schema": "quiver-run/2", "name": "again"})

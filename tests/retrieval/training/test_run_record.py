@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from quiver.encoder.training.trainer import Progress
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.board import SCORE
-from quiver.retrieval.training.loop.snapshot import Progress
+from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.run_record import (
     base_model,
     describe_batch,

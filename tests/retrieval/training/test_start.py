@@ -122,7 +122,7 @@ def test_a_dense_model_keeps_what_the_recipe_does_not_set(biencoder: Path) -> No
     assert (model.dim, model.settings.lower_case, model.settings.include_prompt) == (6, True, False)
     assert (model.settings.query_prompt, model.settings.document_prompt, model.max_length) == ("", "d: ", 32)
     assert (model.settings.pooling, model.settings.normalize, model.settings.similarity) == ("mean", False, "dot")
-    assert not model.encoder.frozen
+    assert not model.encoder.prepacked
 
 
 def test_a_dense_model_starts_from_a_bare_encoder_and_from_a_colberts(bare: Path, colbert: Path) -> None:

@@ -19,7 +19,7 @@ from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.prepare import Built
 from quiver.retrieval.training.grid import Grid, make_grid
-from quiver.retrieval.training.loop.board import SCORE
+from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.sections import DataSection, Recipe
 from quiver.retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep

@@ -20,7 +20,7 @@ from quiver.encoder import InputError, load_classifier
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.training.checkpoints import Checkpoints
-from quiver.encoder.training.lock import alone
+from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, read_log
 from quiver.encoder.training.stopping import RunStoppedError
 from quiver.eval.nlu.fine_tuning.loop import _Loop
@@ -337,7 +337,7 @@ def test_folders_that_are_taken(recipe: GlueRecipe, tmp_path: Path, whole: Path)
     assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match="--resume goes on with a run and --overwrite replaces it; give one of them"):
         train(recipe, tmp_path / "new", resume=True, overwrite=True)
-    with alone(tmp_path / "busy"), pytest.raises(InputError, match="another session is training there"):
+    with exclusive_lock(tmp_path / "busy"), pytest.raises(InputError, match="another session is training there"):
         train(recipe, tmp_path / "busy")
 
 

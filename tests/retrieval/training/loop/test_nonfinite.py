@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from quiver.encoder import InputError
 from quiver.retrieval.training.data import TrainingRows, prepare_rows
-from quiver.retrieval.training.loop.batches import BatchOrder
+from quiver.retrieval.training.loop.dataloader import BatchOrder
 from quiver.retrieval.training.sections import Recipe
 from quiver.retrieval.training.start import build_model
 
@@ -126,10 +126,10 @@ def test_a_gradient_alone(train: Callable[..., Any], make_recipe: MakeRecipe, ro
 def test_losses_that_cancel_out_to_no_number(
     train: Callable[..., Any], make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quiver.retrieval.training.loop.trainer import Trainer
+    from quiver.retrieval.training.loop.task import RetrievalTask
 
-    real, signs = Trainer.compute_loss, iter([math.inf, -math.inf])
-    monkeypatch.setattr(Trainer, "compute_loss", lambda *arguments, **others: real(*arguments, **others) * next(signs))
+    real, signs = RetrievalTask.loss, iter([math.inf, -math.inf])
+    monkeypatch.setattr(RetrievalTask, "loss", lambda *arguments: real(*arguments) * next(signs))
     recipe = make_recipe("dense", "training.accumulation=2")
     rows, model = prepare_rows(recipe.data, tmp_path / "work", seed=1), build_model(recipe, [])
     with pytest.raises(InputError, match="the loss is nan at step 1;"):

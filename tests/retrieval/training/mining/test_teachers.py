@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_weights
-from quiver.retrieval.cluster import HERE, LocalProcesses
+from quiver.retrieval.cluster import LocalProcesses
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
+from quiver.retrieval.protocols import IN_PROCESS
 from quiver.retrieval.training.mining import scoring
 from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
 from quiver.retrieval.training.mining.scoring import score_rows
@@ -487,7 +488,7 @@ def test_workers_of_several_teachers(cross_encoder: Path, tiny_model: Path, tmp_
     pytest.importorskip("sentence_transformers")
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     other = make_cross_encoder(tmp_path / "other", labels=1, seed=8)
-    for name, executor in (("here", HERE), ("there", LocalProcesses(2))):
+    for name, executor in (("here", IN_PROCESS), ("there", LocalProcesses(2))):
         teachers = [load_teacher(str(source), executor=executor) for source in (cross_encoder, tiny_model, other)]
         score_rows(section(path), Ensemble(teachers, [1, 20, 0.5]), tmp_path / name)
     for row, same in zip(*(read_lines(tmp_path / name / "train.jsonl.gz") for name in ("here", "there")), strict=True):

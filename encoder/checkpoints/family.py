@@ -1,0 +1,188 @@
+"""What a family's checkpoints look like: typed access to config.json, tensor names, head layouts, and the format that holds them.
+
+Each family module defines one `CheckpointFormat` per family; `quiver.encoder.checkpoints.families` lists them all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quiver.encoder.config import EncoderConfig
+from quiver.encoder.errors import InputError
+
+ConfigStyle = Literal["v4", "v5"]
+"""Generation of ModernBERT's keys; the other families have had one."""
+
+# Hugging Face's names for the same functions.
+HF_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
+TO_HF_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu", "relu": "relu"}
+
+
+class ConfigReader:
+    """A JSON object with typed access.
+
+    Args:
+        hf: The object.
+        path: What stands before a key in errors, such as ``rope_parameters.full_attention.``.
+    """
+
+    def __init__(self, hf: Mapping[str, Any], *, path: str = "") -> None:
+        self.hf = hf
+        self.path = path
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number; without a default the key must be there."""
+        value = self._value(key, default)
+        if type(value) is not int:  # not isinstance: True is an int to Python
+            raise self.error(key, "must be an integer")
+        return value
+
+    def identifier(self, key: str) -> int | None:
+        """A token id that may be absent or null."""
+        return None if self.hf.get(key) is None else self.integer(key)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number; null counts as absent, and without a default the key must be there."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(key, "must be a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; absent is the default."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "must be true or false")
+        return value
+
+    def activation(self, key: str) -> str:
+        """One of `encoder.config.ACTIVATIONS` under a Hugging Face name."""
+        name = self._value(key, "gelu")
+        if not isinstance(name, str) or name not in HF_ACTIVATIONS:
+            raise self.error(key, f"must be one of {', '.join(sorted(HF_ACTIVATIONS))}")
+        return HF_ACTIVATIONS[name]
+
+    def inner(self, key: str) -> ConfigReader | None:
+        """An object inside this one; None where it is absent or null."""
+        value = self.hf.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, "must be an object")
+        return ConfigReader(value, path=f"{self.path}{key}.")
+
+    def require(self, key: str, *supported: object) -> None:
+        """Refuse an architecture's option that Quiver does not have; an absent key and null are fine."""
+        value = self.hf.get(key)
+        # Compared with their types: 0 is not False, a factor of 1 is not True.
+        if value is not None and not any(type(value) is type(one) and value == one for one in supported):
+            raise self.error(key, f"must be {' or '.join(repr(one) for one in supported)}" if supported else "is not supported")
+
+    def error(self, key: str, rule: str) -> InputError:
+        """An error that names a key, a rule and the key's value."""
+        return InputError(f"config.json: {self.path}{key} {rule}, got {self.hf.get(key)!r}")
+
+    def _value(self, key: str, default: object) -> object:
+        value = self.hf.get(key)
+        if value is None and default is None:
+            raise InputError(f"config.json: the key {self.path + key!r} is missing")
+        return default if value is None else value
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """One family's names.
+
+    Attributes:
+        prefix: What stands before every key where a head is saved too.
+        names: Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order. Empty where
+            they are ours.
+        heads: Pattern of keys that belong to heads and poolers, not to the encoder.
+        buffers: Pattern of keys that hold no weights (old files store position ids).
+        other_prefixes: What else may stand there.
+        plain_names: The names that differ where the MLP has no gate.
+        swapped: Modules whose two halves of rows are the other way round in their files.
+        renames: Patterns of older or other names, and what they are replaced by.
+    """
+
+    prefix: str
+    names: Mapping[str, tuple[str, ...]]
+    heads: re.Pattern[str]
+    buffers: re.Pattern[str] = re.compile(r"(?!)")  # none
+    other_prefixes: tuple[str, ...] = ()
+    plain_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    swapped: frozenset[str] = frozenset()
+    renames: tuple[tuple[re.Pattern[str], str], ...] = ()
+
+    def current_name(self, key: str) -> str:
+        """A file's key without its prefix, as the family's files have it today."""
+        found = (prefix for prefix in (self.prefix, *self.other_prefixes) if key.startswith(prefix))
+        key = key.removeprefix(max(found, key=len, default=""))
+        for pattern, replacement in self.renames:
+            key = pattern.sub(replacement, key)
+        return key
+
+    def theirs(self, module: str, layer: str, *, gated: bool) -> tuple[str, ...] | None:
+        """Their names of one of our modules, None if they have no such module.
+
+        Args:
+            module: Our name, ``{}`` for the layer.
+            layer: Number of the layer; empty outside the layers.
+            gated: Whether the MLP has a gate.
+        """
+        if not self.names:
+            return (module.format(layer),)
+        names = self.names.get(module) if gated else self.plain_names.get(module, self.names.get(module))
+        return None if names is None else tuple(name.format(layer) for name in names)
+
+
+Task = Literal["masked_lm", "classifier", "span_qa"]
+
+# What config.json's auto_map calls a class of each task.
+AUTO_CLASSES: dict[Task, str] = {
+    "masked_lm": "AutoModelForMaskedLM",
+    "classifier": "AutoModelForSequenceClassification",
+    "span_qa": "AutoModelForQuestionAnswering",
+}
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How one family stores one task's head.
+
+    Attributes:
+        architecture: The class that opens such a folder in transformers or in the family's own code.
+        modules: Our module names to theirs; ``{}`` is the encoder's prefix.
+        tensors: Our names of tensors that have another name beside that of their module, which is the one that counts
+            where a file has both.
+    """
+
+    architecture: str
+    modules: Mapping[str, str]
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """How one family stores an encoder and its heads.
+
+    Attributes:
+        write: EncoderConfig and style to config.json.
+        tensors: Names of the encoder's tensors.
+        heads: Layout of the head of each task that the family has.
+    """
+
+    write: Callable[[EncoderConfig, ConfigStyle], dict[str, Any]]
+    tensors: TensorNames
+    heads: Mapping[Task, HeadLayout]

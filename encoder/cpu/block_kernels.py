@@ -1,0 +1,259 @@
+"""The layers of a block around attention, on a CPU: hidden states to heads, and what attention gave to the next hidden states.
+
+A task is a few panels of LANES tokens, whose states stay in a core's second cache from one end to the other: norms, biases, gates,
+activations, RoPE and residual sums happen beside the products, and nothing but heads and hidden states is written to memory. Rows of a
+matrix are read once for all panels of a task. A sum runs over its terms in one order, whatever stands beside a token and whichever
+thread has it.
+
+Matrices of 8-bit integers meet tokens that are rotated (`hadamard`) and brought to such integers where they stand, each by its own
+smallest number and step; sums are exact, and everything but the products is float32. Those of bfloat16 meet tokens that are rounded to it,
+attention's heads are bfloat16, and sums, norms, activations and the residual stream float32. What matrices are is told by ``kind``,
+`FLOAT32`, `BFLOAT16` or `INT8`.
+
+Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quiver.encoder.cpu.attention_tiles import copy, next_index, numbers_of, store_heads, store_rows
+from quiver.encoder.cpu.block_tiles import activate, gate, gather, join, narrow, normalise, product, rotate
+from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32, INT8, LANES, amx_begin, amx_end
+from quiver.encoder.cpu.jit import Callback, jit
+from quiver.encoder.cpu.support import run_on_threads as team_run
+from quiver.encoder.cpu.support import thread_scratch as team_scratch
+
+# Bytes that the panels of a task may take of the second cache; the rest is for rows of weights. Where it has 512 KB, half as much and twice
+# as much are no faster.
+CACHE_BYTES = 1_200_000
+MAX_PANELS = 8
+# Rows of a matrix that all panels meet before the next rows come; whole vectors, so that they can be laid out token by token.
+TILE = 48
+
+# Places of what a call consists of.
+TAKEN, MET, TOKENS, TASKS, SCRATCH, SCRATCH_BYTES, HIDDEN, WIDTH, INNER, HEADS = range(10)
+# Strides of heads count 32 bits.
+COSINES, SINES, HALF, Q, K, V, TOKEN_STRIDE, HEAD_STRIDE = range(10, 18)
+MIXED, ACTIVATION, GATED, POST = range(18, 22)
+# Norms: weight, bias, whether it subtracts the mean, epsilon (a double).
+ATTENTION_NORM, MLP_NORM = 22, 26
+# Matrices: weight, bias and, of integers, what they are multiplied by and what rotated features that are all 1 give. Queries, keys
+# and values have one each.
+MATRIX = 4
+QKV, OUT, UP, DOWN = 30, 42, 46, 50
+# Tasks of one panel each, the last of all tasks.
+SINGLES = 54
+# Where hidden states between attention and MLP and behind both go, and what the first matrix of the MLP gave; 0 where nobody wants that.
+MIDDLE, NEXT, KEPT = 55, 56, 57
+# The largest integer that a token's numbers are brought to.
+LEVELS = 58
+SIZE = 59
+
+_FLOAT = 4  # bytes
+_ROW = LANES * _FLOAT
+
+
+@jit
+def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
+    """A norm of a tile (D, LANES); the tile as it is where there is none."""
+    width = call[WIDTH]
+    if call[norm] == 0:
+        if out != tile:
+            copy(tile, width, out)
+        return
+    eps = call.view(np.float64)[norm + 3]
+    normalise(tile, width, call[norm], call[norm + 1], call[norm + 2], eps, out)
+
+
+@jit
+def _at(call: NDArray[np.int64], place: int) -> int:
+    """The address of a number of a call."""
+    return int(call.ctypes.data + place * 8)
+
+
+@jit
+def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
+    """Heads of tokens first..last."""
+    width, heads, half, tokens = call[WIDTH], call[HEADS], call[HALF], call[TOKENS]
+    head_width = width // heads
+    rotary = scratch + head_width * _ROW
+    states = rotary + (last - first) * 2 * half * _ROW
+    for panel in range(last - first):
+        begin = (first + panel) * LANES
+        count, state = tokens - begin, states + panel * width * _ROW
+        gather(call[HIDDEN] + begin * width * _FLOAT, width, count, width, state)
+        _norm(call, ATTENTION_NORM, state, state)
+        narrow(kind, state, width, call[LEVELS])
+        if half > 0:
+            angles = rotary + panel * 2 * half * _ROW
+            gather(call[COSINES] + begin * half * _FLOAT, half, count, half, angles)
+            gather(call[SINES] + begin * half * _FLOAT, half, count, half, angles + half * _ROW)
+    for part in range(3):
+        for head in range(heads):
+            for panel in range(last - first):
+                begin = (first + panel) * LANES
+                state = states + panel * width * _ROW
+                product(kind, _at(call, QKV + part * MATRIX), head * head_width, head_width, width, state, scratch)
+                if part < 2 and half > 0:
+                    angles = rotary + panel * 2 * half * _ROW
+                    rotate(scratch, half, angles, angles + half * _ROW)
+                place = call[Q + part] + (begin * call[TOKEN_STRIDE] + head * call[HEAD_STRIDE]) * _FLOAT
+                store_heads(kind, scratch, head_width // numbers_of(kind), tokens - begin, call[TOKEN_STRIDE], place)
+
+
+@jit
+def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int) -> None:
+    """Panels times a matrix (outputs, width); ``shape`` is panels, outputs, width."""
+    panels, outputs, width = shape
+    for row in range(0, outputs, TILE):
+        for panel in range(panels):
+            tile, out = source + panel * source_step * _ROW, target + (panel * target_step + row) * _ROW
+            product(kind, matrix, row, min(TILE, outputs - row), width, tile, out)
+
+
+@jit
+def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int, block: int, states: int, inner: int) -> None:
+    """The first matrix of the MLP and its activation."""
+    width, size, step = call[WIDTH], call[INNER], max(call[WIDTH], call[INNER])
+    outputs = size * (1 + call[GATED])
+    for row in range(0, size, TILE):
+        count = min(TILE, size - row)
+        for panel in range(panels):
+            state, out = states + panel * width * _ROW, inner + (panel * step + row) * _ROW
+            kept = call[KEPT] + ((first + panel) * LANES * outputs + row) * _FLOAT
+            product(kind, _at(call, UP), row, count, width, state, block)
+            if call[KEPT] != 0:
+                store_rows(block, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept)
+            if call[GATED]:
+                gates = block + TILE * _ROW
+                product(kind, _at(call, UP), size + row, count, width, state, gates)
+                if call[KEPT] != 0:
+                    store_rows(gates, count, call[TOKENS] - (first + panel) * LANES, 1.0, outputs, kept + size * _FLOAT)
+                gate(call[ACTIVATION], block, gates, count, out)
+            else:
+                activate(call[ACTIVATION], block, count, out)
+    for panel in range(panels):
+        narrow(kind, inner + panel * step * _ROW, size, call[LEVELS])
+
+
+@jit
+def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
+    """Hidden states of tokens first..last."""
+    width, tokens, post = call[WIDTH], call[TOKENS], call[POST]
+    step = max(width, call[INNER])
+    panels = last - first
+    states = scratch + 2 * TILE * _ROW
+    inner = states + panels * width * _ROW
+    columns = width // numbers_of(kind)
+    for panel in range(panels):
+        begin = (first + panel) * LANES
+        state = states + panel * width * _ROW
+        gather(call[MIXED] + begin * columns * _FLOAT, columns, tokens - begin, columns, state)
+        if columns == width:
+            narrow(kind, state, width, call[LEVELS])
+    _multiply(kind, _at(call, OUT), (panels, width, width), states, inner, width, step)
+    for panel in range(panels):
+        begin = (first + panel) * LANES
+        sums, state = inner + panel * step * _ROW, states + panel * width * _ROW
+        join(call[HIDDEN] + begin * width * _FLOAT, width, tokens - begin, width, sums)
+        if post:
+            _norm(call, ATTENTION_NORM, sums, sums)
+            copy(sums, width, state)
+        else:
+            _norm(call, MLP_NORM, sums, state)
+        narrow(kind, state, width, call[LEVELS])
+        store_rows(sums, width, tokens - begin, 1.0, width, call[MIDDLE] + begin * width * _FLOAT)
+    _activate_panels(call, kind, first, panels, scratch, states, inner)
+    _multiply(kind, _at(call, DOWN), (panels, width, call[INNER]), inner, states, step, width)
+    for panel in range(panels):
+        begin = (first + panel) * LANES
+        sums = states + panel * width * _ROW
+        join(call[MIDDLE] + begin * width * _FLOAT, width, tokens - begin, width, sums)
+        if post:
+            _norm(call, MLP_NORM, sums, sums)
+        store_rows(sums, width, tokens - begin, 1.0, width, call[NEXT] + begin * width * _FLOAT)
+
+
+@jit
+def _run_all(call: NDArray[np.int64], kind: Any) -> None:
+    """Tasks until none is left; what every thread runs. The last ones are single panels: no thread waits long for another."""
+    tasks = call[TASKS]
+    large, rest = tasks - call[SINGLES], (call[TOKENS] + LANES - 1) // LANES - call[SINGLES]
+    scratch = call[SCRATCH] + next_index(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
+    amx_begin(kind, scratch)
+    while True:
+        task = next_index(call.ctypes.data + TAKEN * 8)
+        if task >= tasks:
+            break
+        if task < large:
+            first, last = task * rest // large, (task + 1) * rest // large
+        else:
+            first, last = rest + task - large, rest + task - large + 1
+        if call[MIXED] == 0:
+            _project_panels(call, kind, first, last, scratch)
+        else:
+            _update_panels(call, kind, first, last, scratch)
+    amx_end(kind)
+
+
+def _floats(pointer: Any) -> None:
+    """`_run_all` on what the pointer points to."""
+    _run_all(numba.carray(pointer, SIZE, np.int64), FLOAT32)
+
+
+def _pairs(pointer: Any) -> None:
+    """The same for matrices of bfloat16."""
+    _run_all(numba.carray(pointer, SIZE, np.int64), BFLOAT16)
+
+
+def _quads(pointer: Any) -> None:
+    """The same for matrices of 8-bit integers."""
+    _run_all(numba.carray(pointer, SIZE, np.int64), INT8)
+
+
+_ENTRIES = {torch.float32: Callback(_floats), torch.bfloat16: Callback(_pairs), torch.int8: Callback(_quads)}
+
+
+class BlockArguments:
+    """What one block's kernels are told; filled in by the names above, run once for heads and once for hidden states.
+
+    Args:
+        tokens: N.
+        width: D.
+        inner: I.
+        heads: H.
+        threads: Of torch.
+        matrices: What they are, float32, bfloat16 or int8; heads and what attention mixes are bfloat16 or float32.
+    """
+
+    def __init__(self, tokens: int, width: int, inner: int, heads: int, threads: int, matrices: torch.dtype) -> None:
+        self._entry = _ENTRIES[matrices]
+        self.numbers = np.zeros(SIZE, np.int64)
+        self.numbers[[TOKENS, WIDTH, INNER, HEADS]] = tokens, width, inner, heads
+        panels = -(-tokens // LANES)
+        most = min(max(CACHE_BYTES // ((width + max(width, inner)) * _ROW), 1), MAX_PANELS)
+        singles = threads * most if panels > threads * most else 0
+        large = -(-(panels - singles) // most) if singles else min(threads, panels)
+        self.numbers[[TASKS, SINGLES]] = large + singles, singles
+        rows = max(2 * TILE, width // heads) + -(-(panels - singles) // large) * (width + max(inner, 2 * width))
+        self.scratch = team_scratch(threads, rows * _ROW)
+        self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
+
+    def put(self, place: int, *values: int) -> None:
+        """Numbers or addresses from a place on."""
+        self.numbers[place : place + len(values)] = values
+
+    def put_eps(self, norm: int, eps: float) -> None:
+        """A norm's epsilon."""
+        self.numbers.view(np.float64)[norm + 3] = eps
+
+    def run(self) -> None:
+        """Heads from hidden states, or, where what attention mixed is named, hidden states from that."""
+        self.numbers[[TAKEN, MET]] = 0
+        team_run(self._entry.address, self.numbers.ctypes.data, len(self.scratch))

@@ -1,0 +1,198 @@
+"""Functions compiled by numba and cached on disk.
+
+numba invalidates a cached function when its own file changes, but a function may call others from another file. So the cache key contains
+a digest of all modules in the function's folder.
+
+numba trusts the files of its cache. Here each file ends with a checksum: a truncated or damaged file is deleted and written again, and
+nothing in it is unpickled or executed. If a file cannot be written, a warning is logged and the run continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, TypeVar, cast
+
+import numba
+from numba.core import caching
+
+from quiver.encoder.cpu.support import has_amx
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Part of the digest; change it when the layout of the cache files changes.
+_LAYOUT = b"checksums/1"
+
+
+def jit(function: Function, *, reordered: bool = False) -> Function:
+    """Compile a function at its first call, and cache the result on disk where possible.
+
+    Args:
+        function: The function.
+        reordered: Allow sums to be reordered for vectorization; with contiguous arrays every call uses the same order.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"} if reordered else False}
+    return cast(Function, _with_cache(numba.njit(**options), function))
+
+
+class Callback:
+    """A C callback ``function(pointer)``, compiled when its address is first read.
+
+    It runs without the interpreter: it cannot raise, and the memory behind the pointer must outlive the call.
+
+    Args:
+        function: The function.
+    """
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+        self._lock = Lock()
+
+    @cached_property
+    def _compiled(self) -> Any:
+        # numba.cfunc compiles immediately, before a cache could be set; this is the part of it that creates the object.
+        from numba.core.ccallback import CFunc
+        from numba.core.sigutils import normalize_signature
+
+        made = _with_cache(lambda function: CFunc(function, normalize_signature("void(voidptr)"), locals={}, options={}), self._function)
+        made.compile()
+        return made
+
+    @property
+    def address(self) -> int:
+        """Address of the compiled function."""
+        with self._lock:
+            address: int = self._compiled.address
+            return address
+
+
+def _with_cache(make: Callable[[Any], Any], function: Callable[..., Any]) -> Any:
+    # numba's own cache key does not cover whether the operating system grants AMX to a process.
+    function.__qualname__ += f"_{_digest(Path(function.__code__.co_filename).parent)}{'_amx' * has_amx()}"
+    made = make(function)
+    if can_cache():
+        try:
+            made._cache = _Cache(function)
+        except RuntimeError as error:  # this function's folder cannot be written, though another one could
+            logger.warning("%s is compiled again in every process (%s)", function.__name__, error)
+    return made
+
+
+class _Cache(caching.FunctionCache):  # type: ignore[misc]  # numba is untyped
+    """numba's cache of one function, with checksums."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = _CheckedFiles(self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Cache a compiled function; if the files cannot be written, it stays in this process."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _warn_of_failed_save(self.cache_path, error.strerror)
+
+
+class _CheckedFiles(caching.IndexDataCacheFile):  # type: ignore[misc]  # numba is untyped
+    """numba's index and data files of one function, each followed by its SHA-256; unpickling stops before the checksum."""
+
+    def _load_index(self) -> Any:
+        return super()._load_index() if _is_sound(self._index_path) else {}
+
+    def _load_data(self, name: str) -> Any:
+        return super()._load_data(name) if _is_sound(self._data_path(name)) else None
+
+    @contextmanager
+    def _open_for_write(self, filepath: str) -> Iterator[BinaryIO]:
+        with super()._open_for_write(filepath) as file:
+            yield file
+            file.flush()
+            file.write(_checksum(Path(file.name).read_bytes()))
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _is_sound(path: str) -> bool:
+    """Return whether a cache file exists and is intact; a damaged one is deleted."""
+    file, size = Path(path), hashlib.sha256().digest_size
+    try:
+        content = file.read_bytes()
+        if content[-size:] == _checksum(content[:-size]):
+            return True
+        file.unlink()
+    except OSError:  # missing, or deleted by another process at the same time
+        return False
+    _warn_of_damage(file.parent)
+    return False
+
+
+@cache
+def _warn_of_damage(folder: Path) -> None:
+    logger.warning("%s: compiled code that cannot be read was deleted; it is compiled again", folder)
+
+
+@cache
+def _warn_of_failed_save(folder: str, reason: str) -> None:
+    logger.warning("%s: compiled code cannot be saved (%s): it is compiled again in every process", folder, reason)
+
+
+@cache
+def can_cache() -> bool:
+    """Return whether compiled code can be cached on disk; logs once if not.
+
+    Without a cache every process would spend seconds on compiling, more than most work gains, so the kernels are not used then. If numba
+    finds no writable folder, a private folder among the temporary files is used.
+    """
+    if _finds_folder():
+        return True
+    folder = _private_folder()
+    if folder is not None:
+        numba.config.CACHE_DIR = str(folder)
+        if _finds_folder():
+            logger.warning("compiled code is kept in %s, since no other folder can be written; NUMBA_CACHE_DIR names another", folder)
+            return True
+    logger.warning("compiled code cannot be kept, and so nothing is compiled, which is slower; set NUMBA_CACHE_DIR to a folder to write to")
+    return False
+
+
+def _finds_folder() -> bool:
+    try:
+        caching.FunctionCache(_finds_folder)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _private_folder() -> Path | None:
+    """Return a temporary folder that only this user can write to, because code in it is executed; None if there is none."""
+    if not hasattr(os, "getuid"):
+        return None
+    try:
+        folder = Path(tempfile.gettempdir()) / f"quiver-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    is_private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder if is_private else None
+
+
+@cache
+def _digest(folder: Path) -> str:
+    """Digest of all modules in a folder."""
+    total = hashlib.sha256(_LAYOUT)
+    for path in sorted(folder.glob("*.py")):
+        total.update(path.read_bytes())
+    return total.hexdigest()[:12]

@@ -1,0 +1,254 @@
+"""What this CPU supports: fast dtypes and weight layouts, PyTorch's threads for compiled kernels, and whether the kernels can run.
+
+Every answer follows from the CPU and the installed packages, never from a timing at run time: one machine gives one result. Importing
+this module loads neither numba nor a kernel.
+
+Source: libgomp's entry point ``GOMP_parallel``, which LLVM's and Intel's OpenMP runtimes have too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+import platform
+from collections.abc import Callable, Container
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+logger = logging.getLogger(__name__)
+
+# The file in which Linux describes the CPU.
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@cache
+def is_intel() -> bool:
+    """Return whether the CPU is made by Intel, as far as the operating system says."""
+    facts = CPU_INFO.read_text(encoding="utf-8", errors="replace") if CPU_INFO.is_file() else platform.processor()
+    return "GenuineIntel" in facts
+
+
+def _has(*checks: str) -> bool:
+    """Return whether any of PyTorch's private CPU checks says yes; a check that a release lacks counts as no."""
+    return any(getattr(torch.cpu, check, bool)() for check in checks)
+
+
+@cache
+def native_on_cpu(dtype: torch.dtype) -> bool:
+    """Return whether this CPU multiplies a dtype at least as fast as float32; emulated half precision is several times slower.
+
+    Intel's bfloat16 instructions outside the matrix unit are no faster than its float32 ones, and conversions make them slower: products of
+    ModernBERT-base reach 147 GFLOP/s in bfloat16 and 250 in float32 (two cores of a Xeon of 2023, torch 2.10).
+    """
+    if dtype in (torch.float32, torch.float64):
+        return True
+    if dtype == torch.bfloat16:
+        return has_amx() or has_fast_bfloat16()
+    return dtype == torch.float16 and _has("_is_amx_fp16_supported")
+
+
+@cache
+def has_fast_bfloat16() -> bool:
+    """Return whether bfloat16 dot products run at twice the rate of float32 products, as on AMD CPUs from Zen 4 on.
+
+    There one instruction of 64 multiply-adds takes as long as one of 32 (231 and 115 GFLOP/s per core of an EPYC of 2022); on Intel CPUs it
+    takes twice as long.
+    """
+    return _has("_is_avx512_bf16_supported") and not is_intel()
+
+
+@cache
+def has_amx() -> bool:
+    """Return whether this CPU has the AMX matrix unit and the operating system lets this process use it.
+
+    Linux saves the registers of the unit only for processes that have requested them; this function requests them.
+    """
+    return _has("_is_amx_tile_supported") and _has("_init_amx")
+
+
+@cache
+def has_vnni() -> bool:
+    """Return whether PyTorch's kernels sum four 8-bit products in one instruction (AVX-512 VNNI)."""
+    return _has("_is_avx512_supported") and _has("_is_vnni_supported")
+
+
+@cache
+def has_fma() -> bool:
+    """Return whether this is an x86 CPU with fused multiply-add, which came with AVX2.
+
+    Without it each multiply-add is a function call. The kernels have not been measured on other architectures.
+    """
+    return _has("_is_avx2_supported", "_is_avx512_supported")
+
+
+@cache
+def has_onednn() -> bool:
+    """Return whether this build of PyTorch has oneDNN's packed products."""
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def prefers_plain_weights() -> bool:
+    """Return whether MKL multiplies a thousand tokens with a plain weight faster than oneDNN does with a packed one.
+
+    On Intel CPUs with AVX-512, ModernBERT-base as a whole is 1.15 times as fast with MKL (923 tokens/s against 791, texts of 512 tokens,
+    two
+    cores of a Xeon of 2023); on other CPUs MKL uses slower instructions.
+    """
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return has_mkl and _has("_is_avx512_supported") and is_intel()
+
+
+# Bytes per cache line. A vector that spans two lines takes twice as long to load.
+CACHE_LINE = 64
+
+Launch = Callable[[int, int, int, int], None]
+"""(address of the function, address of its argument, threads, flags): every thread calls the function; returns when all have returned."""
+
+
+@cache
+def openmp_launcher() -> Launch | None:
+    """Return the function that runs code on PyTorch's OpenMP threads; None if this build of PyTorch has other threads.
+
+    A second thread pool would be slowed down by PyTorch's, whose threads keep spinning for milliseconds after an operator.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        # Looked up through the library that uses it: another package may have loaded its own OpenMP runtime.
+        launch = ctypes.CDLL(str(library)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    launch.restype = None
+    found: Launch = launch
+    return found
+
+
+def run_on_threads(function: int, argument: int, threads: int) -> None:
+    """Call a compiled function once on each of several PyTorch threads, all with the same argument.
+
+    Args:
+        function: Address of the function.
+        argument: Address passed to it.
+        threads: Number of threads; the runtime may start fewer.
+
+    Raises:
+        RuntimeError: PyTorch was built without OpenMP.
+    """
+    launch = openmp_launcher()
+    if launch is None:
+        raise RuntimeError("this build of torch does not run on OpenMP threads")
+    launch(function, argument, threads, 0)
+
+
+def thread_scratch(threads: int, size: int) -> Tensor:
+    """Allocate scratch memory for each thread, (threads, at least ``size``) bytes; every row starts at a cache line."""
+    return torch.empty(threads, -(-size // CACHE_LINE) * CACHE_LINE, dtype=torch.uint8, device="cpu")
+
+
+# Tokens per thread from which the kernels pay off: each thread needs several panels of tokens, and a process spends half a second on
+# loading the kernels, the first process ten, five more for training. A lone query of 8 to 20 tokens takes 1.3 to 2.3 times as long with
+# them.
+MIN_TOKENS_PER_THREAD = 128
+# Widths must be multiples of the number of floats in a vector.
+WIDTH_MULTIPLE = 16
+# A token whose values span less than this is quantised to one integer, because dividing by less overflows.
+SMALLEST_SPAN = 1e-30
+
+
+@cache
+def kernels_available() -> bool:
+    """Return whether the kernels should run here, without loading them."""
+    return has_fma() and importlib.util.find_spec("numba") is not None and openmp_launcher() is not None
+
+
+@cache
+def kernels_run() -> bool:
+    """Return whether the kernels do run here; logs a warning once if they should but do not."""
+    if not kernels_available():
+        return False
+    try:
+        from quiver.encoder.cpu import codegen, jit
+    except ImportError as error:
+        logger.warning("encoding on this CPU is slower than it could be: numba cannot be loaded (%s)", error)
+        return False
+    if not jit.can_cache():
+        return False
+    if reason := codegen.unsupported_reason():
+        logger.warning("encoding on this CPU is slower than it could be: %s", reason)
+        return False
+    return True
+
+
+@cache
+def bfloat16_kernels_run() -> bool:
+    """Return whether the kernels multiply bfloat16 faster than float32 here."""
+    if amx_kernels_run():
+        return True
+    if not has_fast_bfloat16() or not kernels_run():
+        return False
+    from quiver.encoder.cpu import codegen
+
+    return codegen.bfloat16_is_native()
+
+
+@cache
+def amx_kernels_run() -> bool:
+    """Return whether the kernels multiply bfloat16 and int8 by AMX here."""
+    if not has_amx() or not kernels_run():
+        return False
+    from quiver.encoder.cpu import codegen
+
+    return codegen.amx_is_native()
+
+
+@cache
+def int8_kernels_run(levels: int) -> bool:
+    """Return whether the kernels multiply int8 weights with unsigned activations up to ``levels`` here."""
+    if not kernels_run():
+        return False
+    from quiver.encoder.cpu import codegen
+
+    return codegen.int8_levels() >= levels
+
+
+def enough_tokens(tokens: int) -> bool:
+    """Return whether a batch is large enough for the kernels to pay off."""
+    return tokens >= MIN_TOKENS_PER_THREAD * torch.get_num_threads()
+
+
+def is_eager(x: Tensor) -> bool:
+    """Return whether a tensor is plain data: not traced, compiled or transformed, without forward-mode gradients."""
+    return not torch.compiler.is_compiling() and not _is_traced() and is_plain(x)
+
+
+def row_kernels_run(rows: Tensor, width: int, dtypes: Container[torch.dtype] = (torch.float32,), *, batch_invariant: bool = False) -> bool:
+    """Return whether `quiver.encoder.cpu.row_kernels` supports these rows and is worth its overhead.
+
+    Args:
+        rows: One row per token, contiguous in the last dimension.
+        width: Number of values that the kernel processes in vectors.
+        dtypes: Dtypes that the kernel reads.
+        batch_invariant: Use the kernel for few tokens too, so that results do not depend on their number.
+    """
+    if not is_eager(rows) or rows.dtype not in dtypes or rows.stride(-1) != 1 or width % WIDTH_MULTIPLE:
+        return False
+    return (batch_invariant or enough_tokens(len(rows))) and kernels_run()
+
+
+def _is_traced() -> bool:
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
+
+
+def is_plain(x: Tensor) -> bool:
+    """Return whether a tensor is plain data in CPU memory."""
+    wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", bool)
+    if type(x) not in (Tensor, nn.Parameter) or x.device.type != "cpu" or x.layout != torch.strided or wrapped(x):
+        return False
+    return forward_ad.unpack_dual(x).tangent is None  # type: ignore[no-untyped-call]

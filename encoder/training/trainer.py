@@ -1,0 +1,411 @@
+"""The training loop: forward, backward, clip, step; then log, evaluate, save and stop, in this order.
+
+A `Task` gives batches, a loss and checkpoints; the trainer does the rest. It uses torch.distributed without DistributedDataParallel: the
+gradients are averaged over the processes once per step, after the last batch, which also spares a GradCache loss one reduction per
+mini-batch. `docs/decisions.md` says why accelerate is not used.
+
+A resumed run is the run that was not interrupted, on a CPU bit for bit: `Progress` holds what has been logged and counted so far, and the
+random generators of all processes are part of every checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.training.checkpoints import Checkpoints
+from quiver.encoder.training.log import RunLog
+from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
+from quiver.encoder.training.processes import Processes
+from quiver.encoder.training.random_state import preserve_rng_state, random_state, seed_random, set_random_state
+from quiver.encoder.training.stopping import RunStoppedError, StopRequest
+
+logger = logging.getLogger(__name__)
+
+_BUCKET_BYTES = 32 * 2**20
+"""Gradients are reduced in flat buffers of about this size."""
+
+
+@dataclass
+class Progress:
+    """How far a run has come; counts are over all processes and sessions.
+
+    Attributes:
+        step: Optimizer steps done.
+        epoch: Complete passes over the data.
+        epoch_batches: Batches done in the current pass.
+        epoch_ends: Steps in which a pass ended.
+        seconds: Duration, evaluation and saving included.
+        texts: Texts read.
+        truncated: Texts that were truncated.
+        tokens: Tokens read.
+        window_updates: Steps since the last log line.
+        window_loss: Sum of their losses.
+        window_tokens: Sum of their tokens.
+        window_seconds: Their duration, without evaluation and saving.
+        best_step: Step with the best score so far.
+        best_score: That score.
+        resumed_at: Steps at which a session resumed the run.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_batches: int = 0
+    epoch_ends: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    texts: int = 0
+    truncated: int = 0
+    tokens: int = 0
+    window_updates: int = 0
+    window_loss: float = 0.0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
+    best_step: int | None = None
+    best_score: float | None = None
+    resumed_at: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """What goes through the model at once in this process.
+
+    Attributes:
+        inputs: Input of the loss function: tensors, which are moved to the model's device, and other values.
+        examples: The rows as JSON, for the report on a non-finite loss.
+        texts: Number of texts.
+        truncated: Number of texts that were truncated.
+        tokens: Number of tokens.
+        next_position: Epoch and number of batches done in it after this batch.
+        ends_epoch: Whether it is the last batch of its epoch.
+    """
+
+    inputs: Mapping[str, Any]
+    examples: list[dict[str, Any]]
+    texts: int
+    truncated: int
+    tokens: int
+    next_position: tuple[int, int]
+    ends_epoch: bool
+
+
+class Task(Protocol):
+    """What is trained. All methods are called in all processes, except where stated."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module; it is in training mode while the loss is computed."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Over the weights of `module` that are trained."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+
+    def batches(self) -> Iterator[TrainingBatch]:
+        """The remaining batches of the run, ``accumulation`` per step."""
+
+    def loss(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Mean loss of a batch on this process, a scalar."""
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 1."""
+
+    def set_learning_rate(self, step: int) -> None:
+        """Prepare the optimizer for the step after ``step``."""
+
+    def evaluation_due(self, progress: Progress) -> bool:
+        """Whether `evaluate` is called after this step."""
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Measures on held-out data; the first decides which checkpoint is best, higher is better. The same in all processes."""
+
+    def save_due(self, progress: Progress) -> bool:
+        """Whether a checkpoint is written after this step."""
+
+    def save(self, folder: Path | None, progress: Progress, random_states: list[dict[str, Any]]) -> None:
+        """Write the train state into an empty folder; ``folder`` is None in processes that write nothing."""
+
+    def kept_steps(self, saved: list[int], progress: Progress) -> set[int]:
+        """Steps whose checkpoints are kept after the one of ``progress.step`` was saved."""
+
+
+class Callback:
+    """Receives events of the loop; each method does nothing unless overridden."""
+
+    def on_step(self, step: int) -> None:
+        """Called after each optimizer step, before it is counted, logged or saved."""
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """Called with the values of each log line."""
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Settings of the loop.
+
+    Attributes:
+        steps: Optimizer steps of the whole run.
+        accumulation: Batches per step.
+        batches_per_epoch: Batches of a full pass over the data, for the logged epoch.
+        max_grad_norm: L2 norm to which gradients are clipped; infinity for no clipping.
+        log_every: Steps per log line.
+        seed: Random seed of the run; rank r uses seed + r.
+        keep_best: Save a checkpoint whenever the score improves.
+        learning_rate_setting: Name of the learning rate in the recipe, for error messages.
+    """
+
+    steps: int
+    accumulation: int
+    batches_per_epoch: int
+    max_grad_norm: float
+    log_every: int
+    seed: int
+    keep_best: bool
+    learning_rate_setting: str
+
+
+@dataclass(frozen=True)
+class RunOutput:
+    """Where the loop writes.
+
+    Attributes:
+        folder: Folder of the run; batches with a non-finite loss are written there.
+        checkpoints: Of the run.
+        log: Of the run.
+        callbacks: Receive events.
+    """
+
+    folder: Path
+    checkpoints: Checkpoints
+    log: RunLog
+    callbacks: Sequence[Callback] = ()
+
+
+@dataclass(frozen=True)
+class _Update:
+    """Measurements of one step over all processes."""
+
+    loss: float
+    grad_norm: float
+    texts: int
+    truncated: int
+    tokens: int
+    stop: bool
+    batches: Sequence[TrainingBatch]
+
+
+class Trainer:
+    """Trains a task from a step to the last one.
+
+    Args:
+        task: What is trained, in the state that ``progress`` describes.
+        settings: Of the loop.
+        output: Where it writes.
+        processes: Of the run.
+        stop: Checked once per step.
+        progress: Updated in place.
+        random_states: Random generator states by process; None for a new run, which is seeded.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: TrainerSettings,
+        output: RunOutput,
+        processes: Processes,
+        stop: StopRequest,
+        progress: Progress,
+        random_states: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        self.progress = progress
+        self._task = task
+        self._settings = settings
+        self._output = output
+        self._processes = processes
+        self._stop = stop
+        self._random_states = random_states
+        self._earlier = progress.seconds
+        self._start = self._mark = time.perf_counter()
+
+    def train(self) -> None:
+        """Run the remaining steps.
+
+        Raises:
+            RunStoppedError: The run was asked to stop, and a checkpoint was saved.
+            InputError: The loss or the gradient is not finite; the step was not done.
+        """
+        task, settings, progress = self._task, self._settings, self.progress
+        self._start = self._mark = time.perf_counter()
+        task.module.train()
+        batches = task.batches()
+        try:
+            if self._random_states is None:
+                seed_random(settings.seed + self._processes.rank)  # equal generators would drop the same units in all ranks
+            else:
+                set_random_state(self._random_states[self._processes.rank])
+            while progress.step < settings.steps:
+                update = self._update([next(batches) for _ in range(settings.accumulation)])
+                for callback in self._output.callbacks:
+                    callback.on_step(progress.step + 1)
+                self._count(update)
+                if self._after(update):
+                    raise RunStoppedError(progress.step)
+                self._mark = time.perf_counter()  # evaluation and saving do not count as time of the next step
+        finally:
+            task.module.eval()
+
+    def _update(self, batches: list[TrainingBatch]) -> _Update:
+        """Forward and backward of all batches, then the optimizer step."""
+        task, settings, step = self._task, self._settings, self.progress.step + 1
+        if callable(train := getattr(task.optimizer, "train", None)):  # schedule-free optimizers have two sets of weights
+            train()
+        losses, inputs = [], []
+        for batch in batches:
+            inputs.append({name: value.to(task.device) if isinstance(value, Tensor) else value for name, value in batch.inputs.items()})
+            loss = task.loss(inputs[-1]) / settings.accumulation
+            # Divided twice, as transformers 5 with accelerate 1 does for losses of sentence-transformers: gradients, and with them the norm
+            # that is logged and clipped, are the mean divided by `accumulation`. AdamW does not depend on their scale.
+            (loss / settings.accumulation).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            losses.append(loss.detach())
+        weights = [weight for weight in task.module.parameters() if weight.requires_grad]
+        average_gradients(weights, self._processes)
+        norm = whole_tensor(clip_grad_norm_(weights, settings.max_grad_norm))
+        # One synchronisation with the device per step.
+        *own, grad_norm = torch.stack([*losses, norm.to(losses[0].device)]).tolist()
+        counts = [sum(getattr(batch, name) for batch in batches) for name in ("texts", "truncated", "tokens")]
+        total, texts, truncated, tokens, stop = self._processes.sum([sum(own), *counts, self._stop.name is not None])
+        mean = total / self._processes.size
+        # Gradients and the mean loss are equal in all processes, so all of them raise, or none.
+        if not (math.isfinite(mean) and math.isfinite(grad_norm)):
+            raise self._refuse(batches, inputs, own, loss=mean, grad_norm=grad_norm)
+        task.optimizer.step()
+        task.set_learning_rate(step)
+        task.optimizer.zero_grad()
+        return _Update(mean, grad_norm, int(texts), int(truncated), int(tokens), stop > 0, batches)
+
+    def _refuse(
+        self, batches: list[TrainingBatch], inputs: list[dict[str, Any]], own: list[float], *, loss: float, grad_norm: float
+    ) -> InputError:
+        """Write the batches of the process with the non-finite loss; the error to raise."""
+        step, processes = self.progress.step + 1, self._processes
+        folder = self._output.folder / NONFINITE / f"step-{step:06d}"
+        if math.isfinite(loss) or not all(map(math.isfinite, own)):
+            place = folder if processes.size == 1 else folder / f"process-{processes.rank}"
+            each = zip(batches, inputs, own, strict=True)
+            seen = [SeenBatch(batch.examples, features, value * len(own)) for batch, features, value in each]
+            keep_batches(place, seen, step=step, grad_norm=grad_norm)
+        return nonfinite_error(folder, step=step, loss=loss, grad_norm=grad_norm, setting=self._settings.learning_rate_setting)
+
+    def _count(self, update: _Update) -> None:
+        progress, now = self.progress, time.perf_counter()
+        progress.step += 1
+        progress.epoch, progress.epoch_batches = update.batches[-1].next_position
+        if any(batch.ends_epoch for batch in update.batches):
+            progress.epoch_ends.append(progress.step)
+        progress.texts += update.texts
+        progress.truncated += update.truncated
+        progress.tokens += update.tokens
+        progress.window_updates += 1
+        progress.window_loss += update.loss
+        progress.window_tokens += update.tokens
+        progress.window_seconds += now - self._mark
+        progress.seconds = self._earlier + now - self._start
+
+    def _after(self, update: _Update) -> bool:
+        """Log, evaluate, save, in this order, so that a checkpoint knows all that was logged; whether the run stops here."""
+        task, settings, progress = self._task, self._settings, self.progress
+        if progress.step == settings.steps or progress.step % settings.log_every == 0:
+            self._write_window(update)
+        improved = task.evaluation_due(progress) and self._evaluate()
+        stopped = update.stop and progress.step < settings.steps
+        if stopped or (improved and settings.keep_best) or task.save_due(progress):
+            self._save()
+        return stopped
+
+    def _write_window(self, update: _Update) -> None:
+        progress = self.progress
+        self._write(
+            {
+                "loss": progress.window_loss / progress.window_updates,
+                "learning_rate": self._task.learning_rate(progress.step),
+                "grad_norm": update.grad_norm,
+                "tokens_per_second": progress.window_tokens / progress.window_seconds,
+            }
+        )
+        progress.window_updates = progress.window_tokens = 0
+        progress.window_loss = progress.window_seconds = 0.0
+
+    def _write(self, values: Mapping[str, float]) -> None:
+        progress = self.progress
+        for callback in self._output.callbacks:
+            callback.on_log(progress.step, values)
+        if self._processes.is_main_process:
+            epoch = progress.epoch + progress.epoch_batches / self._settings.batches_per_epoch
+            self._output.log.append({"step": progress.step, "epoch": epoch, **values, "seconds": progress.seconds})
+
+    def _evaluate(self) -> bool:
+        """Log the measures; whether the first one is the best so far."""
+        progress = self.progress
+        with preserve_rng_state():
+            measures = self._task.evaluate()
+            self._task.module.train()
+        progress.seconds = self._earlier + time.perf_counter() - self._start
+        self._write(measures)
+        score = next(iter(measures.values()))
+        if progress.best_score is not None and score <= progress.best_score:
+            return False
+        progress.best_score, progress.best_step = score, progress.step
+        return True
+
+    def _save(self) -> None:
+        progress, checkpoints = self.progress, self._output.checkpoints
+        states = self._processes.gather(random_state())
+        progress.seconds = self._earlier + time.perf_counter() - self._start
+        if not self._processes.is_main_process:
+            self._task.save(None, progress, states)
+            return
+        self._output.log.sync()
+        with checkpoints.writing(progress.step) as folder:
+            self._task.save(folder, progress, states)
+        checkpoints.keep(self._task.kept_steps(checkpoints.steps(), progress))
+        logger.info("checkpoint of step %d saved", progress.step)
+
+
+def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> None:
+    """Average the gradients over the processes, in flat buffers; gradients of sharded weights are averaged by FSDP already."""
+    if processes.size == 1:
+        return
+    gradients = [weight.grad for weight in weights if weight.grad is not None and not isinstance(weight.grad, DTensor)]
+    bucket: list[Tensor] = []
+    for place, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        full = sum(one.numel() * one.element_size() for one in bucket) >= _BUCKET_BYTES
+        if not full and place + 1 < len(gradients) and gradients[place + 1].dtype == gradient.dtype:
+            continue
+        flat = torch.cat([one.reshape(-1) for one in bucket]).div_(processes.size)
+        distributed.all_reduce(flat)
+        for one, part in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
+            one.copy_(part.view_as(one))
+        bucket = []
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that is sharded over the processes (all of them must call this); any other tensor as it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    full: Tensor = tensor.full_tensor()
+    return full

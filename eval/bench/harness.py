@@ -1,0 +1,323 @@
+"""What the three benchmark subjects share: choosing backends, interleaved rounds, memory in fresh processes, and the record of a run.
+
+All backends run in turns on the same work and the same threads. A machine that slows down slows all of them, so that the ratio within a
+round means something where its seconds do not.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import platform
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from quiver.encoder.errors import InputError
+from quiver.eval.bench.child import ChildError, ask_once, is_out_of_memory
+from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Scalar, Subject
+from quiver.eval.provenance import provenance
+from quiver.retrieval.progress import Advance, progress_bar
+from quiver.retrieval.versions import installed_version
+
+Item = TypeVar("Item")
+
+Pass: TypeAlias = Callable[[], None]
+"""One backend's work of one round; returns when the work is done, not when it is queued."""
+
+BASELINE_PACKAGES = ("transformers", "sentence-transformers", "pylate", "flash-attn", "optimum", "onnxruntime", "openvino")
+"""Distributions whose versions are recorded."""
+
+# Libraries that log while they load and export models.
+_VERBOSE = ("transformers", "sentence_transformers", "pylate", "optimum", "nncf")
+
+
+def choose(
+    requested: Sequence[str] | None,
+    available: Collection[str],
+    unsupported_reason: Callable[[str], str | None],
+) -> tuple[list[str], list[NotRun]]:
+    """Choose the backends of a benchmark.
+
+    Args:
+        requested: Names beside `OWN`; None for all other libraries that are supported (variants of Quiver start with its name).
+        available: All names.
+        unsupported_reason: Why a backend cannot run; None if it can.
+
+    Returns:
+        `OWN` and the others, in order; and the other libraries that were left out.
+
+    Raises:
+        InputError: A requested name is unknown or cannot run.
+
+    Example:
+        >>> choose(None, ["quiver", "quiver-int8", "fast", "cuda"], lambda name: "needs CUDA" if name == "cuda" else None)
+        (['quiver', 'fast'], [NotRun(what='cuda', reason='needs CUDA')])
+    """
+    if requested is not None:
+        names = [name for name in dict.fromkeys(requested) if name != OWN]
+        for name in names:
+            if name not in available:
+                raise InputError(f"unknown backend {name!r}; choose from {', '.join(each for each in available if each != OWN)}")
+            if reason := unsupported_reason(name):
+                raise InputError(f"{name}: {reason}")
+        return [OWN, *names], []
+    reasons = {name: unsupported_reason(name) for name in available if not name.startswith(OWN)}
+    supported = [name for name, reason in reasons.items() if reason is None]
+    return [OWN, *supported], [NotRun(name, reason) for name, reason in reasons.items() if reason is not None]
+
+
+def interleave(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]]:
+    """Yield every item once per round; every other round in reverse, so that no item always follows the same neighbour.
+
+    Example:
+        >>> list(interleave("ab", 2))
+        [(0, 'a'), (0, 'b'), (1, 'b'), (1, 'a')]
+    """
+    for number in range(rounds):
+        for item in items[:: -1 if number % 2 else 1]:
+            yield number, item
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one backend.
+
+    Attributes:
+        seconds: Wall clock of each round.
+        processor_seconds: Processor time of each round, summed over the threads of this process. On a machine with other work its ratio
+            is more reliable than that of the wall clock; on a GPU it means little.
+    """
+
+    seconds: tuple[float, ...]
+    processor_seconds: tuple[float, ...]
+
+
+def time_rounds(
+    passes: Mapping[str, Pass],
+    *,
+    rounds: int,
+    advance: Advance = lambda steps: None,
+    clock: Callable[[], float] = perf_counter,
+    processor_clock: Callable[[], float] = process_time,
+) -> dict[str, Timing]:
+    """Run every pass once per round, interleaved, and time it.
+
+    Args:
+        passes: Backend -> its pass, warmed up.
+        rounds: Number of rounds, >= 1.
+        advance: Called after every pass.
+        clock: Wall clock, in seconds.
+        processor_clock: Processor time of this process, in seconds.
+
+    Raises:
+        ValueError: rounds < 1.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be >= 1, got {rounds}")
+    seconds: dict[str, list[float]] = {name: [] for name in passes}
+    processor: dict[str, list[float]] = {name: [] for name in passes}
+    for _, name in interleave(list(passes), rounds):
+        started, processor_started = clock(), processor_clock()
+        passes[name]()
+        seconds[name].append(clock() - started)
+        processor[name].append(processor_clock() - processor_started)
+        advance(1)
+    return {name: Timing(tuple(seconds[name]), tuple(processor[name])) for name in passes}
+
+
+@contextmanager
+def naming_out_of_memory(backend: str, case: str) -> Iterator[None]:
+    """Turn running out of memory into an error that names the backend and the case.
+
+    Raises:
+        InputError: The block ran out of memory.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(f"{backend} ran out of memory on {case}; reduce --batch-size or --batch-tokens") from error
+
+
+@contextmanager
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Set torch's number of threads inside the block; None leaves it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Hide the libraries' progress bars, warnings and information while they load and export models; errors still show."""
+    logging_of = import_module("transformers.utils.logging")
+    bars = logging_of.is_progress_bar_enabled()
+    levels = {name: logging.getLogger(name).level for name in _VERBOSE}
+    logging_of.disable_progress_bar()
+    for name in _VERBOSE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if bars:
+            logging_of.enable_progress_bar()
+
+
+@dataclass(frozen=True)
+class MemoryRun:
+    """What a fresh process runs to measure the memory of one case.
+
+    Attributes:
+        target: Loads the backend; see `quiver.eval.bench.child`.
+        arguments: Backend -> its arguments.
+        request: The run.
+    """
+
+    target: str
+    arguments: Callable[[str], Mapping[str, Any]]
+    request: Mapping[str, Any]
+
+
+def with_memory(cases: Sequence[Case], runs: Sequence[MemoryRun], *, progress: bool) -> tuple[list[Case], list[NotRun]]:
+    """Measure the peak memory of every backend in every case, each in a fresh process.
+
+    Args:
+        cases: The timed cases.
+        runs: What the processes run, one per case.
+        progress: Show a progress bar.
+
+    Returns:
+        The cases with ``memory_before``, ``memory_above`` and ``memory_reserved`` in bytes (see `quiver.eval.bench.child.measure_memory`),
+        and the measurements that failed, whose times are kept.
+    """
+    free_memory()
+    measured, failed = [], []
+    with progress_bar("memory", sum(len(case.rows) for case in cases), enabled=progress) as advance:
+        for case, run in zip(cases, runs, strict=True):
+            rows = []
+            for row in case.rows:
+                try:
+                    answer = ask_once(run.target, run.arguments(row.backend), run.request, label=row.backend)
+                    row = replace(row, values={**row.values, **{f"memory_{name}": value for name, value in answer.items()}})
+                except ChildError as error:
+                    failed.append(NotRun(f"memory of {row.backend} on {case.name}", str(error)))
+                rows.append(row)
+                advance(1)
+            measured.append(replace(case, rows=tuple(rows)))
+    return measured, failed
+
+
+def free_memory() -> None:
+    """Release the memory of unused models, so that child processes find it free."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class Recording:
+    """The record of a run, from its start: it remembers the load of the machine before the benchmark.
+
+    Args:
+        subject: What is measured.
+        name: Model or data.
+        settings: A dataclass; sequences and mappings in it are stored as text.
+        command: Command line; None if a program called the library.
+    """
+
+    def __init__(self, subject: Subject, name: str, settings: Any, command: str | None) -> None:
+        self._subject: Subject = subject
+        self._name, self._settings, self._command = name, settings, command
+        self._load = tuple(os.getloadavg()) if hasattr(os, "getloadavg") else ()
+
+    def benchmark(
+        self,
+        *,
+        facts: Mapping[str, Scalar],
+        cases: Sequence[Case],
+        not_run: Sequence[NotRun],
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> Benchmark:
+        """Put together the results, with versions and machine.
+
+        Args:
+            facts: Facts about the model or data.
+            cases: The measurements.
+            not_run: What was left out.
+            device: Device of the benchmark.
+            threads: Threads of the benchmark; None for torch's.
+        """
+        found = provenance(self._command)
+        packages = {package: version for package in BASELINE_PACKAGES if (version := installed_version(package)) is not None}
+        return Benchmark(
+            subject=self._subject,
+            name=self._name,
+            facts=dict(facts),
+            settings={key: _as_scalar(value) for key, value in asdict(self._settings).items()},
+            cases=tuple(cases),
+            not_run=tuple(not_run),
+            processor=_processor(device),
+            load_average=self._load,
+            provenance=replace(found, versions={**found.versions, **packages}, threads=threads or found.threads),
+        )
+
+
+def _as_scalar(value: Any) -> Scalar:
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={each}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return value  # type: ignore[no-any-return]
+
+
+def _processor(device: str) -> str:
+    """Name of the GPU or CPU."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    facts = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", facts.read_text(encoding="utf-8"), re.MULTILINE) if facts.is_file() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def absolute(model: str) -> str:
+    """A model's name for a child process, which has another working folder: folders become absolute."""
+    return str(Path(model).resolve()) if Path(model).exists() else model
+
+
+def check_out(out: Path, results: str, *, overwrite: bool) -> None:
+    """Check before the benchmark that its output can be written.
+
+    Args:
+        out: Folder for results, report and plot.
+        results: Name of the results file.
+        overwrite: Existing results may be replaced.
+
+    Raises:
+        InputError: There are results already, or the folder cannot be created.
+    """
+    if (out / results).exists() and not overwrite:
+        raise InputError(f"{out / results}: results exist already; choose another --out, or add --overwrite")
+    # The folder is created only when there is something to write: a run that fails leaves no folder.
+    parent = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        raise InputError(f"{out}: {parent} is a file, not a folder; choose another --out")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{out}: cannot be created (no permission in the folder {parent})")

@@ -1,0 +1,640 @@
+"""The report of retrieval results: scores, charts, worst queries, and everything that is needed to reproduce and compare them.
+
+The report adds no number that is not in ``results.json``, except averages, sums and shares. Equal results give equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from quiver.encoder.files import write_text
+from quiver.eval.averages import grouped, is_whole
+from quiver.eval.report.blocks import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Details,
+    Example,
+    Examples,
+    Excerpt,
+    Facts,
+    Figure,
+    Gallery,
+    Key,
+    Paragraph,
+    Report,
+    Row,
+    Section,
+    Span,
+    Table,
+)
+from quiver.eval.report.charts import Bar, Dot, axis_top, bar_chart, interval, latency_chart, latency_limits
+from quiver.eval.report.render import check_format, render_latex, write
+from quiver.eval.report.systems import (
+    LABELS,
+    Named,
+    Score,
+    ScoredRow,
+    check_data,
+    collections,
+    index_name,
+    label_systems,
+    members,
+    points,
+    row_average,
+    row_data_sets,
+    rows,
+)
+from quiver.eval.results import HEADLINE, CollectionResult, Results, ShownDocument, WorstQuery
+from quiver.eval.results_folder import read_results
+
+MEBIBYTE = 2**20
+
+COLOURS = 8
+"""Number of colours that tell systems apart; systems beyond them repeat colours, and their letters differ."""
+
+OVERLAPS = ("overlap@10", "overlap@100")
+"""Measures of an approximate index against exact search."""
+
+STEPS: Mapping[str, str] = {
+    "encode_documents": "Encode documents",
+    "index": "Index",
+    "encode_queries": "Encode queries",
+    "search": "Search",
+    "check": "Check of the data",
+    "other": "Other",
+}
+"""Step of an evaluation -> column heading."""
+
+OVERHEAD = ("index", "check", "other")
+"""Steps other than encoding and search."""
+
+CAPTIONED = ("Search", "Missing results", "Averages")
+"""Rules of the protocol in the caption of the LaTeX table."""
+
+SYSTEM = Column("System", numeric=False, wide=True)
+COLLECTION = Column("Collection", numeric=False)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What several parts of a report need; ``links`` leads from a score to the section with its command."""
+
+    named: Named
+    rows: Sequence[ScoredRow]
+    facts: Mapping[str, CollectionResult]
+    members: Mapping[str, Sequence[str]]
+    keys: Mapping[str, Key]
+    links: Mapping[tuple[str, str], str]
+
+    @property
+    def scored(self) -> list[tuple[Key, CollectionResult]]:
+        return [(self.keys[label], collection) for label, result in self.named for collection in result.collections]
+
+    def heading(self, name: str) -> tuple[str, str]:
+        """A data set with its split, or with the number of parts that it is the mean of."""
+        if name in self.facts:
+            return self.facts[name].name, self.facts[name].split
+        return name, f"mean of {self.facts[self.members[name][0]].group_size}"
+
+
+def results_report(results: Sequence[Results], *, title: str = "Retrieval results") -> Report:
+    """Make the report of one or more systems.
+
+    Args:
+        results: In the order of the tables' rows. Baselines come first, and results of one system share a row.
+        title: Main heading.
+
+    Raises:
+        InputError: There are no results, a system has two results for one collection and index, or two results under one name were made
+            on different data or scored differently.
+    """
+    content = _content(results)
+    parts = (
+        Section("nDCG@10", tuple(_scores(content)), "scores"),
+        Section("Bars with intervals", tuple(_charts(content)), "charts"),
+        _latency(content),
+        Section("Collections", tuple(_collection(content, place, key) for place, key in enumerate(content.facts, start=1)), "collections"),
+        Section("Protocol", (Facts(protocol(results), "rules"), conditions_table(content.scored)), "protocol"),
+        Section(
+            "Indexes",
+            (
+                Paragraph("Overlap is with exact search over the same vectors. The time per query is that of the search alone."),
+                index_table(content.scored),
+            ),
+            "indexes",
+        ),
+        Section(
+            "Time",
+            (
+                Paragraph(
+                    "Wall-clock time in seconds. BM25 builds its index in the search step. Overhead is the share of building the index,"
+                    " reading, scoring and writing."
+                ),
+                seconds_table(content.scored),
+            ),
+            "seconds",
+        ),
+        Section(
+            "Systems and commands",
+            tuple(_system(content, place, label, result) for place, (label, result) in enumerate(content.named, start=1)),
+            "systems",
+        ),
+    )
+    return Report(title, parts, _lead(content, results))
+
+
+def _lead(content: _Content, results: Sequence[Results]) -> str:
+    days = sorted({result.provenance.date[:10] for result in results})
+    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    systems = _counted(len(content.keys), "system", "systems")
+    scored = _counted(len(content.facts), "collection", "collections")
+    grouping = (
+        f", which make {_counted(len(content.members), 'data set', 'data sets')}" if len(content.facts) != len(content.members) else ""
+    )
+    return f"{systems} on {scored}{grouping}. Evaluated {dates}."
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def write_report(results: Sequence[str | Path | Results], out: str | Path) -> None:
+    """Write one report of several results, replacing an existing one.
+
+    Args:
+        results: Results, or folders that ``quiver evaluate`` wrote.
+        out: File; its suffix (.md, .html or .tex) selects the format.
+
+    Raises:
+        InputError: The suffix is unknown, a folder holds no complete results, two results do not fit into one table, or the file cannot
+            be written.
+    """
+    path = Path(out)
+    suffix = check_format(path)
+    read = [each if isinstance(each, Results) else read_results(each) for each in results]
+    if suffix == ".tex":
+        report, comments = latex_report(read)
+        write_text(path, render_latex(report, comments=comments))
+    else:
+        write(results_report(read), path)
+
+
+def latex_report(results: Sequence[Results]) -> tuple[Report, list[str]]:
+    """Make the table for a paper: nDCG@10 of systems on data sets; and comments that say how to reproduce it.
+
+    Raises:
+        InputError: As `results_report`.
+    """
+    content = _content(results)
+    rules = protocol(results)
+    caption = " ".join(rules[about] for about in CAPTIONED if about in rules)
+    comments = [f"{each.key}: revision {each.revision or 'none'}, sha256 {each.data_sha256}" for each in content.facts.values()]
+    comments += [f"{label}: {result.provenance.command or 'made without a command line'}" for label, result in content.named]
+    return Report("Retrieval results", (_headline(content, f"{LABELS[HEADLINE]} in points", caption),)), comments
+
+
+def _content(results: Sequence[Results]) -> _Content:
+    check_data(results)
+    named = label_systems(results)
+    scored = rows(named)
+    facts = collections([result for _, result in named])
+    return _Content(named, scored, facts, members(facts.values()), _keys(scored, named), _links(named))
+
+
+def _keys(scored: Sequence[ScoredRow], named: Named) -> dict[str, Key]:
+    """Letters in the order of the rows. BM25 and nothing else is grey."""
+    grey = {label for label, result in named if result.system.kind == "bm25"}
+    grey |= {baseline.name for _, result in named for collection in result.collections for baseline in collection.baselines}
+    labels = dict.fromkeys([*(row.label for row in scored), *(label for label, _ in named)])  # a system without collections has no row
+    coloured = [label for label in labels if label not in grey]
+    colours = {label: place % COLOURS + 1 for place, label in enumerate(coloured)}
+    return {label: Key(letters(place), colours.get(label, 0), label) for place, label in enumerate(labels)}
+
+
+def letters(place: int) -> str:
+    """The letter of the system at a position, from 0.
+
+    Example:
+        >>> [letters(place) for place in (0, 25, 26)]
+        ['A', 'Z', 'AA']
+    """
+    return chr(ord("A") + place) if place < 26 else letters(place // 26 - 1) + chr(ord("A") + place % 26)
+
+
+def _links(named: Named) -> dict[tuple[str, str], str]:
+    """Row and collection -> section with the command of the score; for a baseline, that of the first result that has it."""
+    links: dict[tuple[str, str], str] = {}
+    for place, (label, result) in enumerate(named, start=1):
+        for collection in result.collections:
+            links[label, collection.key] = f"result-{place}"
+    for place, (_, result) in enumerate(named, start=1):
+        for collection in result.collections:
+            for baseline in collection.baselines:
+                links.setdefault((baseline.name, collection.key), f"result-{place}")
+    return links
+
+
+def _scores(content: _Content) -> Iterator[Block]:
+    intervals = dict.fromkeys((each.interval.level, each.interval.resamples) for row in content.rows for each in row.scores.values())
+    made = "".join(
+        f"; small figures are the {100 * level:g}% bootstrap interval over queries ({resamples:,} resamples)"
+        for level, resamples in intervals
+    )
+    yield Paragraph(
+        f"In points, hundredths of 1. Bold is the highest of a column, underlined the second{made}. An average is blank where a data set"
+        " is missing. In HTML, a score links to the command that made it."
+    )
+    yield _headline(content, "nDCG@10 of systems on data sets", "")
+    for group, keys in content.members.items():
+        if group not in content.facts:
+            yield Details(f"The parts of {group}, which counts once, as their mean", (_parts_table(content, group, keys),))
+
+
+def _headline(content: _Content, name: str, caption: str) -> Table:
+    systems = {label for label, _ in content.named}
+    lines = []
+    for row in content.rows:
+        sets, average = row_data_sets(row, content.facts), row_average(row, content.facts)
+        mean = Cell(points(average.value), average.value, f"{average.known} of {average.members}")
+        cells = [_set_cell(content, row, each, sets.get(each)) for each in content.members]
+        lines.append(Row((_system_cell(content.keys[row.label]), mean, *cells), group="systems" if row.label in systems else "baselines"))
+    columns = [Column(*content.heading(each), ranked=True) for each in content.members]
+    return Table(name, (SYSTEM, Column("Average", "of data sets", ranked=True), *columns), tuple(lines), caption, "retrieval")
+
+
+def _set_cell(content: _Content, row: ScoredRow, name: str, value: float | None) -> Cell:
+    if name in content.facts:
+        return _score_cell(content, row.label, name, row.scores.get(name))
+    known = [key for key in content.members[name] if key in row.scores]
+    note = "" if value is not None or not known else f"{len(known)} of {content.facts[known[0]].group_size}"
+    return Cell(points(value), value, note)
+
+
+def _score_cell(content: _Content, label: str, key: str, score: Score | None) -> Cell:
+    if score is None:
+        return Cell("")
+    value = score.measures.get(HEADLINE)
+    return Cell(points(value), value, interval(score.interval.low, score.interval.high), content.links[label, key])
+
+
+def _system_cell(key: Key) -> Cell:
+    return Cell(key.label, key=key)
+
+
+def _parts_table(content: _Content, group: str, keys: Sequence[str]) -> Table:
+    lines = [
+        Row((_system_cell(content.keys[row.label]), *(_score_cell(content, row.label, key, row.scores.get(key)) for key in keys)))
+        for row in content.rows
+        if not row.scores.keys().isdisjoint(keys)
+    ]
+    columns = [Column(*content.heading(key), ranked=True) for key in keys]
+    return Table(f"nDCG@10 on the parts of {group}", (SYSTEM, *columns), tuple(lines))
+
+
+def _charts(content: _Content) -> Iterator[Block]:
+    """One chart per data set, all on one axis; none for a group that no system has whole."""
+    scores = [score for row in content.rows for score in row.scores.values()]
+    top = axis_top(max((max(score.interval.high, score.measures.get(HEADLINE, 0.0)) for score in scores), default=1.0))
+    yield Paragraph("nDCG@10 in points, all charts on one scale. The line on a bar is its interval; a mean over a group has none.")
+    yield Gallery(tuple(_bar_figures(content, content.members, top)))
+    for group, keys in content.members.items():
+        if group not in content.facts:
+            yield Details(f"The parts of {group}", (Gallery(tuple(_bar_figures(content, keys, top))),))
+
+
+def _bar_figures(content: _Content, names: Iterable[str], top: float) -> Iterator[Figure]:
+    for name in names:
+        bars = list(_bars(content, name))
+        if bars:
+            title, note = content.heading(name)
+            told = ", ".join(f"{bar.key.label} {points(bar.value)}" for bar in bars)
+            yield Figure(title, partial(bar_chart, bars, top), f"nDCG@10 on {title}: {told}", note)
+
+
+def _bars(content: _Content, name: str) -> Iterator[Bar]:
+    for row in content.rows:
+        score = row.scores.get(name)
+        value = row_data_sets(row, content.facts).get(name) if score is None else score.measures.get(HEADLINE)
+        ends = (None, None) if score is None else (score.interval.low, score.interval.high)
+        if value is not None:
+            yield Bar(content.keys[row.label], value, *ends)
+
+
+def _latency(content: _Content) -> Section:
+    approximate = any(each.index.kind != "exact" and each.index.recall is not None for _, each in content.scored)
+    measure = OVERLAPS[0] if approximate else HEADLINE
+    timed: dict[str, list[Dot]] = {}
+    for key, collection in content.scored:
+        index = collection.index
+        value = (index.recall or {}).get(measure) if approximate else collection.measures.get(HEADLINE)
+        if value is not None and index.query_milliseconds:
+            dot = Dot(key, index.query_milliseconds, value, hollow=approximate and index.kind == "exact")
+            timed.setdefault(collection.key, []).append(dot)
+    title = f"{'Recall' if approximate else 'nDCG@10'} and latency"
+    if not timed:
+        nothing = "No search was timed apart from the encoding of its queries, so that there is nothing to plot."
+        return Section(title, (Paragraph(nothing),), "latency")
+    return Section(title, tuple(_latency_blocks(content, timed, measure, approximate=approximate)), "latency")
+
+
+def _latency_blocks(content: _Content, timed: Mapping[str, Sequence[Dot]], measure: str, *, approximate: bool) -> Iterator[Block]:
+    every = [dot for dots in timed.values() for dot in dots]
+    limits = latency_limits(every, to_one=approximate)
+    label = LABELS.get(measure, measure)
+
+    def drawn(names: Iterable[str]) -> Iterator[Figure]:
+        for name in names:
+            title, note = content.heading(name)
+            told = ", ".join(f"{dot.key.label} {points(dot.value)} at {dot.milliseconds:.3g}" for dot in timed[name])
+            alt = f"{label} over milliseconds per query on {title}: {told}"
+            yield Figure(title, partial(latency_chart, timed[name], limits, label), alt, note)
+
+    how = "The horizontal axis is the search time per query without encoding, all queries in one call. All charts share their axes."
+    if approximate:
+        yield Paragraph(
+            f"The share of exact search's first ten documents that an index finds. {how} A ring is exact search, which finds all."
+        )
+    else:
+        yield Paragraph(f"No index was approximate, so the charts show nDCG@10 instead of recall. {how}")
+    homes = {key: group for group, keys in content.members.items() if group not in content.facts for key in keys}
+    keys = tuple(key for key in content.keys.values() if any(dot.key == key for dot in every))
+    yield Gallery(tuple(drawn(name for name in timed if name not in homes)), keys)
+    for group in dict.fromkeys(homes[name] for name in timed if name in homes):
+        yield Details(f"The parts of {group}", (Gallery(tuple(drawn(name for name in timed if homes.get(name) == group))),))
+
+
+def _collection(content: _Content, place: int, key: str) -> Section:
+    facts = content.facts[key]
+    measured = [row for row in content.rows if key in row.scores]
+    columns = (SYSTEM, *(Column(label, ranked=True) for label in LABELS.values()), Column("Judged@10", "percent"))
+    lines = tuple(Row(_measures(content, row.label, key, row.scores[key])) for row in measured)
+    worst = [
+        Details(
+            f"{system.label}: {_counted(len(each.worst), 'worst query', 'worst queries')}",
+            (Examples(tuple(_example(query, each.k) for query in each.worst)),),
+            system,
+        )
+        for system, each in content.scored
+        if each.key == key and each.worst
+    ]
+    told = {
+        "Documents": f"{facts.documents:,}",
+        "Judged queries": f"{facts.queries:,}",
+        "Judgements": f"{facts.judgements:,}",
+        "Part of": facts.group or "",
+        "Licence": facts.licence or "not known",
+        "Revision": facts.revision or "none, a local folder",
+        "Data sha256": facts.data_sha256,
+    }
+    shown = Facts({name: fact for name, fact in told.items() if fact}, "wide")
+    return Section(facts.name, (shown, Table(f"Measures on {key}", columns, lines), *worst), f"collection-{place}", facts.split)
+
+
+def _measures(content: _Content, label: str, key: str, score: Score) -> tuple[Cell, ...]:
+    others = [Cell(points(value := score.measures.get(measure)), value) for measure in LABELS if measure != HEADLINE]
+    return (_system_cell(content.keys[label]), _score_cell(content, label, key, score), *others, _percent_cell(score.judged))
+
+
+def _example(worst: WorstQuery, k: int) -> Example:
+    marks = (
+        Span(f"nDCG@10 {points(worst.score)}", "mark"),
+        Span(_counted(worst.relevant, "relevant document", "relevant documents"), "mark"),
+    )
+    sides = {
+        "Found first": tuple(_excerpt(document, k) for document in worst.found),
+        "Relevant": tuple(_excerpt(document, k) for document in worst.wanted),
+    }
+    return Example(worst.query, worst.text, marks, sides)
+
+
+def _excerpt(document: ShownDocument, k: int) -> Excerpt:
+    marks = [Span(f"not in the first {k:,}" if document.rank is None else f"rank {document.rank:,}", "mark")]
+    if document.score is not None:
+        marks.append(Span(f"score {document.score:.4f}", "mark"))
+    if document.grade is None:
+        marks.append(Span("not judged", "mark"))
+    elif document.grade >= 1:
+        marks.append(Span(f"✓ grade {document.grade}", "good"))
+    else:
+        marks.append(Span(f"✗ grade {document.grade}", "poor"))
+    matches = tuple((match.query_token, match.document_token, match.similarity) for match in document.matches)
+    return Excerpt(tuple(marks), document.id, document.text, matches)
+
+
+def _system(content: _Content, place: int, label: str, result: Results) -> Section:
+    command = result.provenance.command
+    how = Paragraph("Made by a call of the library, without a command line.") if command is None else Code(command)
+    files = files_table(result)
+    folded = [] if files is None else [Details(files.name, (files,))]
+    return Section(label, (how, Facts(system_facts(result)), *folded), f"result-{place}", key=content.keys[label])
+
+
+def conditions_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
+    """How each run was made, one row per run."""
+    columns = (
+        COLLECTION,
+        SYSTEM,
+        Column("Kept", "k"),
+        Column("Titles", numeric=False),
+        Column("Own id excluded", numeric=False),
+        Column("Domain", numeric=False),
+        Column("Documents truncated"),
+        Column("Queries truncated"),
+        Column("No results", "queries"),
+        Column("Empty", "documents"),
+        Column("Judged@10", "percent"),
+    )
+    lines = [
+        (
+            Cell(each.key),
+            _system_cell(key),
+            _count(each.k),
+            Cell("yes" if each.use_title else "no"),
+            Cell("yes" if each.exclude_self else "no"),
+            Cell("in" if each.in_domain else "out"),
+            _count(each.truncated.documents, of=each.documents),
+            _count(each.truncated.queries, of=each.queries),
+            _count(each.unanswered),
+            _count(each.empty_texts),
+            _percent_cell(each.judged),
+        )
+        for key, each in scored
+    ]
+    return Table("How each run was made", columns, tuple(map(Row, lines)))
+
+
+def index_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
+    """The index of each run, one row per run."""
+    columns = (
+        COLLECTION,
+        SYSTEM,
+        Column("Index", numeric=False, wide=True),
+        *(Column(name, "percent of exact") for name in OVERLAPS),
+        Column("MiB"),
+        Column("ms per query"),
+        Column("Vectors reused"),
+    )
+    lines = []
+    for key, each in scored:
+        index = each.index
+        shares = [_percent_cell((index.recall or {}).get(name), digits=2) for name in OVERLAPS]
+        size = Cell("") if index.bytes is None else Cell(f"{index.bytes / MEBIBYTE:,.1f}", float(index.bytes))
+        spent = index.query_milliseconds
+        time = Cell("") if spent is None else Cell(f"{spent:.3g}", spent)
+        used = (Cell(each.key), _system_cell(key), Cell(index_name(index)))
+        lines.append(Row((*used, *shares, size, time, _count(each.cached, of=each.documents))))
+    return Table("The index of each run", columns, tuple(lines))
+
+
+def seconds_table(scored: Sequence[tuple[Key, CollectionResult]]) -> Table:
+    """Time of each step, one row per run."""
+    columns = (COLLECTION, SYSTEM, *map(Column, STEPS.values()), Column("Total"), Column("Overhead", "percent"))
+    lines = []
+    for key, each in scored:
+        total = sum(each.seconds.values())
+        steps = [Cell("") if step not in each.seconds else _second(each.seconds[step]) for step in STEPS]
+        overhead = _percent_cell(sum(each.seconds.get(step, 0.0) for step in OVERHEAD) / total if total > 0 else None, digits=2)
+        lines.append(Row((Cell(each.key), _system_cell(key), *steps, _second(total), overhead)))
+    return Table("Seconds by step", columns, tuple(lines))
+
+
+def files_table(result: Results) -> Table | None:
+    """The files that a result names; None if none were written."""
+    lines = [
+        Row((Cell(collection.key), Cell(content), Cell(reference.file), Cell(reference.sha256)))
+        for collection in result.collections
+        for content, reference in (
+            ("run", collection.run),
+            ("scores by query", collection.per_query),
+            ("queries", collection.query_texts),
+        )
+        if reference is not None
+    ]
+    columns = (COLLECTION, *(Column(name, numeric=False, wide=name == "sha256") for name in ("Content", "File", "sha256")))
+    return Table("Files beside results.json", columns, tuple(lines)) if lines else None
+
+
+def _second(seconds: float) -> Cell:
+    return Cell(f"{seconds:,.2f}", seconds)
+
+
+def _percent_cell(share: float | None, *, digits: int = 1) -> Cell:
+    return Cell("") if share is None else Cell(f"{100 * share:.{digits}f}", share)
+
+
+def _count(number: int, *, of: int | None = None) -> Cell:
+    share = f"{100 * number / of:.1f}%" if of and number else ""
+    return Cell(f"{number:,}", float(number), share)
+
+
+def protocol(results: Sequence[Results]) -> dict[str, str]:
+    """How the numbers of a report were made, in sentences: topic -> rule. A comparison with another tool's score needs these rules.
+
+    Args:
+        results: All results of the report.
+    """
+    scored = [collection for result in results for collection in result.collections]
+    baselines = {each.name: each.parameters for collection in scored for each in collection.baselines}
+    rules = {
+        "Search": _search_rule(scored),
+        "Missing results": "Means are over all judged queries. A query without results scores 0.",
+        "Ties": "Scores are compared as float32. Equal scores are ordered by document id, descending, as in trec_eval.",
+        "Measures": "nDCG uses linear gains and an ideal ranking over all judged documents. A document is relevant from grade 1 on;"
+        " a negative grade counts as 0. MAP is over the documents kept, MRR@10 over the first ten.",
+        "Intervals": _interval_rule(scored),
+        "Unjudged documents": "Judged@10 is the share of the first ten documents that were judged. Unjudged documents count as irrelevant:"
+        " a score with a low share says little.",
+        "A query's own document": _own_document_rule(scored),
+        "Titles": _title_rule(scored),
+        "Long texts": _truncation_rule(scored),
+        "Averages": "An average is the unweighted mean over data sets. A group of collections counts once, as the mean over its"
+        " parts. An average is blank if a member is missing.",
+        "Domain": _domain_rule(scored),
+        **{f"Baseline {name}": _settings(parameters) for name, parameters in sorted(baselines.items())},
+    }
+    return {about: rule for about, rule in rules.items() if rule}
+
+
+def system_facts(result: Results) -> dict[str, str]:
+    """The fields of a system and its machine; unknown ones are left out."""
+    system, origin = result.system, result.provenance
+    facts = {
+        "Source": system.source,
+        "Kind": system.kind,
+        "Run by": system.library,
+        "Fingerprint": system.fingerprint,
+        "Vector width": system.dim,
+        "Similarity": system.similarity,
+        "Query length": None if system.query_length is None else f"{system.query_length:,} tokens",
+        "Document length": None if system.document_length is None else f"{system.document_length:,} tokens",
+        "Query prompt": system.query_prompt,
+        "Document prompt": system.document_prompt,
+        "Precision": system.precision,
+        "Index": "; ".join(dict.fromkeys(index_name(collection.index) for collection in result.collections)),
+        "Date": origin.date,
+        "Platform": origin.platform,
+        "Threads": origin.threads,
+        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(origin.versions.items())),
+    }
+    return {name: str(fact) for name, fact in facts.items() if fact not in (None, "")}
+
+
+def _search_rule(scored: Sequence[CollectionResult]) -> str:
+    depths = " or ".join(f"{k:,}" for k in sorted({collection.k for collection in scored}))
+    inexact = _names(collection for collection in scored if collection.index.kind not in ("exact", "bm25"))
+    how = (
+        f"The search is approximate in {inexact}, where the overlap with exact search is reported; elsewhere it is exact."
+        if inexact
+        else "The search is exact."
+    )
+    return f"All documents of a collection are searched, and the first {depths} are kept for each query. {how}" if scored else ""
+
+
+def _interval_rule(scored: Sequence[CollectionResult]) -> str:
+    made = dict.fromkeys((each.interval.level, each.interval.resamples) for each in scored)
+    return " ".join(
+        f"An interval of {LABELS[HEADLINE]} holds {100 * level:g}% of the means of {resamples:,} bootstrap resamples of the queries."
+        for level, resamples in made
+    )
+
+
+def _own_document_rule(scored: Sequence[CollectionResult]) -> str:
+    excluding = _names(collection for collection in scored if collection.exclude_self)
+    return f"A document with the query's own id is dropped before the cut in {excluding}." if excluding else "No document is excluded."
+
+
+def _title_rule(scored: Sequence[CollectionResult]) -> str:
+    untitled = _names(collection for collection in scored if not collection.use_title)
+    joined = "A document's title and text are joined by a space"
+    return f"{joined}, except in {untitled}, where titles are left out." if untitled else f"{joined}."
+
+
+def _truncation_rule(scored: Sequence[CollectionResult]) -> str:
+    cutting = _names(collection for collection in scored if collection.truncated.documents or collection.truncated.queries)
+    counted = f"This happened in {cutting}; the table has the numbers." if cutting else "There were no such texts."
+    return f"Texts longer than the model's maximum length are truncated at the end. {counted}"
+
+
+def _domain_rule(scored: Sequence[CollectionResult]) -> str:
+    inside = _names(collection for collection in scored if collection.in_domain)
+    told = (
+        f"Some systems were trained on the training data of {inside}; the table says which" if inside else "No system was trained on them"
+    )
+    return f"{told}. This is what the caller of the evaluation stated; it cannot be checked."
+
+
+def _settings(parameters: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parameters.items()) + "."
+
+
+def _names(collections: Iterable[CollectionResult]) -> str:
+    """Collections by name; a whole group by the name of the group."""
+    named = []
+    for name, parts in grouped(collection.part() for collection in collections).items():
+        named += [name] if is_whole(parts) else [part.key for part in parts]
+    return ", ".join(sorted(named))

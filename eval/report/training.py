@@ -1,0 +1,444 @@
+"""The report of a training or pretraining run: curves, development scores, log, settings, data, versions and command.
+
+A finished run is read from ``run.json``; a running or stopped one from its recipe and its log. The report adds no number that is not in
+these files, except running means and medians, which are labelled so.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import read_json
+from quiver.encoder.pretraining.record import curves as pretraining_curves
+from quiver.encoder.training import run_folder as pretraining_folder
+from quiver.encoder.training.log import LOG, curve, read_log
+from quiver.eval.report.blocks import Block, Code, Column, Facts, Figure, Gallery, Paragraph, Report, Section, Span, Table, table
+from quiver.eval.report.charts import Curve, Points, curve_chart, curve_note, finite
+from quiver.eval.report.render import write_folder
+from quiver.eval.report.systems import LABELS, points
+from quiver.eval.results import HEADLINE
+from quiver.retrieval.training.run_folder import BEGUN, RECIPE, RECORD
+
+CURVES: Mapping[str, str] = {
+    "loss": "Loss",
+    "learning_rate": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "tokens_per_second": "Tokens/s",
+}
+"""Metric in the log of a training run -> title of its chart and column."""
+
+PRETRAINING_CURVES: Mapping[str, str] = {
+    "loss": "Loss",
+    "held_out_loss": "Held-out loss",
+    "grad_norm": "Gradient norm",
+    "tokens_per_second": "Tokens/s",
+    "flops_per_second": "Model FLOP/s",
+    "packing": "Packing",
+    "learning_rate": "Learning rate",
+    "batch_size": "Batch, sequences of full context",
+}
+"""Metric in the log of a pretraining run -> title of its chart and column."""
+
+RECORDED: Mapping[str, str] = {
+    "loss": "losses",
+    "learning_rate": "learning_rates",
+    "grad_norm": "grad_norms",
+    "tokens_per_second": "tokens_per_second",
+}
+"""Metric in the log -> key of ``result`` in ``run.json`` with the same values as [step, value] pairs."""
+
+NOISY = ("loss", "grad_norm", "tokens_per_second")
+"""Metrics that get a running mean."""
+
+SHARES = ("packing",)
+"""Metrics that are fractions, shown in points (hundredths)."""
+
+LINES = 20
+"""Maximum number of log lines in the table, evenly spread."""
+
+TOTALS = ("epochs", "kept_steps", "texts", "texts_truncated", "tokens", "seconds", "peak_memory_bytes")
+"""Keys of ``result`` that are totals of the whole run."""
+
+_SHOWN_ELSEWHERE = ("recipe", "result", "command", "date", "schema")
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """Content of a run folder that a report shows.
+
+    Attributes:
+        title: Main heading of the report.
+        recipe: Resolved recipe.
+        finished: Whether the run is complete.
+        titles: Metric -> title of its chart and column.
+        curves: Metric -> (step, value).
+        development: (step, nDCG@10 as a fraction, seconds of training until then).
+        totals: Totals of the whole run; empty until it is finished.
+        origin: Part of the record -> name -> value: data, versions and the like.
+        resumed: Steps at which the run was resumed.
+        command: Command line that started it; None if unknown.
+        date: Date of its end; empty until then.
+    """
+
+    title: str
+    recipe: Mapping[str, Any]
+    finished: bool
+    titles: Mapping[str, str]
+    curves: Mapping[str, Points]
+    development: tuple[tuple[int, float, float], ...]
+    totals: Mapping[str, Any]
+    origin: Mapping[str, Mapping[str, object]]
+    resumed: tuple[int, ...]
+    command: str | None
+    date: str
+
+    @property
+    def last_step(self) -> int:
+        """The last known step; 0 before the first line of the log."""
+        steps = [int(step) for found in self.curves.values() for step, _ in found] + [step for step, _, _ in self.development]
+        return max(steps, default=0)
+
+    @property
+    def best(self) -> tuple[int, float, float] | None:
+        """The best development score; the first one of equals."""
+        return max(self.development, key=lambda scored: scored[1], default=None)
+
+
+def write_training_report(folder: str | Path) -> Path:
+    """Write ``report.md`` and ``report.html`` of a run into its folder, replacing existing ones.
+
+    Args:
+        folder: Output folder of ``quiver train`` or ``quiver pretrain``; the run may still be going on.
+
+    Returns:
+        The HTML file; without jinja2 and matplotlib the Markdown file.
+
+    Raises:
+        InputError: The folder holds no run, its record or log is damaged, or the report cannot be written.
+    """
+    return write_folder(training_report(read_run(folder)), Path(folder))
+
+
+def read_run(folder: str | Path) -> TrainingRun:
+    """Read a run from its folder.
+
+    Args:
+        folder: Output folder of ``quiver train`` or ``quiver pretrain``.
+
+    Raises:
+        InputError: The folder holds neither a record nor a recipe, or a file is damaged.
+    """
+    place = Path(folder)
+    finished = (place / RECORD).is_file()
+    if not finished and not (place / RECIPE).is_file():
+        raise InputError(f"{place}: not a training run, it holds neither {RECORD} nor {RECIPE}; give the --out of quiver train or pretrain")
+    record = next((read_json(file) for name in (RECORD, BEGUN) if (file := place / name).is_file()), {})
+    try:
+        if record.get("schema") == pretraining_folder.SCHEMA:
+            return _pretraining(place, record, finished=finished)
+        return _finished(record) if finished else _unfinished(place, record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{place / RECORD if finished else place}: not the record of a run of this version ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _unfinished(place: Path, begun: Mapping[str, Any]) -> TrainingRun:
+    lines = read_log(place / LOG) if (place / LOG).is_file() else []
+    recipe = read_json(place / RECIPE)
+    return TrainingRun(
+        title=f"Training run: {recipe['name']}",
+        recipe=recipe,
+        finished=False,
+        titles=CURVES,
+        curves={key: curve(lines, key) for key in CURVES},
+        development=tuple((int(line["step"]), float(line[HEADLINE]), float(line["seconds"])) for line in lines if HEADLINE in line),
+        totals={},
+        origin=_origin(begun),
+        resumed=(),
+        command=begun.get("command"),
+        date="",
+    )
+
+
+def _finished(record: Mapping[str, Any]) -> TrainingRun:
+    result = record["result"]
+    return TrainingRun(
+        title=f"Training run: {record['recipe']['name']}",
+        recipe=record["recipe"],
+        finished=True,
+        titles=CURVES,
+        curves={key: [(int(step), float(value)) for step, value in result[name]] for key, name in RECORDED.items()},
+        development=tuple((int(each["step"]), float(each[HEADLINE]), float(each["seconds"])) for each in result["development"]),
+        totals={name: result[name] for name in TOTALS},
+        origin=_origin(record),
+        resumed=tuple(map(int, result["resumed_at"])),
+        command=record["command"],
+        date=record["date"],
+    )
+
+
+def _pretraining(place: Path, record: Mapping[str, Any], *, finished: bool) -> TrainingRun:
+    result: Mapping[str, Any] = record["result"] if finished else {"resumed_at": [], "curves": pretraining_curves(place)}
+    recipe = _by_name(record["recipe"] if finished else read_json(place / RECIPE))
+    keys = (*PRETRAINING_CURVES, "tokens")
+    return TrainingRun(
+        title=f"Pretraining run: {recipe['name']}",
+        recipe=recipe,
+        finished=finished,
+        titles=PRETRAINING_CURVES,
+        curves={key: [(int(step), float(value)) for step, value in result["curves"].get(key, ())] for key in keys},
+        development=(),
+        totals=result if finished else {},
+        origin=_origin(record),
+        resumed=tuple(map(int, result["resumed_at"])),
+        command=record.get("command"),
+        date=record.get("date", ""),
+    )
+
+
+def _by_name(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A pretraining recipe with its lists of phases and sources as named sections."""
+    data = dict(recipe["data"])
+    data["sources"] = {source["name"]: {key: value for key, value in source.items() if key != "name"} for source in data["sources"]}
+    shown = {name: value for name, value in recipe.items() if name not in ("phases", "data", "training")}
+    phases = {f"phase {number + 1}: {phase['name']}": _phase(phase) for number, phase in enumerate(recipe["phases"])}
+    return {**shown, "data": data, **phases, "training": recipe["training"]}
+
+
+def _phase(phase: Mapping[str, Any]) -> dict[str, Any]:
+    mix = [f"{part['source']} x {part['times']:g}" for part in phase["mix"]]
+    return {**{key: value for key, value in phase.items() if key != "name"}, "mix": mix}
+
+
+def _origin(record: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    return {name: _flat(value) for name, value in record.items() if name not in _SHOWN_ELSEWHERE}
+
+
+def _flat(value: object, path: str = "") -> dict[str, object]:
+    """Dotted path -> value of a nested mapping; a value that is no mapping is under its own name, which may be empty."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    return {name: found for key, inner in value.items() for name, found in _flat(inner, f"{path}.{key}" if path else str(key)).items()}
+
+
+def training_report(run: TrainingRun) -> Report:
+    """Make the report of a run."""
+    lead = [run.recipe["description"]] if run.recipe["description"] else []
+    if not run.finished:
+        lead = [*lead, " ", Span("Not finished", "poor"), " The report shows what the log holds so far."]
+    return Report(run.title, tuple(_sections(run)), lead)
+
+
+def _sections(run: TrainingRun) -> Iterator[Section]:
+    yield Section("Summary", (Facts(summary(run), "wide"),), "summary")
+    if figures := tuple(_curves(run)):
+        resumed = " A dashed line marks a step at which the run was resumed." if run.resumed else ""
+        told = f"All charts share the axis of updates. For a noisy metric, the strong line is a running mean.{resumed}"
+        yield Section("Curves", (Paragraph(told), Gallery(figures)), "curves")
+    if run.development:
+        yield Section("Development", tuple(_development(run)), "development")
+    if (log := log_table(run)).rows:
+        told = "The first logged step, the last one, and others evenly between them."
+        yield Section("Log", (Paragraph(told), log), "log")
+    yield Section("Settings", tuple(_listed(settings(run))), "settings")
+    if origins := _listed(origin(run)):
+        yield Section("Data and versions", tuple(origins), "origin")
+    if run.command is not None:
+        yield Section("Command", (Code(run.command),), "command")
+
+
+def _listed(parts: Mapping[str, Mapping[str, str]]) -> list[Section]:
+    return [Section(name, (Facts(values),)) for name, values in parts.items()]
+
+
+def _curves(run: TrainingRun) -> Iterator[Figure]:
+    """The curves of a run over the same steps; a metric that was not logged is left out."""
+    last = max(1, run.last_step)
+    drawn = [Curve(f"Development {LABELS[HEADLINE]}", [(step, value) for step, value, _ in run.development], percent=True)]
+    drawn += [Curve(title, run.curves[key], percent=key in SHARES, smooth=key in NOISY) for key, title in run.titles.items()]
+    for each in drawn:
+        if finite(each.points):
+            note = curve_note(each)
+            draw = partial(curve_chart, each, last, run.resumed)
+            yield Figure(each.title, draw, f"{each.title} over the updates: {note}", note)
+
+
+def _development(run: TrainingRun) -> Iterator[Block]:
+    development = run.recipe.get("development")
+    where = f", on {development['data']}, split {development['split']}" if development else ""
+    yield Paragraph(f"nDCG@10 in points, by exact search{where}.")
+    columns = (Column("Step"), Column(LABELS[HEADLINE], ranked=True), Column("Seconds of training"))
+    rows = [[f"{step:,}", points(score), f"{seconds:,.0f}"] for step, score, seconds in run.development]
+    yield table(columns, rows, name="Scores on the development split")
+
+
+def log_table(run: TrainingRun) -> Table:
+    """At most `LINES` steps of the log: the first, the last, and others evenly between them."""
+    by_step: dict[int, dict[str, float]] = {}
+    for key in run.titles:
+        for step, value in run.curves[key]:
+            by_step.setdefault(int(step), {})[key] = value
+    steps = sorted(by_step)
+    if len(steps) > LINES:
+        steps = [steps[round(place * (len(steps) - 1) / (LINES - 1))] for place in range(LINES)]
+    rows = [[f"{step:,}", *(_figure(by_step[step].get(key)) for key in run.titles)] for step in steps]
+    return table((Column("Step"), *map(Column, run.titles.values())), rows, name="Steps of the log")
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= 1000 else f"{value:.4g}"
+
+
+def summary(run: TrainingRun) -> dict[str, str]:
+    """The most important facts; unknown ones are left out."""
+    facts = _pretraining_facts(run) if "held_out_loss" in run.titles else _training_facts(run)
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _training_facts(run: TrainingRun) -> dict[str, str]:
+    losses = [value for _, value in run.curves["loss"]]
+    return {
+        "Updates": f"{run.last_step:,}",
+        "Last loss": f"{losses[-1]:.4g}" if losses else "",
+        f"Best {LABELS[HEADLINE]}": f"{points(run.best[1])} at step {run.best[0]:,}" if run.best else "",
+        "Tokens/s, median": _median(run),
+        **(_training_totals(run.totals) if run.finished else {}),
+    }
+
+
+def _median(run: TrainingRun) -> str:
+    speeds = [value for _, value in run.curves["tokens_per_second"]]
+    return f"{statistics.median(speeds):,.0f}" if speeds else ""
+
+
+def _training_totals(totals: Mapping[str, Any]) -> dict[str, str]:
+    kept, texts, truncated = totals["kept_steps"], totals["texts"], totals["texts_truncated"]
+    return {
+        "Epochs": f"{totals['epochs']:.4g}",
+        "Weights": _weights(kept),
+        "Training time": duration(totals["seconds"]),
+        "Tokens": f"{totals['tokens']:,}",
+        "Texts truncated": f"{truncated:,} of {texts:,} ({truncated / texts:.1%})" if texts else "",
+        "Peak memory": size(totals["peak_memory_bytes"]),
+    }
+
+
+def _weights(kept: Sequence[int]) -> str:
+    steps = ", ".join(f"{step:,}" for step in kept)
+    return f"the mean of steps {steps}" if len(kept) > 1 else f"step {steps}"
+
+
+def _pretraining_facts(run: TrainingRun) -> dict[str, str]:
+    found = {key: [value for _, value in values] for key, values in run.curves.items()}
+    return {
+        "Updates": f"{run.last_step:,}",
+        "Tokens": f"{int(found['tokens'][-1]):,}" if found["tokens"] else "",
+        "Last loss": f"{found['loss'][-1]:.4f}" if found["loss"] else "",
+        "Held-out loss": f"{found['held_out_loss'][0]:.4f}, then {found['held_out_loss'][-1]:.4f}" if found["held_out_loss"] else "",
+        "Tokens/s, median": _median(run),
+        "Model FLOP/s, median": _flops(found["flops_per_second"], run.totals.get("flop_utilisation")),
+        **(_pretraining_totals(run.totals) if run.finished else {}),
+    }
+
+
+def _flops(per_second: Sequence[float], utilisation: float | None) -> str:
+    if not per_second:
+        return ""
+    return f"{statistics.median(per_second):.3g}{'' if utilisation is None else f', {utilisation:.1%} of the peak in bfloat16'}"
+
+
+def _pretraining_totals(result: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "Packing": f"{result['packing']:.2%} of the rows",
+        "Phases end at": ", ".join(f"{phase['last_step']:,} ({phase['name']})" for phase in result["phases"]),
+        "Weights": "the moving average" if result["average"] else _weights(result["kept_steps"]),
+        "Time": duration(result["seconds"]),
+        "Peak memory": size(result["peak_memory_bytes"]),
+    }
+
+
+def size(count: int | None) -> str:
+    """Print a number of bytes with a binary unit; None is the empty string.
+
+    Example:
+        >>> size(3 * 2**20), size(65_498_251_264), size(None)
+        ('3 MiB', '61 GiB', '')
+    """
+    if count is None:
+        return ""
+    exponent = max(2, min(4, (max(count, 1).bit_length() - 1) // 10))
+    value = count / 2 ** (10 * exponent)
+    return f"{value:.1f}".rstrip("0").rstrip(".") + f" {('MiB', 'GiB', 'TiB')[exponent - 2]}"
+
+
+def duration(seconds: float) -> str:
+    """Print a duration in hours, minutes and seconds.
+
+    Example:
+        >>> duration(59.6), duration(3725)
+        ('1 min 0 s', '1 h 2 min 5 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
+    first = next((place for place, (number, _) in enumerate(parts) if number), 2)
+    return " ".join(f"{number:,} {unit}" for number, unit in parts[first:])
+
+
+def settings(run: TrainingRun) -> dict[str, dict[str, str]]:
+    """Section of the recipe -> setting -> value, defaults included; empty values are left out."""
+    found: dict[str, dict[str, str]] = {}
+    for name, value in run.recipe.items():
+        shown = {path: _shown(inner, path) for path, inner in _flat(value).items()}
+        if isinstance(value, Mapping):
+            found[name] = {path: text for path, text in shown.items() if text}
+        elif shown[""]:
+            found.setdefault("recipe", {})[name] = shown[""]
+    return found
+
+
+def origin(run: TrainingRun) -> dict[str, dict[str, str]]:
+    """Part of the record -> name -> value."""
+    parts = {
+        name: {path if name == "versions" else _label(path or name): _shown(inner, path) for path, inner in value.items()}
+        for name, value in run.origin.items()
+    }
+    together = {"Date": run.date} | {name: text for part in parts.values() if len(part) == 1 for name, text in part.items()}
+    shown = {_label(name): part for name, part in parts.items() if len(part) > 1} | {"Machine": together}
+    known = {name: {key: text for key, text in part.items() if text} for name, part in shown.items()}
+    return {name: part for name, part in known.items() if part}
+
+
+def _label(name: str) -> str:
+    """A key of the record in words.
+
+    Example:
+        >>> _label("data.rows_skipped"), _label("sha256")
+        ('Data rows skipped', 'sha256')
+    """
+    words = name.replace("_", " ").replace(".", " ").strip()
+    return words if words[-1:].isdigit() else words[:1].upper() + words[1:]
+
+
+def _shown(value: object, name: str = "") -> str:
+    if value is None or value == "" or value == [] or value == ():
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return str(value) if name.endswith("seed") else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() or abs(value) >= 10_000 else f"{value:.6g}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(_shown(each) for each in value)
+    return str(value)

@@ -1,0 +1,284 @@
+"""Executors: run the items of a task in this process, in processes of this machine, or on a Ray cluster.
+
+Local workers are spawned, not forked: a process that has used threads or a GPU cannot be forked safely. A script that uses them therefore
+needs the usual ``if __name__ == "__main__":``. Workers end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.protocols import IN_PROCESS, Executor, Item, Result, Task
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerError(OSError):
+    """Workers died, or an item failed on several of them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of an item.
+
+    Attributes:
+        result: The result; meaningless if there is a problem.
+        problem: Error message of one line; None on success.
+        again: Whether another attempt may succeed.
+    """
+
+    result: Any
+    problem: str | None = None
+    again: bool = False
+
+
+class Worker:
+    """Runs items of a task in a process or actor of its own.
+
+    Mistakes of the user end the run; errors of the disk are tried again by another worker. Other exceptions are bugs or broken machines:
+    they end the worker, with a traceback in its output.
+
+    Args:
+        task: The task.
+    """
+
+    def __init__(self, task: Task[Any, Any]) -> None:
+        self._task = task
+        self._work: Callable[[Any], Any] | None = None
+
+    def ready(self) -> bool:
+        """Answer when the worker has started."""
+        return True
+
+    def attempt(self, item: Any) -> Outcome:
+        """Run an item."""
+        try:
+            if self._work is None:
+                self._work = self._task.open()
+            return Outcome(self._work(item))
+        except InputError as error:
+            return Outcome(None, str(error))
+        except OSError as error:
+            return Outcome(None, str(error), again=True)
+
+
+_ATTEMPTS = 3  # an item that ended three workers is itself the cause
+
+
+@dataclass(frozen=True)
+class Assignment(Generic[Item]):
+    """An item assigned to a worker.
+
+    Attributes:
+        item: The item.
+        attempt: Number of the attempt, from 1.
+    """
+
+    item: Item
+    attempt: int = 1
+
+
+class Assignments(Generic[Item]):
+    """Queue of items for executors with several workers; failed items are assigned again first.
+
+    Args:
+        items: The items; consumed as they are taken.
+    """
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = iter(items)
+        self._returned: deque[Assignment[Item]] = deque()
+
+    def take(self) -> Assignment[Item] | None:
+        """Take the next item; None if there is none at the moment."""
+        return self._returned.popleft() if self.waiting else None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is an item to assign now. An item that a worker has may still come back."""
+        if not self._returned:
+            self._returned.extend(Assignment(item) for item in islice(self._items, 1))
+        return bool(self._returned)
+
+    def put_back(self, assignment: Assignment[Item], reason: str) -> None:
+        """Queue an item again after a failed attempt.
+
+        Raises:
+            WorkerError: It was the last attempt.
+        """
+        if assignment.attempt >= _ATTEMPTS:
+            raise WorkerError(f"a work item failed {_ATTEMPTS} times, the last time with: {reason}")
+        logger.warning("a work item is repeated by another worker: %s", reason)
+        self._returned.append(Assignment(assignment.item, assignment.attempt + 1))
+
+    def settle(self, assignment: Assignment[Item], outcome: Outcome) -> bool:
+        """Return whether an item succeeded; queue it again if another attempt may succeed.
+
+        Raises:
+            InputError: It failed because of a mistake of the user.
+            WorkerError: It was the last attempt.
+        """
+        if outcome.problem is None:
+            return True
+        if not outcome.again:
+            raise InputError(outcome.problem)
+        self.put_back(assignment, outcome.problem)
+        return False
+
+
+_STOP_SECONDS = 5.0  # time for a worker to end after its pipe is closed
+
+
+class LocalProcesses:
+    """Executor with worker processes on this machine.
+
+    Args:
+        workers: Number of workers; fewer are started for fewer items.
+
+    Raises:
+        InputError: workers < 1.
+    """
+
+    name = "local"
+    remote = True
+
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise InputError(f"workers must be >= 1, got {workers}")
+        self._workers = workers
+
+    def threads(self, here: int) -> int:
+        """Return the threads of this process, divided among the workers."""
+        return max(1, here // self._workers)
+
+    def run(self, task: Task[Item, Result], items: Iterable[Item], *, threads: int = 1) -> Generator[tuple[Item, Result], None, None]:
+        """See `quiver.retrieval.protocols.Executor`."""
+        del threads  # local processes reserve nothing
+        waiting, idle, busy = Assignments(items), list[_Process](), dict[Connection, tuple[_Process, Assignment[Item]]]()
+        try:
+            while True:
+                while len(busy) < self._workers and (assignment := waiting.take()) is not None:
+                    process = idle.pop() if idle else _Process(task)
+                    busy[process.pipe] = (process, assignment)
+                    process.send(assignment.item)
+                if not busy:
+                    return
+                for pipe in wait(list(busy)):
+                    process, assignment = busy.pop(_connection(pipe))
+                    outcome = process.outcome()
+                    if outcome is None:
+                        waiting.put_back(assignment, process.end())
+                        continue
+                    idle.append(process)
+                    if waiting.settle(assignment, outcome):
+                        yield assignment.item, outcome.result
+        finally:
+            for process in [*idle, *(process for process, _ in busy.values())]:
+                process.stop(at_once=bool(busy))
+
+
+class _Process:
+    """A worker process and the pipe to it."""
+
+    def __init__(self, task: Task[Any, Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, task), daemon=True, name="quiver-worker")
+        self._process.start()
+        theirs.close()  # so that the pipe ends when the worker does
+
+    def send(self, item: Any) -> None:
+        """Send an item; `outcome` reports if the worker is gone."""
+        try:
+            self.pipe.send(item)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def outcome(self) -> Outcome | None:
+        """Receive the outcome of the item; None if the worker died."""
+        try:
+            outcome: Outcome = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return None
+        return outcome
+
+    def end(self) -> str:
+        """Wait for a dead worker, and describe how it ended."""
+        self._process.join(_STOP_SECONDS)
+        self.stop(at_once=True)
+        return f"a worker process ended with status {self._process.exitcode}"
+
+    def stop(self, *, at_once: bool) -> None:
+        """End the worker."""
+        self.pipe.close()
+        if not at_once:
+            self._process.join(_STOP_SECONDS)
+        self._process.kill()
+        self._process.join()
+
+
+def _connection(pipe: object) -> Connection:
+    if not isinstance(pipe, Connection):
+        raise TypeError(f"expected a connection, got {type(pipe).__name__}")
+    return pipe
+
+
+def _serve(pipe: Connection, task: Task[Any, Any]) -> None:
+    """Main loop of a worker process."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    worker = Worker(task)
+    while True:
+        try:
+            item = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(worker.attempt(item))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # the result is no longer needed, and an item may run for minutes
+
+
+def _local(workers: int | None, address: str | None) -> Executor:
+    if address is not None:
+        raise InputError("--address is the address of a Ray cluster; add --executor ray, or leave --address out")
+    return IN_PROCESS if workers in (None, 1) else LocalProcesses(workers or 0)
+
+
+def _ray(workers: int | None, address: str | None) -> Executor:
+    from quiver.retrieval.cluster.ray_backend import RayCluster
+
+    return RayCluster(workers, address)
+
+
+EXECUTORS: dict[str, Callable[[int | None, str | None], Executor]] = {"local": _local, "ray": _ray}
+"""Name -> function that makes the executor from a number of workers and an address."""
+
+
+def open_executor(name: str = "local", *, workers: int | None = None, address: str | None = None) -> Executor:
+    """Make an executor.
+
+    Args:
+        name: A key of `EXECUTORS`.
+        workers: Number of workers; None for this process alone (local) or as many as the cluster allows (ray).
+        address: Address of a Ray cluster; None starts one on this machine.
+
+    Raises:
+        InputError: Unknown name, Ray is not installed, nothing answers at the address, or workers < 1.
+    """
+    if name not in EXECUTORS:
+        raise InputError(f"unknown executor {name!r}; choose one of {', '.join(EXECUTORS)}")
+    return EXECUTORS[name](workers, address)

@@ -1,0 +1,240 @@
+"""Served indexes: opened generations, the switch to a newer one, and changes of documents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import cache_folder
+from quiver.retrieval.index import Index, add_documents, delete_documents, open_index
+from quiver.retrieval.index.store.layout import Layout
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.pooling import comparable
+from quiver.retrieval.records import DenseEncoding, Document, Role, TokenEncoding
+from quiver.retrieval.search import bm25_index
+from quiver.retrieval.serving.schemas import RequestError
+
+logger = logging.getLogger(__name__)
+
+
+_WARM_UP = "warm up"  # query that compiles kernels and builds tables before a generation is served
+
+
+class SharedModel:
+    """A model shared by several threads. Forward passes run one at a time, because parallel ones would compete for the same cores.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        model: The model.
+        lock: Held during a forward pass.
+        card: Card of the model.
+    """
+
+    def __init__(self, model: BiEncoder | ColBERT) -> None:
+        self.model = model
+        self.lock = threading.Lock()
+        self.card = model.card
+
+    def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
+        """Encode texts, as the model does."""
+        with self.lock:
+            return self.model.encode(texts, role, progress=progress)
+
+    def queries(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Encode Q queries for ``Index.search``."""
+        encoding: DenseEncoding | TokenEncoding = self.encode(texts, "query")
+        if isinstance(encoding, DenseEncoding):
+            return list(comparable(encoding.vectors, self.card))
+        return encoding.vectors
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An opened generation of an index.
+
+    Attributes:
+        index: The index.
+        model: Model that encodes queries.
+        words: BM25 index of the documents; None without BM25.
+    """
+
+    index: Index
+    model: SharedModel
+    words: bm25_index.WordIndex | None
+
+    @property
+    def number(self) -> int:
+        """Number of the generation."""
+        return self.index.manifest.generation
+
+
+def open_generation(folder: Path, model: SharedModel, *, words: bool, verify: bool) -> Generation:
+    """Open the newest generation of an index, and warm it up with one search.
+
+    Args:
+        folder: Folder of the index.
+        model: Model that built it.
+        words: Build a BM25 index too, or read it from the user's cache.
+        verify: Verify the checksum of each block when it is first read.
+
+    Raises:
+        InputError: The index cannot be opened, another model built it, or it stores no texts for BM25.
+    """
+    index = open_index(folder, verify=verify)
+    index.check_model(model.card)
+    generation = Generation(index, model, bm25_index.WordIndex(index, cache=cache_folder("words"), verify=verify) if words else None)
+    index.search(model.queries([_WARM_UP]), 1)
+    if generation.words is not None:
+        generation.words.search([_WARM_UP], 1)
+    return generation
+
+
+class ServedIndex:
+    """A served index, which switches to newer generations while requests run.
+
+    A request holds a reference to the generation it started with, so an old generation is closed after its last request.
+
+    Args:
+        folder: Folder of the index.
+        open_newest: Opens the newest generation; called in a thread.
+        first: Generation to start with.
+        threads: Executor for opening generations.
+
+    Attributes:
+        folder: Folder of the index.
+        current: Generation that new requests use.
+        observers: Called after every switch with whether it succeeded.
+    """
+
+    def __init__(self, folder: Path, open_newest: Callable[[], Generation], first: Generation, threads: Executor) -> None:
+        self.folder = folder
+        self.current = first
+        self.observers: list[Callable[[bool], None]] = []
+        self._open_newest = open_newest
+        self._threads = threads
+        self._layout = Layout(folder.resolve())
+        self._changing = asyncio.Lock()
+        self._refused: int | None = None
+
+    async def refresh(self) -> Generation:
+        """Switch to the newest generation, and return it.
+
+        Raises:
+            InputError: It cannot be opened; the current one stays in use.
+            OSError: It cannot be read.
+        """
+        async with self._changing:
+            loop = asyncio.get_running_loop()
+            newest = await loop.run_in_executor(self._threads, self._newest)
+            if newest is not None and newest != self.current.number:
+                opened = await loop.run_in_executor(self._threads, self._open_newest)
+                logger.info(
+                    "%s: switched to generation %d from %d, %d documents",
+                    self.folder,
+                    opened.number,
+                    self.current.number,
+                    len(opened.index),
+                )
+                self.current = opened
+                self._tell(worked=True)
+            return self.current
+
+    async def watch(self, seconds: float) -> None:
+        """Keep switching to newer generations. A generation that cannot be opened is logged once.
+
+        Args:
+            seconds: Interval between checks.
+        """
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self.refresh()
+                self._refused = None
+            except (InputError, OSError) as error:
+                newest = self._newest()
+                if newest != self._refused:
+                    self._refused = newest
+                    self._tell(worked=False)
+                    logger.error("generation %d stays in use, because the newest cannot be opened: %s", self.current.number, error)
+
+    def _newest(self) -> int | None:
+        try:
+            return max(self._layout.generations(), default=None)
+        except OSError:
+            return None
+
+    def _tell(self, *, worked: bool) -> None:
+        for observer in self.observers:
+            observer(worked)
+
+
+class Changes:
+    """Adds and deletes documents, one change at a time.
+
+    Args:
+        threads: Executor for the changes.
+        wait: Time to wait for another process that writes to the index, in seconds.
+    """
+
+    def __init__(self, threads: Executor, *, wait: float) -> None:
+        self._threads = threads
+        self._wait = wait
+        self._one = asyncio.Lock()
+
+    async def add(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Generation:
+        """Add documents; searches find them when this returns.
+
+        Raises:
+            RequestError: 422: an id is repeated or blank; 409: an id is in the index already, or another process is writing.
+        """
+        key, times = Counter(document.id for document in documents).most_common(1)[0]
+        if times > 1:
+            raise RequestError(422, "invalid_request", f"document id {key!r} occurs {times} times; ids must be unique")
+        if not all(document.id.strip() for document in documents):
+            raise RequestError(422, "invalid_request", "a document id is blank")
+        return await self._change(served, partial(self._added, served, documents, replace=replace))
+
+    async def delete(self, served: ServedIndex, ids: Sequence[str]) -> Generation:
+        """Delete documents; searches no longer find them when this returns.
+
+        Raises:
+            RequestError: 404: a document is not in the index, and none was deleted; 409: another process is writing.
+        """
+        return await self._change(served, partial(self._deleted, served, ids))
+
+    async def _change(self, served: ServedIndex, change: Callable[[], Index]) -> Generation:
+        # Shielded: if the client disconnects, the change is still completed and served.
+        return await asyncio.shield(self._changed(served, change))
+
+    async def _changed(self, served: ServedIndex, change: Callable[[], Index]) -> Generation:
+        async with self._one:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._threads, change)
+            except InputError as error:
+                raise RequestError(409, "not_changed", str(error)) from error
+            return await served.refresh()
+
+    def _added(self, served: ServedIndex, documents: Sequence[Document], *, replace: bool) -> Index:
+        known = served.current.index.locate([document.id for document in documents])
+        if not replace and any(known):
+            key = next(document.id for document, place in zip(documents, known, strict=True) if place is not None)
+            raise RequestError(409, "exists", f"document {key!r} is in the index already; send replace: true, or use another id")
+        return add_documents(served.folder, documents, served.current.model, replace_existing=replace, wait=self._wait)
+
+    def _deleted(self, served: ServedIndex, ids: Sequence[str]) -> Index:
+        missing = [key for key, place in zip(ids, served.current.index.locate(ids), strict=True) if place is None]
+        if missing:
+            raise RequestError(404, "unknown_document", f"document {missing[0]!r} is not in the index; nothing was deleted")
+        return delete_documents(served.folder, ids, wait=self._wait)

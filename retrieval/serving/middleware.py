@@ -1,0 +1,291 @@
+"""ASGI middleware: allowed hosts, request bodies, and metrics of every request."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from ipaddress import ip_address
+from typing import Any, TypeAlias
+
+from quiver.encoder.errors import InputError
+from quiver.retrieval.serving.metrics import Metrics
+from quiver.retrieval.serving.schemas import Limits, RequestError, problem_answer
+
+ANY = "*"
+"""Matches every host or origin."""
+
+# Host header: a name, an IPv4 address or an IPv6 address in brackets, with an optional port.
+_HEADER = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\s:/@\[\]]+))(?::[0-9]*)?")
+_NAME = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*\.?")
+_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[^\s:/?#@\[\]*]+)(?::(?P<port>[0-9]{1,5}))?")
+_PORTS = {"http": "80", "https": "443"}  # browsers omit these ports
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class AllowedHosts:
+    """Checks that the ``Host`` header of a request names this service; the port is ignored, since ports may be forwarded.
+
+    This prevents DNS rebinding: a web page of evil.example can resolve its own name to 127.0.0.1 after it has loaded. For the browser its
+    requests then have the same origin, so CORS does not apply, but the ``Host`` header still names evil.example.
+
+    Source: RFC 9110, sections 7.4 (rejecting misdirected requests) and 15.5.20; RFC 6454 for origins.
+
+    Args:
+        names: Allowed names and addresses, normalized by `host_name`.
+        addresses: Allow every IP address; an address is never resolved, so it cannot be rebound.
+    """
+
+    def __init__(self, names: Iterable[str], *, addresses: bool = False) -> None:
+        self._names = frozenset(names)
+        self._suffixes = tuple(name.removeprefix(ANY) for name in self._names if name.startswith("*."))
+        self._addresses = addresses
+
+    def check(self, header: str | None) -> None:
+        """Refuse a request for another host. Browsers always send the header; requests without it are accepted.
+
+        Raises:
+            RequestError: 421: the host is not allowed.
+        """
+        if header is None or ANY in self._names:
+            return
+        match = _HEADER.fullmatch(header.strip().lower())
+        if match is None:
+            raise RequestError(421, "wrong_host", "the Host header of the request is malformed")
+        given = match["address"] or match["name"]
+        host = _plain_address(given)
+        allowed = self._addresses
+        if host is None:
+            host, allowed = given.removesuffix("."), given.removesuffix(".").endswith(self._suffixes)
+        if not (allowed or host in self._names):
+            raise RequestError(421, "wrong_host", f"this service does not answer as {host!r}; start it with --allow-host {host}")
+
+
+def own_hosts(host: str, bound: str, allowed: Iterable[str] = ()) -> AllowedHosts:
+    """Hosts that a service accepts by default.
+
+    On a loopback address: its names and ``host``. On other addresses also the name of this machine and every IP address, because load
+    balancers and orchestrators use addresses that the service does not know, such as that of a pod.
+
+    Args:
+        host: Interface the service listens on, as given by the user.
+        bound: IP address of that interface.
+        allowed: Additional hosts, normalized by `host_name`.
+    """
+    names = {*_LOCAL, bound, host.lower().removesuffix("."), *allowed}
+    if ip_address(bound.partition("%")[0]).is_loopback:
+        return AllowedHosts(names)
+    machine = socket.gethostname().lower()
+    return AllowedHosts({*names, machine, machine.partition(".")[0]}, addresses=True)
+
+
+def host_name(text: str) -> str:
+    """Normalize a host name or address.
+
+    Raises:
+        InputError: The text is not a host.
+
+    Example:
+        >>> host_name("Search.Example.com"), host_name("*.example.com"), host_name("[::1]")
+        ('search.example.com', '*.example.com', '::1')
+    """
+    lower = text.strip().lower()
+    address = _plain_address(lower[1:-1] if lower.startswith("[") and lower.endswith("]") else lower)
+    if address is not None or lower == ANY:
+        return address or lower
+    if not _NAME.fullmatch(lower):
+        raise InputError(f"--allow-host {text!r}: expected a host without scheme and port, such as search.example.com, *.example.com, or *")
+    return lower.removesuffix(".")
+
+
+def web_origin(text: str) -> str:
+    """Normalize an origin to the form that browsers send.
+
+    Raises:
+        InputError: The text is not an origin.
+
+    Example:
+        >>> web_origin("https://Example.com:443"), web_origin("http://localhost:3000"), web_origin("*")
+        ('https://example.com', 'http://localhost:3000', '*')
+    """
+    lower = text.strip().lower()
+    if lower == ANY:
+        return lower
+    match = _ORIGIN.fullmatch(lower)
+    if match is None:
+        raise InputError(
+            f"--allow-origin {text!r}: expected scheme://host or scheme://host:port without a path, such as https://example.com, or *"
+        )
+    return lower.removesuffix(f":{match['port']}") if match["port"] == _PORTS.get(match["scheme"]) else lower
+
+
+def _plain_address(text: str) -> str | None:
+    """Normalize an IP address; None if the text is not an IP address."""
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        return None
+
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+# Limits, in bytes and seconds, for reading the rest of a body that is too large. A client that is still sending when the connection
+# is closed would not see the response.
+_DISCARDED = 16 << 20
+_DISCARDING = 2.0
+_CLOSE = {"Connection": "close"}
+# Methods with a metric label of their own; clients could create any number of others.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class ClientGone(Exception):  # noqa: N818 (not an error)
+    """The client closed the connection before the response."""
+
+
+class RequestMiddleware:
+    """ASGI middleware: reads the whole body within limits of size and time, checks the host, and records metrics.
+
+    Slow headers, and clients that do not read responses, are handled by `quiver.retrieval.serving.server`.
+
+    Args:
+        app: The wrapped application.
+        limits: Limits on the size of a body and the time to send it.
+        hosts: Allowed hosts; None for all.
+        metrics: Records every request.
+        draining: Whether the service is stopping; connections are then closed after the response.
+    """
+
+    def __init__(
+        self, app: Application, *, limits: Limits, hosts: AllowedHosts | None, metrics: Metrics, draining: Callable[[], bool]
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._hosts = hosts
+        self._metrics = metrics
+        self._draining = draining
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send, close=self._draining())
+        begun = time.perf_counter()
+        with self._metrics.open.track_inprogress():
+            try:
+                await self._handle(scope, receive, answer)
+            except ClientGone:
+                answer.status = answer.status or 499  # as in nginx
+            finally:
+                route = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._metrics.requests.labels(route, method, str(answer.status or 500)).inc()
+                self._metrics.seconds.labels(route).observe(time.perf_counter() - begun)
+
+    async def _handle(self, scope: MutableMapping[str, Any], receive: Receive, answer: _Answer) -> None:
+        headers = dict(scope["headers"])
+        try:
+            # The body is read first: a client that is still sending when it is refused would not see the response.
+            body = await self._body(headers, receive)
+            if self._hosts is not None:
+                self._hosts.check(headers[b"host"].decode("latin-1") if b"host" in headers else None)
+        except RequestError as error:
+            await problem_answer(error)(scope, receive, answer.send)
+            return
+        given = False
+
+        async def replay() -> Message:
+            nonlocal given
+            if given:
+                await asyncio.get_running_loop().create_future()  # _while_connected notices a disconnect
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await _while_connected(asyncio.ensure_future(self._app(scope, replay, answer.send)), receive)
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            RequestError: 413: it is too large; 408: it was not sent in time.
+            ClientGone: The client disconnected.
+        """
+        try:
+            return await asyncio.wait_for(self._read(headers, receive), self._limits.read_seconds)
+        except asyncio.TimeoutError:
+            message = f"the body was not received within {self._limits.read_seconds:g} seconds"
+            raise RequestError(408, "too_slow", message, _CLOSE) from None
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        limit = self._limits.body_bytes
+        declared = headers.get(b"content-length", b"0")
+        too_large = declared.isdigit() and int(declared[:20]) > limit
+        if too_large and b"expect" in headers:  # Expect: 100-continue: nothing has been sent yet
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size, deadline = 0, time.monotonic() + _DISCARDING
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            too_large = too_large or size > limit
+            if too_large:
+                parts.clear()
+            else:
+                parts.append(part)
+            if not message.get("more_body", False):
+                break
+            if too_large and (size > _DISCARDED or time.monotonic() > deadline):
+                break
+        if too_large:
+            raise _too_large(limit)
+        return b"".join(parts)
+
+
+class _Answer:
+    """Sends a response and records its status.
+
+    Args:
+        send: Sends a message.
+        close: Close the connection after the response.
+    """
+
+    def __init__(self, send: Send, *, close: bool) -> None:
+        self._send = send
+        self._close = close
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._close:
+                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+        await self._send(message)
+
+
+async def _while_connected(handling: asyncio.Future[None], receive: Receive) -> None:
+    """Wait until the response is sent, or cancel it when the client disconnects."""
+    gone = asyncio.ensure_future(receive())
+    try:
+        first: set[asyncio.Future[Any]] = {handling, gone}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not handling.done():
+            handling.cancel()
+            await asyncio.wait({handling})
+            raise ClientGone
+        handling.result()
+    finally:
+        gone.cancel()
+        handling.cancel()
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(413, "too_large", f"the body has more than {limit:,} bytes", _CLOSE)

@@ -1,0 +1,330 @@
+"""The page in a real browser, at the width of a desk and of a telephone, by day and by night."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quiver.eval import evaluate
+from quiver.eval.report.render import render_html
+from quiver.eval.report.retrieval import results_report
+from quiver.eval.results import Results
+from quiver.retrieval.data.corpus import load_collection
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
+from quiver.retrieval.models.pooling import Projection
+
+DESK, TELEPHONE = (1280, 900), (390, 844)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory, evaluated: Callable[..., list[Results]]) -> Path:
+    return _write(tmp_path_factory.mktemp("page") / "report.html", evaluated())
+
+
+def _write(file: Path, results: list[Results], title: str = "Retrieval results") -> Path:
+    file.write_text(render_html(results_report(results, title=title)), encoding="utf-8")
+    return file
+
+
+OPEN_ALL = "document.querySelectorAll('details').forEach(each => { each.open = true; });"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
+def test_it_opens_from_a_file_in_silence(tab: Any, page: Path, tmp_path: Path, size: tuple[int, int], dark: bool) -> None:
+    tab.open(page.as_uri(), size, dark=dark)
+    shot = tmp_path / "report.png"
+    assert tab.screenshot(shot) == size
+    assert shot.stat().st_size > 20_000
+    tab.run(OPEN_ALL)
+    assert tab.run("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [size[0], size[0]]
+    assert tab.run("[...document.querySelectorAll('.box')].some(each => each.scrollWidth > each.clientWidth)")  # tables scroll, in a box
+    paper = tab.run("getComputedStyle(document.body).backgroundColor")
+    assert (int(paper.split("(")[1].split(",")[0]) < 64) is dark
+    assert tab.complaints() == []
+    assert tab.requests() == [page.as_uri()]
+
+
+# Every text of every chart: inside its chart, and on no other text.
+CHARTS = """(() => {
+  const faults = [];
+  for (const svg of document.querySelectorAll('svg')) {
+    const area = svg.viewBox.baseVal;
+    const boxes = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBBox()]);
+    boxes.forEach(([text, box], place) => {
+      if (box.width === 0 && text) faults.push(`${text}: not drawn`);
+      if (box.x < -0.1 || box.y < -0.1 || box.x + box.width > area.width + 0.1 || box.y + box.height > area.height + 0.1)
+        faults.push(`${text}: cut`);
+      for (const [other, second] of boxes.slice(place + 1)) {
+        const across = Math.min(box.x + box.width, second.x + second.width) - Math.max(box.x, second.x);
+        const down = Math.min(box.y + box.height, second.y + second.height) - Math.max(box.y, second.y);
+        if (across > 0.1 && down > 0.1) faults.push(`${text} on ${other}`);
+      }
+    });
+  }
+  return [document.querySelectorAll('svg text').length, faults];
+})()"""
+
+
+@pytest.mark.parametrize(("systems", "collections", "approximate"), [(1, 1, True), (4, 6, True), (4, 6, False), (8, 30, True)])
+def test_labels_of_charts_are_whole_and_apart(
+    tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path, systems: int, collections: int, approximate: bool
+) -> None:
+    made = evaluated(systems=systems, collections=collections, approximate=approximate)
+    named = [replace(each, collections=tuple(replace(one, worst=()) for one in each.collections)) for each in made]
+    wide = [replace(each, system=replace(each.system, source=f"org/{'W' * 40}")) for each in named[:1]] + named[1:]
+    tab.open(_write(tmp_path / "report.html", wide).as_uri(), TELEPHONE)
+    tab.run(OPEN_ALL)
+    texts, faults = tab.run(CHARTS)
+    assert texts > 40 * collections
+    assert faults == []
+
+
+# WCAG 2.2, 1.4.3: contrast of every text with what is behind it, the lowest first.
+CONTRAST = """(() => {
+  const context = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const known = new Map();
+  const pixel = colour => {
+    if (!known.has(colour)) {
+      context.clearRect(0, 0, 1, 1);
+      context.fillStyle = colour;
+      context.fillRect(0, 0, 1, 1);
+      known.set(colour, [...context.getImageData(0, 0, 1, 1).data]);
+    }
+    return known.get(colour);
+  };
+  const linear = each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4;
+  const light = colour => {
+    const [r, g, b] = colour.slice(0, 3).map(each => linear(each / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = element => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = pixel(getComputedStyle(each).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || element.closest('script, style, title') || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element);
+    const drawn = element instanceof SVGElement;
+    const badge = element.classList.contains('letter') && element.parentElement.querySelector('.badge');
+    const ground = badge ? pixel(getComputedStyle(badge).fill) : behind(drawn ? element.ownerSVGElement.parentElement : element);
+    const [one, other] = [light(pixel(drawn ? style.fill : style.color)), light(ground)].sort((a, b) => b - a);
+    found.push([(one + 0.05) / (other + 0.05), walker.currentNode.data.trim().slice(0, 40), element.outerHTML.slice(0, 80)]);
+  }
+  return [found.length, found.sort((a, b) => a[0] - b[0]).slice(0, 5)];
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_can_be_read(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path, dark: bool) -> None:
+    tab.open(_write(tmp_path / "report.html", evaluated(systems=9, forums=False)).as_uri(), DESK, dark=dark)
+    tab.run(OPEN_ALL)
+    texts, worst = tab.run(CONTRAST)
+    assert texts > 5_000
+    assert worst[0][0] >= 4.5, worst
+
+
+COLUMN = "[...document.querySelector('#scores table').tBodies[0].rows].map(row => row.cells[7].dataset.order ?? null)"
+SORTED = "[...document.querySelector('#scores table').tHead.rows[0].cells].map(cell => cell.ariaSort)"
+
+
+def test_a_column_sorts_by_keyboard(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path) -> None:
+    results = evaluated()
+    lacking = replace(results[1], collections=tuple(each for each in results[1].collections if each.name != "designdocs_long"))
+    tab.open(_write(tmp_path / "report.html", [results[0], lacking, *results[2:]]).as_uri(), DESK)
+    first = tab.run(COLUMN)
+    assert first.count(None) == 1
+    scores = sorted((each for each in first if each is not None), key=float)
+    tab.run("document.querySelector('#scores table').tHead.rows[0].cells[7].querySelector('button').focus()")
+    for expected, direction in (([*scores[::-1], None], "descending"), ([*scores, None], "ascending"), (first, None)):
+        tab.press("Enter")
+        assert tab.run(COLUMN) == expected
+        assert tab.run(SORTED) == [None] * 7 + [direction, None]
+    assert tab.complaints() == []
+
+
+def test_names_sort_from_a_to_z_and_one_column_sorts_at_a_time(tab: Any, page: Path) -> None:
+    tab.open(page.as_uri(), DESK)
+    press = "document.querySelector('#scores table').tHead.rows[0].cells[{}].querySelector('button').click()"
+    tab.run(press.format(3))
+    tab.run(press.format(0))
+    names = tab.run(
+        "[...document.querySelectorAll('#scores table')[0].tBodies[0].rows].map(row => row.cells[0].querySelector('bdi').textContent)"
+    )
+    assert names == sorted(names)
+    assert len(names) == 4
+    assert tab.run(SORTED) == ["descending"] + [None] * 8
+
+
+def test_the_head_of_a_long_table_and_its_first_column_stay(tab: Any, page: Path) -> None:
+    tab.open(page.as_uri(), TELEPHONE)
+    edges = """(() => {
+      const box = document.querySelector('#protocol .box');
+      box.scrollTo(200, 900);
+      const place = element => element.getBoundingClientRect();
+      const [frame, head, name] = [place(box), place(box.querySelector('thead th:nth-child(2)')), place(box.querySelector('tbody th'))];
+      return [box.scrollTop, box.scrollLeft, head.top - frame.top - box.clientTop, name.left - frame.left];
+    })()"""
+    assert tab.run(edges) == [900, 200, 0, 0]
+
+
+def test_the_button_turns_day_into_night(tab: Any, page: Path) -> None:
+    tab.open(page.as_uri(), DESK)
+    seen = []
+    for _ in range(3):
+        seen.append(tab.run("[document.getElementById('theme').textContent, getComputedStyle(document.body).backgroundColor]"))
+        tab.run("document.getElementById('theme').click()")
+    assert [name for name, _ in seen] == ["Dark", "Light", "Dark"]
+    assert seen[0] == seen[2] != seen[1]
+
+
+def test_a_command_is_copied_whole(tab: Any, evaluated: Callable[..., list[Results]], tmp_path: Path) -> None:
+    result = evaluated(systems=1, collections=1, forums=False)[0]
+    command = "quiver evaluate --model 'a  b' \\\n  --data \"$HOME/<x>&amp;\" --out runs/été"
+    result = replace(result, provenance=replace(result.provenance, command=command))
+    tab.open(_write(tmp_path / "report.html", [result]).as_uri(), DESK)
+    kept = """(() => {
+      let kept = null;
+      Object.defineProperty(navigator, 'clipboard', { value: { writeText: text => { kept = text; return Promise.resolve(); } } });
+      document.querySelector('.copy').click();
+      return new Promise(then => setTimeout(() => then([kept, document.querySelector('.copy').textContent]), 0));
+    })()"""
+    assert tab.run(kept) == [command, "Copied"]
+
+
+def test_without_a_clipboard_a_command_is_selected(tab: Any, page: Path) -> None:
+    tab.open(page.as_uri(), DESK)
+    selected = """(() => {
+      Object.defineProperty(navigator, 'clipboard', { value: undefined });
+      document.querySelector('.copy').click();
+      const code = document.querySelector('.sub .command code');
+      return [getSelection().toString() === code.textContent, document.querySelector('.copy').textContent];
+    })()"""
+    assert tab.run(selected) == [True, "Selected"]
+
+
+def test_the_contents_are_open_beside_the_page_and_closed_above_it(tab: Any, page: Path) -> None:
+    for size, is_open in ((DESK, True), (TELEPHONE, False)):
+        tab.open(page.as_uri(), size)
+        assert tab.run("document.getElementById('contents').open") is is_open
+
+
+@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
+def test_others_words_do_nothing_and_move_nothing(
+    tab: Any, evaluated: Callable[..., list[Results]], hostile: str, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    made = []
+    for result in evaluated(systems=2, collections=2, forums=False):
+        words = hostile.replace("\ud800", "") + "y" * 700
+        collections = tuple(replace(each, name=f"{each.name}{words}", licence=words, revision=words) for each in result.collections)
+        system = replace(result.system, source=result.system.source + words, query_prompt=words)
+        made.append(replace(result, system=system, collections=collections, provenance=replace(result.provenance, command=words)))
+    tab.open(_write(tmp_path / "report.html", made, title="y" * 700).as_uri(), size)
+    tab.run(OPEN_ALL)
+    assert tab.run("document.title") == "y" * 700
+    assert tab.run("[document.scripts.length, document.images.length, document.documentElement.scrollWidth]") == [1, 0, size[0]]
+    assert tab.run(CHARTS)[1] == []
+    assert tab.complaints() == []
+    assert len(tab.requests()) == 1
+
+
+def test_a_script_that_got_in_would_not_run(tab: Any, page: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "report.html"
+    broken.write_text(
+        page.read_text(encoding="utf-8").replace("<main>", "<main><script>document.title = 'owned'</script>"), encoding="utf-8"
+    )
+    tab.open(broken.as_uri(), DESK)
+    assert tab.run("document.title") == "Retrieval results"
+    assert any("Content Security Policy" in json.dumps(event) for event in tab.complaints())
+
+
+def test_print_has_whole_tables_and_no_buttons(tab: Any, page: Path) -> None:
+    tab.open(page.as_uri(), DESK, dark=True)
+    tab.send("Emulation.setEmulatedMedia", media="print")
+    assert tab.run("[...document.querySelectorAll('nav, .tool')].every(each => getComputedStyle(each).display === 'none')")
+    assert tab.run("[...document.querySelectorAll('.box')].every(each => getComputedStyle(each).overflow === 'visible')")
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    tab.send("Emulation.setEmulatedMedia", media="")
+
+
+COLLECTIONS = ("scifact", "cranfield", "cosqa", "tldr_nl2cmd", "designdocs_long", "pycodesearch")
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [DESK, TELEPHONE], ids=["desk", "telephone"])
+def test_a_real_evaluation_of_four_systems_on_six_collections(tab: Any, real: list[Results], tmp_path: Path, size: tuple[int, int]) -> None:
+    file = _write(tmp_path / "report.html", real)
+    tab.open(file.as_uri(), size)
+    shot = tmp_path / "report.png"
+    assert tab.screenshot(shot) == size
+    tab.run(OPEN_ALL)
+    assert tab.run("[document.documentElement.scrollWidth, document.body.scrollWidth]") == [size[0], size[0]]
+    shown = tab.run("document.body.innerText")
+    assert all(name in shown for name in (*COLLECTIONS, "bm25", "int8", "HNSW"))
+    assert tab.run("document.querySelectorAll('.matches li').length") > 100  # of the ColBERT
+    assert tab.run("document.querySelectorAll('svg').length") >= len(COLLECTIONS)
+    count, faults = tab.run(CHARTS)
+    assert count > 0
+    assert faults == []
+    assert tab.complaints() == []
+    assert tab.requests() == [file.as_uri()]
+
+
+@pytest.fixture(scope="module")
+def real(quiver_data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    """MiniLM in float32 with an exact index and with a graph, in int8, and as a ColBERT; BM25 beside the first; on parts of real data."""
+    root = tmp_path_factory.mktemp("real")
+    folders: list[str | Path] = [_part(quiver_data / name, root / name) for name in COLLECTIONS]
+    dense = BiEncoder.from_pretrained(minilm)
+    torch.manual_seed(0)
+    settings = ModelFolder(
+        "colbert",
+        minilm,
+        lower_case=dense.settings.lower_case,
+        projections=(Projection(dense.encoder.config.hidden_size, 64),),
+        similarity="maxsim",
+        colbert=ColBERTSettings(query_prefix="", document_prefix="", query_expansion=False),
+    )
+    colbert = ColBERT(dense.encoder, dense.tokenizer, settings, source="minilm as ColBERT")
+    cache = root / "cache"
+    return [
+        evaluate(dense, folders, out=root / "exact", cache=cache, command="quiver evaluate --model minilm"),
+        evaluate(
+            dense, folders, out=root / "graph", cache=cache, engine="faiss-dense:factory=HNSW16,Flat", effort={"efSearch": 16}, baselines=()
+        ),
+        evaluate(minilm, folders, out=root / "int8", cache=cache, precision="int8", baselines=()),
+        evaluate(colbert, folders, out=root / "colbert", cache=cache, baselines=()),
+    ]
+
+
+def _part(source: Path, target: Path) -> Path:
+    """A dozen queries of a collection, what was judged for them, and sixty other documents."""
+    collection = load_collection(source, "test")
+    queries = collection.queries[:12]
+    judged = {query.id: collection.qrels[query.id] for query in queries}
+    wanted = {document for grades in judged.values() for document in grades}
+    documents = list(collection.documents)
+    kept = [document for place, document in enumerate(documents) if place < 60 or document.id in wanted]
+    (target / "qrels").mkdir(parents=True)
+    rows = [{"_id": document.id, "title": document.title, "text": document.text} for document in kept]
+    (target / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    asked = [{"_id": query.id, "text": query.text} for query in queries]
+    (target / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), encoding="utf-8")
+    lines = [f"{query}\t{document}\t{grade}\n" for query, grades in judged.items() for document, grade in grades.items()]
+    (target / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines), encoding="utf-8")
+    return target

@@ -1,0 +1,155 @@
+"""Charts by matplotlib: marks lie where the values are, labels are whole, and equal data give equal bytes."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+
+from quiver.eval.report.blocks import Key
+from quiver.eval.report.charts import (
+    MAX_DOTS,
+    Bar,
+    Curve,
+    Dot,
+    axis_top,
+    bar_chart,
+    curve_chart,
+    curve_note,
+    fit,
+    latency_chart,
+    latency_limits,
+    running_mean,
+    svg,
+    unit_of,
+)
+
+
+def key(place: int, label: str = "") -> Key:
+    return Key(chr(65 + place), place % 8 + 1, label or f"system {place}")
+
+
+@pytest.mark.parametrize("highest", [0.0, 0.004, 0.05, 0.0501, 0.31, 0.5, 0.657, 0.8, 0.99, 1.0])
+def test_an_axis_reaches_over_its_highest_value(highest: float) -> None:
+    assert highest <= axis_top(highest) <= max(0.01, 2 * highest)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    chart = bar_chart([Bar(key(0), 0.4, 0.3, 0.5), Bar(key(1, "long name " * 9), 0.8)], 0.8)
+    (axes,) = chart.axes
+    assert [bar.get_width() for bar in axes.patches] == [0.4, 0.8]
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[0.3, 0.5]] * 2
+    assert {"40.00", "80.00", "30.0\N{EN DASH}50.0"} <= {text.get_text() for text in axes.texts}
+
+
+def test_an_interval_ends_at_the_axis() -> None:
+    chart = bar_chart([Bar(key(0), 0.5, -0.1, 1.2)], 1.0)
+    assert [list(line.get_xdata()) for line in chart.axes[0].get_lines()] == [[0.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize(
+    "text", ["sentence-transformers/all-MiniLM-L6-v2 (aaaaaaaaaaaa, precision float)", "W" * 300, "模型" * 60, "é" * 99]
+)
+def test_a_long_label_is_shortened(text: str) -> None:
+    short = fit(text, 120, 9)
+    assert short.endswith("…")
+    assert text.startswith(short[:-1])
+    assert fit("bm25", 120, 9) == "bm25"
+
+
+def test_letters_of_equal_points_lie_apart_inside_the_axes() -> None:
+    points = [(1.0, 1.0)] * 12 + [(0.1, 0.5), (0.1001, 0.5), (10.0, 0.9)]
+    dots = [Dot(key(place), *point) for place, point in enumerate(points)]
+    chart = latency_chart(dots, latency_limits(dots, to_one=True), "nDCG@10")
+    (axes,) = chart.axes
+    chart.draw_without_rendering()
+    places = [text.get_window_extent().get_points().mean(axis=0) for text in axes.texts]
+    assert len(places) == len(dots)
+    assert min(math.dist(one, other) for one, other in combinations(places, 2)) > 9
+    assert all(axes.bbox.x0 <= x <= axes.bbox.x1 and axes.bbox.y0 <= y <= axes.bbox.y1 for x, y in places)
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.get_lines()] == points
+
+
+@pytest.mark.parametrize("milliseconds", [1.0, 0.003, 12_345.0])
+@pytest.mark.parametrize("to_one", [True, False])
+def test_one_point_has_axes_too(milliseconds: float, to_one: bool) -> None:
+    dots = [Dot(key(0), milliseconds, 1.0)]
+    limits = latency_limits(dots, to_one=to_one)
+    (fastest, slowest), (low, high) = limits
+    assert fastest <= milliseconds <= slowest
+    assert slowest > fastest
+    assert high > low
+    assert "<svg" in svg(latency_chart(dots, limits, "nDCG@10"), prefix="x")
+
+
+@pytest.mark.parametrize("percent", [False, True])
+def test_every_step_is_marked_and_the_best_is_a_ring(percent: bool) -> None:
+    curve = Curve("c", [(10, 0.2), (20, 0.5), (40, 0.3)], percent=percent)
+    line, *dots = curve_chart(curve, 50).axes[0].get_lines()
+    factor = 100 if percent else 1
+    assert list(line.get_ydata()) == [0.2 * factor, 0.5 * factor, 0.3 * factor]
+    assert [(dot.get_xdata()[0], dot.get_ydata()[0]) for dot in dots] == list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    assert [dot.get_markersize() > 5 for dot in dots] == ([False, True, False] if percent else [False] * 3)
+    assert curve_note(curve) == ("best 50.00 at step 20" if percent else "0.2 to 0.3")
+
+
+def test_a_long_noisy_curve_is_a_faint_line_with_its_running_mean() -> None:
+    points = [(step, 1.0 + (8.0 if step == 4_321 else 0.0)) for step in range(1, 10_001)]
+    line, mean = curve_chart(Curve("loss", points, smooth=True), 10_000).axes[0].get_lines()
+    assert max(line.get_ydata()) == 9.0
+    assert max(mean.get_ydata()) < 1.1
+    assert line.get_alpha() < 1
+    assert len(points) > MAX_DOTS
+
+
+def test_a_value_that_is_not_finite_leaves_a_gap() -> None:
+    curve = Curve("norm", [(1, 1.0), (2, 2.0), (3, math.nan), (4, math.inf), (5, 1.5)])
+    line = curve_chart(curve, 5).axes[0].get_lines()[0]
+    assert [math.isfinite(value) for value in line.get_ydata()] == [True, True, False, False, True]
+    assert "nan" not in svg(curve_chart(curve, 5), prefix="x")
+
+
+@pytest.mark.parametrize(
+    ("top", "unit"),
+    [(8e-5, "\N{MULTIPLICATION SIGN} 10⁻⁵"), (13_079, "thousands"), (2.5e7, "millions"), (5e10, "billions"), (2e13, "10¹²"), (3.0, "")],
+)
+def test_long_numbers_get_a_unit(top: float, unit: str) -> None:
+    factor, name = unit_of(top)
+    assert name == unit
+    assert 0.1 <= top * factor < 10_000
+
+
+def test_a_dashed_line_marks_where_a_run_was_resumed() -> None:
+    lines = curve_chart(Curve("c", [(0, 1.0), (50, 1.0), (100, 1.0)]), 100, [50, 100]).axes[0].get_lines()
+    assert [line.get_xdata()[0] for line in lines if line.get_linestyle() == "--"] == [50]
+
+
+def test_the_running_mean_keeps_a_line_and_flattens_noise() -> None:
+    line = [(step, 3.0 * step) for step in range(100)]
+    assert [value for _, value in running_mean(line)[4:-4]] == pytest.approx([value for _, value in line[4:-4]])
+    noise = [(step, float(step % 2)) for step in range(1_000)]
+    assert all(abs(value - 0.5) < 0.02 for _, value in running_mean(noise))
+
+
+def test_the_running_mean_does_not_end_at_the_last_value() -> None:
+    """A last value that is far off moves the mean of the last 1 + 5 values by a sixth, and that of 5 + 1 + 5 by an eleventh."""
+    outlier = [*((step, 1.0) for step in range(124)), (124, 7.0)]
+    found = [value for _, value in running_mean(outlier)]
+    assert found[-1] == pytest.approx(2.0)
+    assert found[-6] == pytest.approx(1 + 6 / 11)
+    assert found[-7] == 1.0
+    mirrored = [(124 - step, value) for step, value in reversed(outlier)]
+    assert [value for _, value in running_mean(mirrored)] == pytest.approx(found[::-1])
+
+
+def test_texts_of_a_chart_are_texts_and_its_bytes_are_reproducible() -> None:
+    hostile = "<script>$x$</script>\x00"
+    one, other = (svg(bar_chart([Bar(key(0, hostile), 0.5)], 1.0), prefix="a", label=hostile) for _ in range(2))
+    assert one == other
+    assert "<script>" not in one
+    assert "&lt;script&gt;$x$&lt;/script&gt;␀" in one
+    assert "var(--ink)" in one
+    alone = svg(bar_chart([Bar(key(0), 0.5)], 1.0), prefix="a", inline=False)
+    assert "var(" not in alone
+    assert 'xmlns="http://www.w3.org/2000/svg"' in alone

@@ -1,0 +1,414 @@
+"""The page: what it says, that it says it of others' words too, and that it needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from quiver.encoder.errors import InputError
+from quiver.eval.report.charts import visible
+from quiver.eval.report.render import render_html
+from quiver.eval.report.retrieval import results_report
+from quiver.eval.results import Results, System
+
+Evaluated = Callable[..., list[Results]]
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+@dataclass
+class Element:
+    tag: str
+    attributes: dict[str, str | None]
+    children: list[Element | str] = field(default_factory=list)
+
+    def all(self, tag: str, **attributes: str) -> list[Element]:
+        wanted = {name.rstrip("_"): value for name, value in attributes.items()}
+        return [
+            each
+            for each in self.walk()
+            if each.tag == tag and all(value in (each.attributes.get(name) or "").split() for name, value in wanted.items())
+        ]
+
+    def walk(self) -> Iterator[Element]:
+        for child in self.children:
+            if isinstance(child, Element):
+                yield child
+                yield from child.walk()
+
+    @property
+    def text(self) -> str:
+        return "".join(child if isinstance(child, str) else child.text for child in self.children)
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.text.split())
+
+
+class Tree(HTMLParser):
+    """Elements of a page; an element that is not closed where it should be is an error."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.root = Element("root", {})
+        self.open = [self.root]
+        self.feed(page)
+        self.close()
+        assert self.open == [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"{tag} has an attribute twice"
+        element = Element(tag, dict(attrs))
+        self.open[-1].children.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Element(tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+def parse(page: str) -> Element:
+    return Tree(page).root
+
+
+def section(page: Element, name: str) -> Element:
+    return next(each for each in page.all("section") if each.attributes.get("id") == name)
+
+
+def cells(table: Element) -> list[list[str]]:
+    """Header and rows; small print follows after a bar, and a dash is a hyphen."""
+    return [[_cell(each) for each in row.children if isinstance(each, Element)] for row in table.all("tr")]
+
+
+def _cell(cell: Element) -> str:
+    small = " ".join(each.words for each in cell.all("small"))
+    key = " ".join(each.words for each in cell.all("span", class_="key"))
+    text = " ".join((cell.words[: len(cell.words) - len(small)] if small else cell.words).split())
+    said = (text[len(key) :].strip() if key else text) + (f" | {small}" if small else "")
+    return said.replace("\u2013", "-")
+
+
+@pytest.fixture(scope="module")
+def page(evaluated: Evaluated) -> Element:
+    return parse(render_html(results_report(evaluated())))
+
+
+def test_the_headline_table(evaluated: Evaluated) -> None:
+    results = [_scored(result, {"scifact": 0.65704, "nfcorpus": 0.4}) for result in evaluated(systems=2, collections=2, forums=False)]
+    page = parse(render_html(results_report([results[0], _scored(results[1], {"scifact": 0.5, "nfcorpus": 0.65704})])))
+    first, second = (
+        f"sentence-transformers/all-MiniLM-L6-v2 ({each * 12}, precision {name})" for each, name in (("a", "float"), ("b", "int8"))
+    )
+    assert cells(section(page, "scores").all("table")[0]) == [
+        ["System", "Average | of data sets", "scifact | test", "nfcorpus | test"],
+        ["bm25", "35.00 | 2 of 2", "30.00 | 28.0-32.0", "40.00 | 38.0-42.0"],
+        [first, "52.85 | 2 of 2", "65.70 | 63.7-67.7", "40.00 | 38.0-42.0"],
+        [second, "57.85 | 2 of 2", "50.00 | 48.0-52.0", "65.70 | 63.7-67.7"],
+    ]
+    assert [each.words.split()[0] for each in section(page, "scores").all("td", class_="best")] == ["65.70", "57.85", "65.70"]
+
+
+def test_what_looks_equal_is_equally_bold(evaluated: Evaluated) -> None:
+    one, other = evaluated(systems=2, collections=1, forums=False)
+    page = parse(render_html(results_report([_scored(one, {"scifact": 0.50001}), _scored(other, {"scifact": 0.50002})])))
+    assert len(section(page, "scores").all("td", class_="best")) == 4  # the collection and the average, twice
+    assert len(section(page, "scores").all("td", class_="second")) == 2  # BM25
+
+
+def test_a_group_counts_once_and_only_whole(page: Element) -> None:
+    table, parts = (cells(each) for each in section(page, "scores").all("table"))
+    assert table[0][-1] == "cqadupstack | mean of 4"
+    assert len(table[0]) == 2 + 7
+    colbert = next(row for row in table if row[0].startswith("runs/colbert"))
+    assert (colbert[1], colbert[-1]) == ("- | 6 of 7", "- | 3 of 4")
+    assert len(parts[0]) == 1 + 4
+    means = {row[0]: float(row[-1].split()[0]) for row in table[1:] if row[0] != colbert[0]}
+    for row in parts[1:]:
+        scores = [float(cell.split()[0]) for cell in row[1:] if cell[0] != "-"]
+        assert len(scores) == (3 if row[0] == colbert[0] else 4)
+        if row[0] in means:
+            assert means[row[0]] == pytest.approx(sum(scores) / 4, abs=0.01)
+    for row in table[1:]:
+        if row[0] in means:
+            assert float(row[1].split()[0]) == pytest.approx(sum(float(cell.split()[0]) for cell in row[2:]) / 7, abs=0.01)
+
+
+def test_cells_sort_by_what_they_say(page: Element) -> None:
+    checked = 0
+    for table in page.all("table", class_="sortable"):
+        for cell in table.all("td", class_="number"):
+            order, text = cell.attributes.get("data-order"), _cell(cell).split(" | ")[0]
+            if text == "-":
+                assert order is None
+            else:
+                shown = float(text.replace(",", ""))
+                assert any(float(order or "nan") * unit == pytest.approx(shown, abs=0.051, rel=0.01) for unit in (1, 100, 2**-20))
+                checked += 1
+    assert checked > 300
+
+
+def test_every_chart_shows_its_systems(evaluated: Evaluated) -> None:
+    results = evaluated()
+    charts = section(parse(render_html(results_report(results))), "charts").all("svg")
+    assert len(charts) == 7 + 4
+    for chart in charts:
+        told = re.findall(r"(\d+\.\d\d)(?:, |$)", (chart.attributes["aria-label"] or "").split(": ", 1)[1])
+        assert len(told) in (3, 4)
+        assert [each.text.rpartition(": ")[2] for each in chart.all("title")] == told
+        printed = [each.text for each in chart.all("text")]
+        assert all(value in printed for value in told)
+    ranges = [sum("\N{EN DASH}" in each.text for each in chart.all("text")) for chart in charts]
+    assert ranges[6] == 0  # a mean over a group has no interval
+    assert ranges[0] == 4
+
+
+def test_recall_over_time(evaluated: Evaluated) -> None:
+    latency = section(parse(render_html(results_report(evaluated(forums=False)))), "latency")
+    charts = latency.all("svg")
+    assert len(charts) == 6
+    titles = [each.text for each in charts[0].all("title")]
+    assert len(titles) == 3  # BM25 has neither recall nor a time of its own
+    assert all("overlap@10" in each and "ms per query" in each for each in titles)
+    assert "A ring is exact search" in latency.words
+    assert "bm25" not in latency.all("ul", class_="legend")[0].words
+
+
+def test_exact_search_alone_has_no_recall_to_plot(evaluated: Evaluated) -> None:
+    latency = section(parse(render_html(results_report(evaluated(approximate=False, forums=False)))), "latency")
+    assert "no index was approximate" in latency.words.lower()
+    assert len(latency.all("svg")) == 6
+    assert all("nDCG@10" in each.text for each in latency.all("title"))
+    assert "ring" not in latency.words
+
+
+def test_without_times_there_is_a_sentence(evaluated: Evaluated) -> None:
+    bm25 = evaluated()[-1]
+    latency = section(parse(render_html(results_report([bm25]))), "latency")
+    assert "nothing to plot" in latency.words
+    assert not latency.all("svg")
+
+
+def test_all_measures_of_a_collection(page: Element) -> None:
+    scifact = section(page, "collection-1")
+    assert cells(scifact.all("table")[0])[0] == [
+        "System", "nDCG@10", "MAP", "MRR@10", "Recall@10", "Recall@100", "Recall@1000", "P@10", "Judged@10 | percent",
+    ]  # fmt: skip
+    facts = {each.all("dt")[0].words: each.all("dd")[0].words for each in scifact.all("dl", class_="facts")[0].all("div")}
+    assert facts == {
+        "Documents": "5,183",
+        "Judged queries": "300",
+        "Judgements": "600",
+        "Licence": "CC BY-SA 4.0",
+        "Revision": "md5 5f7d1de60b170fc8027bb7898e2efca1",
+        "Data sha256": hashlib.sha256(b"scifact").hexdigest(),
+    }
+
+
+def test_the_worst_queries_with_what_was_found_and_wanted(page: Element) -> None:
+    folded = section(page, "collection-1").all("details", class_="fold")
+    assert [len(each.all("article")) for each in folded] == [10, 10, 10, 10]
+    article = next(each for each in folded if "colbert" in each.all("summary")[0].words).all("article")[0]
+    found, wanted = (side.all("li", class_="document") for side in article.all("ol"))
+    assert [[mark.words for mark in each.all("span", class_="mark")] for each in found] == [
+        ["rank 1", "score 13.4568", "not judged"],
+        ["rank 2", "score 0.6900", "✗ grade 0"],
+        ["rank 3", "score 0.5000", "✓ grade 1"],
+    ]
+    assert [[mark.words for mark in each.all("span", class_="mark")] for each in wanted] == [
+        ["rank 214", "score 0.3100", "✓ grade 2"],
+        ["not in the first 1,000", "✓ grade 1"],
+    ]
+    assert "no text" in found[2].words
+    matches = found[0].all("ul", class_="matches")[0].all("li")
+    assert len(matches) == 18
+    assert all(re.fullmatch(r"-?\d\.\d\d", each.all("small")[0].text) for each in matches)
+    shades = [
+        (float(each.all("small")[0].text), int((each.attributes["style"] or "").removeprefix("--shade:").rstrip("%"))) for each in matches
+    ]
+    assert [shade for _, shade in sorted(shades)] == sorted(shade for _, shade in shades)
+    assert {shade for similarity, shade in shades if similarity <= 0} <= {0}
+
+
+def test_every_score_leads_to_its_command(evaluated: Evaluated) -> None:
+    results = evaluated()
+    page = parse(render_html(results_report(results)))
+    anchors = {
+        each.attributes["id"]: each.all("code")[0].text
+        for each in page.all("section", class_="sub")
+        if (each.attributes.get("id") or "").startswith("result-")
+    }
+    assert [anchors[f"result-{place}"] for place in range(1, 5)] == [result.provenance.command for result in results]
+    head, *rows = section(page, "scores").all("table")[0].all("tr")
+    assert len(head.all("th")) == 9
+    linked = [[each.attributes["href"] for each in row.all("a")] for row in rows]
+    # BM25's row is its own result's, not the first result's that has it as a baseline.
+    assert linked == [["#result-4"] * 6, ["#result-1"] * 6, ["#result-2"] * 6, ["#result-3"] * 6]
+
+
+def test_a_baseline_leads_to_the_command_that_scored_it(evaluated: Evaluated) -> None:
+    rows = section(parse(render_html(results_report(evaluated(systems=3, forums=False)))), "scores").all("table")[0].all("tr")
+    assert {each.attributes["href"] for each in rows[1].all("a")} == {"#result-1"}
+
+
+def test_a_result_without_a_command_says_so(evaluated: Evaluated) -> None:
+    result = evaluated(systems=1)[0]
+    page = parse(render_html(results_report([replace(result, provenance=replace(result.provenance, command=None))])))
+    run = section(page, "result-1")
+    assert "without a command line" in run.words
+    assert not run.all("pre")
+
+
+def test_every_field_of_a_system_and_its_machine_is_there(evaluated: Evaluated) -> None:
+    colbert = evaluated()[2]
+    run = section(parse(render_html(results_report([colbert]))), "result-1")
+    facts = {each.all("dt")[0].words: each.all("dd")[0].text for each in run.all("dl")[0].all("div")}
+    shown = " ".join(facts.values())
+    for each in fields(System):
+        value = getattr(colbert.system, each.name)
+        assert (f"{value:,}" if isinstance(value, int) else str(value)) in shown, each.name
+    assert facts["Query prompt"] == "[Q] "
+    assert facts["Versions"] == "python 3.11.9, quiver 0.1.0, torch 2.11.0"
+    assert len(cells(run.all("table")[0])) == 1 + 3 * 9
+
+
+def test_time_and_overhead(page: Element) -> None:
+    table = cells(section(page, "seconds").all("table")[0])
+    assert table[0][2:] == [
+        "Encode documents",
+        "Index",
+        "Encode queries",
+        "Search",
+        "Check of the data",
+        "Other",
+        "Total",
+        "Overhead | percent",
+    ]
+    assert table[1][2:] == ["432.10", "0.40", "4.40", "0.90", "-", "1.70", "439.50", "0.48"]
+    assert next(row for row in table if row[1] == "bm25")[2:] == ["-", "-", "-", "3.25", "-", "0.04", "3.29", "1.22"]
+
+
+def test_the_protocol_names_what_was_different(page: Element) -> None:
+    protocol = section(page, "protocol")
+    rules = {each.all("dt")[0].words: each.all("dd")[0].words for each in protocol.all("dl")[0].all("div")}
+    assert rules["A query's own document"].endswith("in arguana.test.")
+    assert "except in designdocs_long.test" in rules["Titles"]
+    assert "approximate in arguana.test, cqadupstack, designdocs_long.test" in rules["Search"]
+    assert "95% of the means of 10,000" in rules["Intervals"]
+    assert "k1 0.9" in rules["Baseline bm25"]
+    conditions = cells(protocol.all("table")[0])
+    assert len(conditions) == 1 + 4 * 10 - 1
+    assert conditions[1][2:] == ["1,000", "yes", "no", "out", "740 | 14.3%", "0", "2", "1", conditions[1][-1]]
+
+
+def test_others_words_are_only_words(page: Element, evaluated: Evaluated, hostile: str) -> None:
+    poisoned = parse(render_html(results_report([_poison(result, hostile) for result in evaluated()])))
+    assert len(poisoned.all("script")) == 1
+    assert not poisoned.all("img")
+    assert {each.tag for each in poisoned.walk()} == {each.tag for each in page.walk()}
+    known = {(each.tag, name) for each in page.walk() for name in each.attributes}
+    assert {(each.tag, name) for each in poisoned.walk() for name in each.attributes} == known
+    assert "{{ 7*7 }}" in poisoned.text
+    assert "49&" not in poisoned.text
+
+
+def test_characters_that_act_are_shown_instead(evaluated: Evaluated, hostile: str) -> None:
+    page = render_html(results_report([_poison(result, hostile) for result in evaluated()], title=hostile))
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202d\u202e\ud800-\udfff]", page)
+    assert "\u2400\u2407\ufffd\ufffdgnp.exe\ufffd" in page
+    assert page.encode("utf-8")
+
+
+def test_ids_are_unique_and_links_stay_on_the_page(page: Element) -> None:
+    ids = [each.attributes["id"] for each in page.walk() if "id" in each.attributes]
+    assert len(set(ids)) == len(ids)
+    targets = [each.attributes["href"] or "" for each in page.walk() if "href" in each.attributes]
+    targets += [f"#{name}" for each in page.walk() for name in re.findall(r"url\(#([^)]+)\)", str(each.attributes))]
+    assert len(targets) > 100
+    assert {each.removeprefix("#") for each in targets} <= set(ids)
+    assert not [each for each in page.walk() if "src" in each.attributes]
+
+
+def test_the_page_forbids_itself_everything_but_its_own_script(evaluated: Evaluated) -> None:
+    text = render_html(results_report(evaluated()))
+    page = parse(text)
+    script = page.all("script")[0].text
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(each for each in page.all("meta") if each.attributes.get("http-equiv") == "Content-Security-Policy")
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in (policy.attributes["content"] or "")
+    assert not re.search(r"https?://|@import|url\((?!#)|//cdn", text)
+
+
+def test_equal_results_give_equal_bytes(evaluated: Evaluated) -> None:
+    page = render_html(results_report(evaluated()))
+    assert page == render_html(results_report(evaluated()))
+    assert page.startswith("<!doctype html>\n")
+    assert page.endswith("</html>\n")
+
+
+def test_the_title_is_the_callers(evaluated: Evaluated) -> None:
+    page = parse(render_html(results_report(evaluated(systems=1, collections=1, forums=False), title="Table 1 & more")))
+    assert page.all("title")[0].text == page.all("h1")[0].text == "Table 1 & more"
+    assert page.all("header")[0].all("p")[0].words == "2 systems on 1 collection. Evaluated 2030-01-02."
+
+
+def test_characters_that_act_are_pictured() -> None:
+    assert visible("a\tb\r\nc\rd") == "a\tb\nc\u240dd"
+
+
+def test_nothing_to_report() -> None:
+    with pytest.raises(InputError, match="no results to report"):
+        render_html(results_report([]))
+
+
+def test_results_without_a_collection_have_a_page(evaluated: Evaluated) -> None:
+    page = parse(render_html(results_report([replace(evaluated()[0], collections=())])))
+    assert page.all("header")[0].all("p")[0].words.startswith("1 system on 0 collections")
+
+
+def test_without_jinja2_there_is_one_line_that_helps(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(InputError, match=r"jinja2: pip install 'quiver-retrieval\[eval\]'"):
+        render_html(results_report(evaluated()))
+
+
+def _scored(result: Results, scores: Mapping[str, float]) -> Results:
+    """The results with other scores, two points of interval around them, and BM25 at 30 and 40."""
+    collections = []
+    for each, floor in zip(result.collections, (0.3, 0.4), strict=False):
+        score = scores[each.name]
+        baseline = replace(
+            each.baselines[0], measures={**each.baselines[0].measures, "ndcg@10": floor}, interval=_around(each.interval, floor)
+        )
+        measures = {**each.measures, "ndcg@10": score}
+        collections.append(replace(each, measures=measures, interval=_around(each.interval, score), baselines=(baseline,)))
+    return replace(result, collections=tuple(collections))
+
+
+def _around(interval: Any, score: float) -> Any:
+    return replace(interval, low=score - 0.02, high=score + 0.02)
+
+
+def _poison(value: Any, hostile: str, name: str = "") -> Any:
+    """The value with every text in it made hostile, except those that say what kind of thing something is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _poison(getattr(value, each.name), hostile, each.name) for each in fields(value)})
+    if isinstance(value, tuple):
+        return tuple(_poison(each, hostile) for each in value)
+    if isinstance(value, Mapping):
+        free = name in ("parameters", "versions")
+        return {hostile + key if free else key: _poison(each, hostile) for key, each in value.items()}
+    return hostile + value if isinstance(value, str) and name not in ("kind", "date") else value
