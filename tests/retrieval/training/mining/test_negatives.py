@@ -181,7 +181,7 @@ def test_margins_that_are_none(texts: list[str], message: str) -> None:
         ({"margins": parse_margins(["perc-pos=0"])}, "perc-pos is a share .*; got 0"),
         ({"margins": parse_margins(["perc-pos=-1"])}, "perc-pos is a share .*; got -1"),
         ({"margins": parse_margins(["max-score=3", "margin-pos=-0.1"])}, "margin-pos is a distance .*, at least 0; got -0.1"),
-        ({"margins": (Margin("max-score", float("nan")),)}, "max-score is a finite score; got nan"),
+        ({"margins": (Margin("max-score", float("nan")),)}, "max-score must be a finite score; got nan"),
     ],
 )
 def test_rules_that_cannot_be_met(values: dict[str, Any], message: str) -> None:
@@ -622,7 +622,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     with opened(busy, a=1) as work:
         work.write(0, b"part")
         # The lock of another file handle is in the way as that of another process is.
-        with pytest.raises(InputError, match="another process is at work"), opened(busy, overwrite=True, a=1):
+        with pytest.raises(InputError, match="another process is using this folder"), opened(busy, overwrite=True, a=1):
             pass
         assert work.read(0) == b"part"
         work.finish("r.json", {"schema": "quiver-sample/1"})
