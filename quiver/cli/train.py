@@ -222,10 +222,9 @@ def sweep(
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.sweep import write_sweep_report
-    from quiver.retrieval.training.grid import make_grid
     from quiver.retrieval.training.run import RunStoppedError
     from quiver.retrieval.training.run import train as train_recipe
-    from quiver.retrieval.training.sweep import RECORD, run_sweep
+    from quiver.retrieval.training.sweep import RECORD, make_grid, run_sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
@@ -260,7 +259,7 @@ def sweep(
 
 def _print_sweep(sweep: Sweep, out: Path) -> None:
     from quiver.eval.report.sweep import cautions, train_command
-    from quiver.retrieval.training.grid import show_settings
+    from quiver.retrieval.training.sweep import show_settings
 
     rows = [
         (
