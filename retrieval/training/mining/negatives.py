@@ -37,7 +37,7 @@ from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.search import bm25
 from quiver.retrieval.training.data.table import blocks
-from quiver.retrieval.training.mining.searchers import BM25Searcher, Searcher, SearcherResult, VectorSearcher
+from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
 from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
 from quiver.retrieval.training.mining.work_folder import open_work
 from quiver.retrieval.versions import installed_version
@@ -98,22 +98,6 @@ class Ranks(NamedTuple):
 
 TOP_200 = Ranks(1, 200)
 """Default ranks. The first ranks are included, since the margin excludes candidates that score too high."""
-
-
-class Ranked(NamedTuple):
-    """Documents of one query, best first.
-
-    Attributes:
-        rows: (n,) int64.
-        scores: (n,) float32.
-    """
-
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float32]
-
-    def at(self, places: NDArray[np.intp]) -> Ranked:
-        """Select documents by position."""
-        return Ranked(self.rows[places], self.scores[places])
 
 
 @dataclass(frozen=True)

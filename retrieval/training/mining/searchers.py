@@ -20,7 +20,6 @@ from quiver.retrieval.models.maxsim import maxsim_packed
 from quiver.retrieval.protocols import Rows
 from quiver.retrieval.records import DenseVectors, TokenVectors
 from quiver.retrieval.search.bm25 import ScoredPostings, count_words, in_blocks, score_postings, split_words, total_statistics
-from quiver.retrieval.training.mining.negatives import Ranked
 
 # Pairs of vectors multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64.
 _PAIRS = 2048
@@ -92,6 +91,22 @@ def _take(rows: Rows, numbers: NDArray[np.int64]) -> DenseVectors:
     distinct, places = np.unique(numbers, return_inverse=True)
     taken: DenseVectors = rows.take(distinct)[places]
     return taken
+
+
+class Ranked(NamedTuple):
+    """Documents of one query, best first.
+
+    Attributes:
+        rows: (n,) int64.
+        scores: (n,) float32.
+    """
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+    def at(self, places: NDArray[np.intp]) -> Ranked:
+        """Select documents by position."""
+        return Ranked(self.rows[places], self.scores[places])
 
 
 class SearcherResult(NamedTuple):

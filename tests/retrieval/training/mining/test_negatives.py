@@ -35,7 +35,6 @@ from quiver.retrieval.training.mining.negatives import (
     Margin,
     MiningSystem,
     Output,
-    Ranked,
     Ranks,
     Rules,
     choose_negatives,
@@ -44,7 +43,7 @@ from quiver.retrieval.training.mining.negatives import (
     parse_ranks,
     rankable,
 )
-from quiver.retrieval.training.mining.searchers import BM25Searcher
+from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked
 from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
 from quiver.retrieval.training.mining.work_folder import WORK, JobFolder, open_work
 from quiver.retrieval.training.sections import DataSection
