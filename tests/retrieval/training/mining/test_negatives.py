@@ -159,7 +159,7 @@ def test_ranks_that_are_none(text: str) -> None:
         (["perc-pos"], "perc-pos=VALUE"),
         (["perc-pos=much"], "must be a number"),
         (["perc-pos=nan"], "must be finite"),
-        (["none", "max-score=1"], "none alone"),
+        (["none", "max-score=1"], "or none; got"),
         (["max-score=1", "max-score=2"], "given twice"),
     ],
 )

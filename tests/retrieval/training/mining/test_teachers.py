@@ -393,7 +393,7 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.training.mining import scoring, work_folder
 from quiver.retrieval.training.sections import DataSection
 from quiver.retrieval.training.mining.teachers import VectorTeacher
-scoring._PAIRS = 10
+scoring.PAIRS_PER_PART = 10
 plain = work_folder.JobFolder.write
 def killing(self, part, content):
     if part == 3:
