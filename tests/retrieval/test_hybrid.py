@@ -139,7 +139,7 @@ def test_what_cannot_be_fused(choices: dict[str, Any], message: str) -> None:
 
 
 def test_scores_that_are_no_numbers() -> None:
-    with pytest.raises(ValueError, match="only finite scores"):
+    with pytest.raises(ValueError, match="scores must be finite"):
         fuse([{"a": float("-inf"), "b": 1.0}], Fusion("weighted"))
     with pytest.raises(ValueError, match="NaN"):
         fuse([{"a": float("nan")}], Fusion())

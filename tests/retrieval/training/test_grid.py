@@ -86,7 +86,7 @@ def test_settings_of_one_name_are_told_apart(recipe: Path) -> None:
         (["training.learning_rate=3e-5,0.00003"], "learning_rate=3e-5 occurs twice in the grid"),
         (["training.seed=1,2", "training.seed=3"], "training.seed is set twice"),
         (["development.split=dev,test"], "must be the same in all runs"),
-        (["development="], "the recipe has none"),
+        (["development="], "a sweep needs a development collection"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(recipe: Path, settings: list[str], message: str) -> None:

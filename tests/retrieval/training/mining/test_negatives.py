@@ -503,7 +503,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import WordSum
 from quiver.retrieval.training.mining import negatives, work_folder
-negatives._QUERIES = (7, 7)
+negatives.QUERIES_PER_PART = (7, 7)
 plain = work_folder.JobFolder.write
 def killing(self, part, content):
     if part == 4:
@@ -511,7 +511,7 @@ def killing(self, part, content):
     plain(self, part, content)
 work_folder.JobFolder.write = killing
 negatives.mine_negatives(
-    negatives.PairSource(({path!r},), positive_field="pos"), negatives.System(WordSum(), None, Path({cache!r})), Path({out!r}),
+    negatives.PairSource(({path!r},), positive_field="pos"), negatives.MiningSystem(WordSum(), None, Path({cache!r})), Path({out!r}),
     rules=negatives.Rules(negatives=3, choice="random"), output=negatives.Output(),
 )
 """
