@@ -88,7 +88,7 @@ def test_filters_and_ids(quiver: Callable[..., Any], index: Path, tmp_path: Path
     assert hits[0]["metadata"] == {"year": 1999, "tags": ["animal", "air"]}
     info = json.loads(quiver("index", "info", index, "--json").out)
     assert info["fields"] == {"tags": ["string"], "year": ["integer"]}
-    unknown = "no document has the field 'color' to filter by; the documents have tags, year"
+    unknown = "no document has the field 'color' to filter by; there are tags, year"
     for option, message in (("color=red", unknown), ("year", "expected field")):
         done = quiver("search", index, "wings", "--filter", option)
         assert (done.code, done.err.count("\n")) == (2, 1)
