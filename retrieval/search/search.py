@@ -1,4 +1,4 @@
-"""Queries and an index to a run: the one place where a model's query vectors meet an index."""
+"""Search an index with query texts: encode the queries, search, and return a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.index import ShardedIndex
-from quiver.retrieval.index.documents.filters import FilterLike
+from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import check_k
@@ -19,12 +19,12 @@ from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search gives.
+    """Result of a search.
 
     Attributes:
         run: Query id -> document id -> score, queries in the order given, documents best first.
-        counts: What tokenising did to the queries.
-        missing: What of an index over shards was not asked; None where everything was.
+        counts: Token counts of the queries.
+        missing: Part of a sharded index that was not searched; None if all of it was.
     """
 
     run: dict[str, dict[str, float]]
@@ -64,7 +64,7 @@ def search(
     index.check_model(model.card)
     filter = index.check_filter(filter)
     if target_recall is not None:
-        index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
+        index.search_params_for(target_recall, k)  # says before anything is encoded that it was not measured
     if not queries:
         raise InputError("there are no queries to search")
     query_ids = [query.id for query in queries]

@@ -37,9 +37,8 @@ def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, f
 
 @pytest.mark.parametrize("stage", ["index", "texts"])
 @pytest.mark.parametrize("together", [1, 5, 2048])
-def test_scores_are_maxsim(index: Index, word_by_word: Any, monkeypatch: pytest.MonkeyPatch, stage: str, together: int) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.hybrid._TEXTS", together)
-    scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__)
+def test_scores_are_maxsim(index: Index, word_by_word: Any, stage: str, together: int) -> None:
+    scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__, together)
     found = rerank(RUN, QUERIES, scorer, 10)
     assert list(found) == ["q1", "q2", "q3"]
     assert found["q3"] == {}
@@ -76,7 +75,7 @@ def test_a_score_that_is_no_number_is_no_missing_vector() -> None:
 
 
 def test_what_cannot_be_reranked(index: Index, word_by_word: Any) -> None:
-    with pytest.raises(InputError, match="no document 'other' in this index"):
+    with pytest.raises(InputError, match="the index has no document 'other'"):
         rerank({"q1": {"other": 1.0}}, QUERIES, IndexScorer(index, word_by_word), 3)
     with pytest.raises(InputError, match="but the model given is"):
         IndexScorer(index, type(word_by_word)("d" * 64))

@@ -15,7 +15,7 @@ from quiver.eval.bench import report as reports
 from quiver.eval.bench.encoder_backends import BACKENDS, TEXT_BACKENDS
 from quiver.eval.bench.harness import Pass, Timing, check_out, choose, naming_out_of_memory, time_rounds, torch_threads
 from quiver.eval.bench.results import Benchmark, Case, FinishedRows, NotRun, Row, Series, read_benchmark, with_ratios, write_benchmark
-from quiver.eval.provenance import provenance
+from quiver.eval.results import provenance
 from quiver.retrieval.training.rules import LOSSES
 
 
