@@ -1,7 +1,7 @@
-"""Any other Hugging Face encoder behind the contract of `quiver.encoder.model.Encoder`: a baseline, not a fast path.
+"""Any other Hugging Face encoder behind the interface of `quiver.encoder.model.Encoder`: a baseline, not a fast path.
 
-DeBERTaV3, ELECTRA, MPNet and the like run in transformers, padded. What comes out is what the native encoder would give:
-one hidden state a token, whatever else is in the batch.
+DeBERTaV3, ELECTRA, MPNet and others run in transformers, padded. The output is that of a native encoder: one hidden state per token,
+independent of the rest of the batch.
 
 Shapes: B sequences, N packed tokens, S the longest sequence, D width of a hidden state.
 """
@@ -20,20 +20,20 @@ from quiver.encoder.checkpoints.folder import local_folder
 from quiver.encoder.errors import InputError
 from quiver.encoder.packing import PackedBatch
 
-# Keys of a transformers config that say nothing of the architecture.
+# Keys of a transformers config that do not describe the architecture.
 ABOUT = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What Quiver asks of an encoder's configuration.
+    """What Quiver needs from an encoder's configuration.
 
     Attributes:
-        model_type: transformers' name of the architecture.
+        model_type: Name of the architecture in transformers.
         vocab_size: Rows of the token embedding.
         hidden_size: D.
         max_positions: Longest sequence, in tokens.
-        settings: The whole transformers configuration as JSON with sorted keys: equal strings, equal architectures.
+        settings: The whole transformers configuration as JSON with sorted keys: equal strings mean equal architectures.
     """
 
     model_type: str
@@ -50,7 +50,7 @@ class TransformersEncoder(nn.Module):
         model: A ``PreTrainedModel`` without a head, whose output has ``last_hidden_state``.
 
     Raises:
-        InputError: The model is a decoder, or does not say how long its texts may be.
+        InputError: The model is a decoder, or has no maximum length.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -75,7 +75,7 @@ class TransformersEncoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.parameters()).device
 
     @property
@@ -87,18 +87,20 @@ class TransformersEncoder(nn.Module):
         """Encode a batch.
 
         Args:
-            batch: B sequences, N tokens in all; it is moved to the weights' device if it lies elsewhere.
+            batch: B sequences, N tokens in total; moved to the device of the weights if necessary.
 
         Returns:
             Hidden states of the last layer, (N, D), in the order of ``batch.ids``.
 
         Raises:
-            InputError: A sequence is longer than the positions this model has, or the batch has tokens that only read.
+            InputError: A sequence is longer than the model's positions, or the batch has key lengths.
         """
         if batch.max_seqlen > self.config.max_positions:
             raise InputError(f"a sequence has {batch.max_seqlen} tokens, this encoder has {self.config.max_positions} positions")
         if batch.key_lengths is not None:
-            raise InputError(f"{self.config.model_type}: unattended query expansion needs a native encoder, this one runs in transformers")
+            raise InputError(
+                f"{self.config.model_type}: unattended query expansion requires a native encoder, this one runs in transformers"
+            )
         batch = batch.to(self.device)
         lengths = batch.cu_seqlens.diff()
         mask = torch.arange(batch.max_seqlen, device=self.device) < lengths[:, None]  # (B, S)
@@ -108,7 +110,7 @@ class TransformersEncoder(nn.Module):
 
 
 def _unused_positions(model: nn.Module) -> int:
-    """Rows that RoBERTa and its kin leave unused at the start of the position embedding: up to and including the padding id."""
+    """Return the rows that RoBERTa and its relatives leave unused at the start of the position embedding."""
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1
@@ -117,16 +119,16 @@ def _unused_positions(model: nn.Module) -> int:
 def load_adapter(
     source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> TransformersEncoder:
-    """Load any encoder that transformers has, from a folder or a hub id, in evaluation mode.
+    """Load any encoder that transformers supports, from a folder or the Hugging Face Hub, in evaluation mode.
 
     Args:
-        source: A folder with config.json and safetensors, or a hub id.
-        revision: Branch, tag or commit on the hub.
-        dtype: Of the weights in memory.
-        device: Where the weights go.
+        source: A folder with config.json and safetensors, or a model id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the weights in memory.
+        device: Device of the weights.
 
     Raises:
-        InputError: transformers is not installed or does not have the architecture, or a file or a tensor is missing.
+        InputError: transformers is not installed or does not support the architecture, or a file or a tensor is missing.
     """
     try:
         from transformers import AutoModel  # imported late: the core runs without it
@@ -134,12 +136,12 @@ def load_adapter(
         raise InputError("this encoder runs in transformers, which is not installed: pip install 'quiver-retrieval[train]'") from error
     folder = local_folder(source, revision=revision)
     try:
-        # No remote code and no pickles: what is loaded is data.
+        # Neither remote code nor pickles are executed.
         model, info = AutoModel.from_pretrained(folder, trust_remote_code=False, use_safetensors=True, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{folder}: transformers does not load it: {reason}") from error
-    # A pooler's weights change no hidden state; any other tensor that is missing would be random.
+    # A pooler's weights change no hidden state; any other missing tensor would be random.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise InputError(f"{folder}: the checkpoint lacks {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}")
     return TransformersEncoder(model).to(device=device, dtype=dtype).eval()

@@ -1,7 +1,7 @@
-"""The shape of an encoder, as one set of switches. Every member of the family is a value of it, not a subclass.
+"""The architecture of an encoder, as one set of switches. Every model of the family is a value of it, not a subclass.
 
-Source: ModernBERT, arXiv:2412.13663, section 2.1 and Table 4; BERT, arXiv:1810.04805; MosaicBERT, arXiv:2312.17482;
-NomicBERT, arXiv:2402.01613; GTE, arXiv:2407.19669.
+Source: ModernBERT, arXiv:2412.13663, section 2.1 and Table 4; BERT, arXiv:1810.04805; MosaicBERT, arXiv:2312.17482; NomicBERT,
+arXiv:2402.01613; GTE, arXiv:2407.19669.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Family = Literal["modernbert", "bert", "roberta", "mosaicbert", "nomicbert", "gt
 LayerType = Literal["global", "local"]
 RopeKind = Literal["linear", "ntk", "yarn"]
 Precision = Literal["float", "int8"]
-"""How matrices are multiplied in inference: with the weights' own values, or quantised."""
+"""Precision of matrix products in inference: the values of the weights, or quantised."""
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 DROPOUTS = ("embedding_dropout", "attention_dropout", "attention_output_dropout", "mlp_inner_dropout", "mlp_output_dropout")
@@ -32,15 +32,15 @@ class RopeScaling:
     kind: RopeKind
     """linear divides every frequency by the factor; ntk raises theta; yarn scales low frequencies and keeps high ones."""
     factor: float
-    """How many times longer than ``original_positions`` a text may be."""
+    """Ratio of the longest text to ``original_positions``."""
     original_positions: int
     """Longest text of pretraining, in tokens."""
     beta_fast: float = 32.0
-    """yarn: dimensions that turn more often than this within ``original_positions`` keep their frequency."""
+    """yarn: dimensions that make more turns than this within ``original_positions`` keep their frequency."""
     beta_slow: float = 1.0
-    """yarn: dimensions that turn less often than this are divided by the factor."""
+    """yarn: dimensions that make fewer turns than this are divided by the factor."""
     attention_factor: float | None = None
-    """yarn: what cosines and sines are multiplied by; None for 0.1 ln(factor) + 1."""
+    """yarn: factor of cosines and sines; None for 0.1 ln(factor) + 1."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(RopeKind):
@@ -55,14 +55,14 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """An encoder's architecture; checked when it is made.
+    """An encoder's architecture; validated on construction.
 
     Raises:
         InputError: A value is out of range or two values contradict each other; the message names the field.
     """
 
     family: Family
-    """Whose config.json and tensor names this encoder is stored under."""
+    """Family whose config.json and tensor names are used in checkpoints."""
     vocab_size: int
     """Rows of the token embedding, V."""
     hidden_size: int
@@ -76,7 +76,7 @@ class EncoderConfig:
     max_positions: int
     """Longest sequence, in tokens."""
     norm_position: Literal["pre", "post", "parallel"]
-    """Norm before each sub-layer (ModernBERT), after the residual sum (BERT), or one before attention and MLP side by side."""
+    """Norm before each sub-layer (ModernBERT), after the residual sum (BERT), or one before attention and MLP in parallel."""
     mlp: Literal["gated", "plain"]
     """GeGLU-style gate, or one activation between two matrices."""
     positions: Literal["rope", "absolute", "alibi"]
@@ -90,53 +90,53 @@ class EncoderConfig:
     local_theta: float = 10_000.0
     """RoPE base of the local layers."""
     global_scaling: RopeScaling | None = None
-    """How the global layers' RoPE is stretched."""
+    """Scaling of RoPE in the global layers, for long texts."""
     local_scaling: RopeScaling | None = None
-    """How the local layers' RoPE is stretched."""
+    """Scaling of RoPE in the local layers, for long texts."""
     rotary_fraction: float = 1.0
-    """Share of a head's width that RoPE turns; the rest carries no position."""
+    """Share of a head's width that RoPE rotates; the rest carries no position."""
     position_offset: int = 0
-    """Row of the position embedding that a text's first token takes (RoBERTa: 2)."""
+    """Row of the position embedding for the first token of a text (RoBERTa: 2)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """Every norm of the model."""
+    """Type of every norm of the model."""
     norm_eps: float = 1e-5
     """Added to the variance (layernorm) or the mean square (rmsnorm)."""
     norm_bias: bool = False
-    """The norms have a bias; rmsnorm cannot."""
+    """Whether the norms have a bias; not possible with rmsnorm."""
     qkv_bias: bool = False
-    """The matrix of queries, keys and values has a bias."""
+    """Whether the matrix of queries, keys and values has a bias."""
     attention_output_bias: bool = False
-    """The attention's output matrix has a bias."""
+    """Whether the attention's output matrix has a bias."""
     mlp_input_bias: bool = False
-    """The MLP's first matrix has a bias."""
+    """Whether the MLP's first matrix has a bias."""
     mlp_output_bias: bool = False
-    """The MLP's second matrix has a bias."""
+    """Whether the MLP's second matrix has a bias."""
     embedding_norm: bool = True
-    """A norm after the embedding."""
+    """Whether a norm follows the embedding."""
     first_attention_norm: bool = True
-    """False leaves the norm before the first attention away (the embedding norm has just been applied)."""
+    """Whether a norm precedes the first attention; ModernBERT has none there, because the embedding norm was just applied."""
     final_norm: bool = False
-    """A LayerNorm after the last block."""
+    """Whether a norm follows the last block."""
     type_vocab_size: int = 0
-    """Token types (BERT's segments); 0 for none."""
+    """Number of token types (BERT's segments); 0 for none."""
     embedding_dropout: float = 0.0
     """Dropout on the embedding's output."""
     attention_dropout: float = 0.0
     """Dropout on the attention probabilities."""
     attention_output_dropout: float = 0.0
-    """Dropout on what the attention adds to the residual."""
+    """Dropout on the attention's contribution to the residual stream."""
     mlp_inner_dropout: float = 0.0
     """Dropout between the MLP's activation and its second matrix."""
     mlp_output_dropout: float = 0.0
-    """Dropout on what the MLP adds to the residual."""
+    """Dropout on the MLP's contribution to the residual stream."""
     initializer_range: float = 0.02
     """Standard deviation of the initial weights."""
     pad_token_id: int = 0
-    """Only written to config.json; nothing is padded here."""
+    """Only written to config.json, because batches are not padded."""
     cls_token_id: int | None = None
-    """Written to config.json where the family has the key."""
+    """Written to config.json if the family has the key."""
     sep_token_id: int | None = None
-    """Written to config.json where the family has the key."""
+    """Written to config.json if the family has the key."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_heads", "intermediate_size", "max_positions"):
@@ -166,7 +166,7 @@ class EncoderConfig:
         if self.norm == "rmsnorm" and self.norm_bias:
             raise InputError("norm_bias must be false with norm rmsnorm")
         if self.norm_position != "post" and not self.first_attention_norm and not self.embedding_norm:
-            raise InputError("first_attention_norm may only be left away where embedding_norm is true")
+            raise InputError("first_attention_norm: false requires embedding_norm: true")
         if self.position_offset < 0 or (self.position_offset and self.positions != "absolute"):
             raise InputError(f"position_offset must be >= 0, and 0 unless positions is absolute, got {self.position_offset}")
 
@@ -193,19 +193,19 @@ class EncoderConfig:
 
     @property
     def rotary_width(self) -> int:
-        """Leading dimensions of a head that RoPE turns, R."""
+        """Leading dimensions of a head that RoPE rotates, R."""
         return int(self.head_width * self.rotary_fraction)
 
     def theta(self, layer_type: LayerType) -> float:
-        """RoPE base of a layer of this type."""
+        """Return the RoPE base of a layer type."""
         return self.global_theta if layer_type == "global" else self.local_theta
 
     def scaling(self, layer_type: LayerType) -> RopeScaling | None:
-        """RoPE scaling of a layer of this type."""
+        """Return the RoPE scaling of a layer type."""
         return self.global_scaling if layer_type == "global" else self.local_scaling
 
     def layer_window(self, layer: int) -> int | None:
-        """Window of a layer, None where it is global."""
+        """Return the window of a layer, None if it is global."""
         return self.window if self.layer_types[layer] == "local" else None
 
     @classmethod
@@ -225,7 +225,7 @@ class EncoderConfig:
         cls_token_id: int | None = None,
         sep_token_id: int | None = None,
     ) -> EncoderConfig:
-        """A ModernBERT of any size: pre-norm, GeGLU, RoPE, no biases, no norm before the first attention."""
+        """Make a ModernBERT of any size: pre-norm, GeGLU, RoPE, no biases, no norm before the first attention."""
         return cls(
             family="modernbert",
             vocab_size=vocab_size,
@@ -249,7 +249,7 @@ class EncoderConfig:
 
 
 def global_every(layers: int, every: int) -> tuple[LayerType, ...]:
-    """Layer types with a global layer first and then at every ``every``-th layer.
+    """Return layer types with a global layer first and then at every ``every``-th layer.
 
     Example:
         >>> global_every(4, 3)
@@ -265,5 +265,5 @@ def _choices() -> dict[str, tuple[Any, ...]]:
     return {name: get_args(hints[name]) for name in ("family", "norm_position", "mlp", "positions", "norm")}
 
 
-# The values of each switch, for checks at run time: a config may come from a file or a command line.
+# Values of each switch, checked at run time because a config may come from a file or a command line.
 CHOICES = _choices()

@@ -117,7 +117,7 @@ def add_lora(encoder: Encoder | TransformersEncoder, *, rank: int, alpha: float,
     if not isinstance(encoder, Encoder):
         raise InputError(f"{encoder.config.model_type} runs in transformers, and only native encoders are trained")
     if encoder.prepacked:
-        raise ValueError("a frozen encoder has no gradients; to train, load the checkpoint with load_encoder")
+        raise ValueError("a prepacked encoder has no gradients; to train, load the checkpoint with load_encoder")
     if lora_matrices(encoder):
         raise ValueError("this encoder has low-rank updates already; merge_lora first")
     width = encoder.config.hidden_size

@@ -82,7 +82,7 @@ class Encoder(nn.Module):
             ValueError: The encoder is prepacked for inference, so training would change nothing.
         """
         if mode and self.prepacked:
-            raise ValueError("a frozen encoder has no gradients; to train, load the checkpoint with load_encoder")
+            raise ValueError("a prepacked encoder has no gradients; to train, load the checkpoint with load_encoder")
         return super().train(mode)
 
     def forward(self, batch: PackedBatch) -> Tensor:

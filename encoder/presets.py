@@ -1,12 +1,12 @@
-"""The published members of the family by name: their architecture, without weights.
+"""Architectures of published models by name, without weights.
 
-Figures are those of the published config.json files; where none could be read they come from the named paper or repository.
-A preset's dropouts are those that its config.json has for fine-tuning.
+Figures are those of the published config.json files, or of the named paper or repository where none was available. Dropouts of a preset are
+those of its config.json, for fine-tuning.
 
-Source: ModernBERT, arXiv:2412.13663, Table 4; Ettin, arXiv:2507.11412, and the configs of JHU-CLSP/ettin-encoder-vs-decoder;
-granite-embedding-r2, arXiv:2508.21085; mmBERT, arXiv:2509.06888, and the configs of JHU-CLSP/mmBERT; BERT, arXiv:1810.04805;
-RoBERTa, arXiv:1907.11692; MiniLM, arXiv:2002.10957; MosaicBERT, arXiv:2312.17482, and mosaicml/examples; NomicBERT,
-arXiv:2402.01613, and nomic-ai/contrastors; GTE, arXiv:2407.19669, and the model cards of gte-en-mlm-base and -large.
+Source: ModernBERT, arXiv:2412.13663, Table 4; Ettin, arXiv:2507.11412, and the configs of JHU-CLSP/ettin-encoder-vs-decoder; granite-
+embedding-r2, arXiv:2508.21085; mmBERT, arXiv:2509.06888, and the configs of JHU-CLSP/mmBERT; BERT, arXiv:1810.04805; RoBERTa,
+arXiv:1907.11692; MiniLM, arXiv:2002.10957; MosaicBERT, arXiv:2312.17482, and mosaicml/examples; NomicBERT, arXiv:2402.01613, and nomic-
+ai/contrastors; GTE, arXiv:2407.19669, and the model cards of gte-en-mlm-base and -large.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from types import MappingProxyType
 from quiver.encoder.config import EncoderConfig, global_every
 from quiver.encoder.errors import InputError
 
-# The tokenizer of ModernBERT, which Ettin, gte-modernbert and granite-embedding-english-r2 have too: 50,280 pieces and
-# special tokens, the embedding padded to a multiple of 64.
+# The tokenizer of ModernBERT, Ettin, gte-modernbert and granite-embedding-english-r2: 50,280 pieces and special tokens, with the embedding
+# padded to a multiple of 64.
 OLMO_VOCABULARY = {"vocab_size": 50_368, "pad_token_id": 50_283, "cls_token_id": 50_281, "sep_token_id": 50_282}
-# Gemma 2's tokenizer as mmBERT uses it: <bos> opens a text, <eos> closes it.
+# Gemma 2's tokenizer as mmBERT uses it: <bos> starts a text, <eos> ends it.
 GEMMA_VOCABULARY = {"vocab_size": 256_000, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 1}
 BERT_VOCABULARY = 30_522
 PADDED_BERT_VOCABULARY = 30_528
@@ -168,7 +168,7 @@ PRESETS: Mapping[str, Callable[[], EncoderConfig]] = MappingProxyType(
 
 
 def preset(name: str) -> EncoderConfig:
-    """The architecture of a published model.
+    """Return the architecture of a published model.
 
     Args:
         name: A key of `PRESETS`.

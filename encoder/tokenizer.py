@@ -20,21 +20,21 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json, write_text
 
-# ModernBERT's names, in ModernBERT's order of ids.
+# ModernBERT's names, in the order of its ids.
 SPECIAL_TOKENS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
 
 Splitter: TypeAlias = tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]
 
 
 def _words() -> Splitter:
-    """ModernBERT's: a word carries the space before it."""
+    """ModernBERT's splitter: a word includes the space before it."""
     return normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
 
 def _identifiers() -> Splitter:
     """For code and text about it: ``read`` is one token in "to read lines", ``read_lines`` and ``readLines``.
 
-    Lower case, camelCase taken apart, runs of spaces tokens of their own instead of part of the next word.
+    Converts to lower case, splits camelCase, and makes runs of spaces tokens of their own instead of part of the next word.
     """
     normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"(?<=[a-z0-9])(?=[A-Z])"), " "), normalizers.Lowercase()]
@@ -45,7 +45,7 @@ def _identifiers() -> Splitter:
 
 
 SPLITTERS: dict[str, Callable[[], Splitter]] = {"words": _words, "identifiers": _identifiers}
-"""How a new vocabulary cuts text before it learns merges."""
+"""How a new vocabulary splits text before it learns merges."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A text's tokens and where they stand in it.
+    """The tokens of a text with their positions.
 
     Attributes:
-        ids: Without special tokens.
-        spans: For each token its first character and the one behind its last, white space at its ends left out. Tokens that are bytes
-            of one character all have that character.
+        ids: Token ids without special tokens.
+        spans: For each token its start and end character, without surrounding white space. Tokens for bytes of one character all have that
+            character.
     """
 
     ids: list[int]
@@ -77,7 +77,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """How two texts become one sequence: special tokens before the first, between the two, and behind the second."""
+    """Special tokens of a pair of texts in one sequence: before the first, between the two, and after the second."""
 
     before: list[int]
     between: list[int]
@@ -85,18 +85,18 @@ class PairTemplate:
 
 
 class Tokenizer:
-    """A vocabulary with its rules; the same ids as transformers' fast tokenizer gives for the same folder.
+    """A vocabulary with its rules; gives the same ids as the fast tokenizer of transformers for the same folder.
 
-    Settings of tokenizer_config.json that change ids are followed: BERT's lower case, accents and Chinese characters,
-    special tokens, the side that is truncated. What cannot be followed is an error.
+    Settings of tokenizer_config.json that change ids are followed: BERT's lower case, accents and Chinese characters, special tokens, the
+    truncation side. Unsupported settings are an error.
 
     Args:
-        backend: The rules, as the tokenizers library holds them.
+        backend: The rules, as an object of the tokenizers library.
         settings: The parsed tokenizer_config.json; names the special tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
-        # A stored truncation or padding would be a hidden default: lengths are arguments here.
+        # Stored truncation or padding would be a hidden default: here lengths are arguments.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -125,38 +125,38 @@ class Tokenizer:
     def save(self, folder: Path | str) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into an existing folder."""
         write_text(Path(folder) / "tokenizer.json", self.to_json())
-        # Every transformers knows this class; v5 writes a name that v4 does not know.
+        # Every version of transformers knows this class; v5 writes a name that v4 does not know.
         write_json(Path(folder) / "tokenizer_config.json", self.settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
     def to_json(self) -> str:
-        """The rules as the text of a tokenizer.json."""
+        """Return the rules as the text of a tokenizer.json."""
         text: str = self._backend.to_str(pretty=True)
         return text
 
     def __len__(self) -> int:
-        """Ids in the vocabulary, added tokens included."""
+        """Size of the vocabulary, added tokens included."""
         size: int = self._backend.get_vocab_size(with_added_tokens=True)
         return size
 
     @property
     def max_length(self) -> int | None:
-        """The longest input that tokenizer_config.json allows, in tokens; None when it sets no limit."""
+        """The longest input that tokenizer_config.json allows, in tokens; None if it sets no limit."""
         value = self.settings.get("model_max_length")
         # transformers writes 1e30 for "no limit".
         return int(value) if isinstance(value, int | float) and value < 1_000_000_000 else None
 
     @property
     def truncation_side(self) -> str:
-        """``right`` or ``left``: which end of a long text is cut."""
+        """Which end of a long text is truncated: ``right`` or ``left``."""
         return str(self.settings.get("truncation_side", "right"))
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token, None if it is not in the vocabulary."""
+        """Return the id of a token, None if it is not in the vocabulary."""
         found: int | None = self._backend.token_to_id(token)
         return found
 
     def special_id(self, name: str) -> int | None:
-        """Id of a special token by its role: unk, cls, sep, pad, mask; None if the tokenizer has none."""
+        """Return the id of a special token by its role: unk, cls, sep, pad, mask; None if the tokenizer has none."""
         if name not in SPECIAL_TOKENS:
             raise ValueError(f"a special token is one of {', '.join(SPECIAL_TOKENS)}, got {name!r}")
         token = self.settings.get(f"{name}_token", SPECIAL_TOKENS[name])
@@ -165,7 +165,7 @@ class Tokenizer:
         return self.token_id(token) if isinstance(token, str) else None
 
     def add_token(self, token: str) -> int:
-        """Add a token to the vocabulary unless it is there; returns its id."""
+        """Add a token to the vocabulary unless it exists; returns its id."""
         self._backend.add_tokens([AddedToken(token, normalized=False)])
         self._truncating.clear()
         found = self.token_id(token)
@@ -174,11 +174,11 @@ class Tokenizer:
         return found
 
     def encode(self, texts: Sequence[str], *, max_length: int) -> TokenizedTexts:
-        """Tokenise texts, special tokens in.
+        """Tokenize texts, with special tokens.
 
         Args:
             texts: B texts.
-            max_length: Tokens a text may have, special tokens included; what is behind is cut and counted.
+            max_length: Maximum length in tokens, special tokens included; longer texts are truncated and counted.
 
         Raises:
             InputError: ``max_length`` leaves no room for the special tokens.
@@ -192,7 +192,7 @@ class Tokenizer:
         if max_length < special:
             raise InputError(f"max_length must be >= {special}, the number of special tokens, got {max_length}")
         if max_length not in self._truncating:
-            # A copy for each length: the library keeps truncation as state, and a shared state is a race.
+            # One copy per length: the library keeps truncation as state, and shared state is a race.
             backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
             backend.enable_truncation(max_length, direction=self.truncation_side)
             self._truncating[max_length] = backend
@@ -200,7 +200,7 @@ class Tokenizer:
         return TokenizedTexts([encoding.ids for encoding in encodings], [bool(encoding.overflowing) for encoding in encodings])
 
     def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenise texts of any length whole, without special tokens.
+        """Tokenize texts of any length without truncation or special tokens.
 
         Example:
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
@@ -210,12 +210,12 @@ class Tokenizer:
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, special tokens in; bytes that are no UTF-8 become replacement characters."""
+        """Return the text of token ids, special tokens included; bytes that are not UTF-8 become replacement characters."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
     def pieces(self, text: str) -> Pieces:
-        """A text's tokens with their places, nothing cut and no special tokens.
+        """Return the tokens of a text with their positions, without truncation or special tokens.
 
         Example:
             >>> tokenizer = Tokenizer.train(["a bird has wings"] * 2, vocab_size=320)
@@ -227,9 +227,9 @@ class Tokenizer:
         return Pieces(list(encoding.ids), [_trimmed(text, start, end) for start, end in encoding.offsets])
 
     def pair_template(self) -> PairTemplate:
-        """What the tokenizer puts around and between two texts that belong together."""
+        """Return the special tokens around and between a pair of texts."""
         encoding = self._backend.encode("a", "a")
-        ids, texts = list(encoding.ids), list(encoding.sequence_ids)  # special tokens are of no text: None
+        ids, texts = list(encoding.ids), list(encoding.sequence_ids)  # special tokens belong to no text: None
         first, second = texts.index(0), texts.index(1)
         between = [ids[place] for place in range(first, second) if texts[place] is None]
         return PairTemplate(ids[:first], between, ids[len(texts) - texts[::-1].index(1) :])
@@ -240,11 +240,11 @@ class Tokenizer:
 
         Args:
             texts: Training text, read once.
-            vocab_size: Ids in all, special tokens included; a multiple of 64 keeps the embedding aligned. Text too poor
-                for that many merges is filled up with ``[unused]`` tokens.
+            vocab_size: Size of the vocabulary, special tokens included; a multiple of 64 keeps the embedding aligned. If the text yields
+                too few merges, ``[unused]`` tokens fill it up.
             max_length: Written as ``model_max_length``.
             split: A key of `SPLITTERS`.
-            unused: ``[unused]`` tokens there are at least, for later uses; ModernBERT's vocabulary of 50,368 ids has 83.
+            unused: Minimum number of ``[unused]`` tokens, for later use; ModernBERT's vocabulary of 50,368 ids has 83.
 
         Raises:
             InputError: ``vocab_size`` has no room for the 256 bytes, the special and the unused tokens, or the split is unknown.
@@ -281,7 +281,7 @@ class Tokenizer:
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """A span of characters without the white space at its ends; what is nothing else stays as it is."""
+    """Trim white space from a span of characters; a span of white space alone is not changed."""
     inner = text[start:end].strip()
     if not inner:
         return start, end
@@ -289,12 +289,12 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start, start + len(inner)
 
 
-# tokenizer_config.json's names of what a BERT normalizer in tokenizer.json holds.
+# Names in tokenizer_config.json of settings that tokenizer.json keeps in a BERT normalizer.
 BERT_NORMALIZER = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
 
 
 def _follow_settings(backend: tokenizers.Tokenizer, settings: dict[str, Any], path: Path) -> None:
-    """Apply what tokenizer_config.json says beyond tokenizer.json, as transformers does when it loads the folder."""
+    """Apply what tokenizer_config.json adds to tokenizer.json, as transformers does when it loads the folder."""
     rules = json.loads(backend.to_str())
     normalizer = rules.get("normalizer") or {}
     if normalizer.get("type") == "BertNormalizer":

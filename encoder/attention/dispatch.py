@@ -105,7 +105,7 @@ LIMITS = {
     "flash_attn_4": Limits(capability=(9, 0), beyond=(12, 0), widest=128, widest_gradient=128),
     "compiled": Limits(
         device="cpu",
-        absent="few tokens, or no numba, OpenMP threads, fused multiplications or, for inference in bfloat16, fast products of pairs here",
+        absent="too few tokens, or no numba, OpenMP threads, fused multiply-add or (for bfloat16 inference) fast bfloat16 products here",
         capability=(0, 0),
         dtypes=(torch.float32, torch.bfloat16),
         multiple=WIDTH_MULTIPLE * torch.float32.itemsize,
@@ -132,8 +132,8 @@ def unsupported_reason(name: str, call: AttentionCall) -> str | None:
         "dropout": call.dropout and not limits.dropout,
         "ALiBi": call.slopes and not limits.slopes,
         "windows": call.local and not limits.local,
-        "tokens that only read": call.key_lengths and not limits.key_lengths,
-        "windows or ALiBi with tokens that only read": call.key_lengths and (call.local or call.slopes) and not limits.placed_key_lengths,
+        "key lengths": call.key_lengths and not limits.key_lengths,
+        "windows or ALiBi with key lengths": call.key_lengths and (call.local or call.slopes) and not limits.placed_key_lengths,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -161,7 +161,7 @@ def choose_backend(call: AttentionCall, override: str | None = None) -> str:
     names: list[str] = [*([override] if override else []), *order, "packed"]
     name = next(candidate for candidate in names if unsupported_reason(candidate, call) is None)
     if override and name != override:
-        logger.warning("%s=%s cannot serve this attention (%s): %s does", VARIABLE, override, unsupported_reason(override, call), name)
+        logger.warning("%s=%s does not support this attention (%s); using %s", VARIABLE, override, unsupported_reason(override, call), name)
     elif call.device_type == "cuda" and name == "packed" and override is None:
         logger.info("%s: packed (no flash attention: %s)", _words(call), unsupported_reason("aten_flash", call))
     else:
@@ -248,5 +248,5 @@ def attend(
     elif backend not in BACKENDS:
         raise ValueError(f"attention backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     elif reason := unsupported_reason(backend, call):
-        raise ValueError(f"attention backend {backend} cannot serve this call: {reason}")
+        raise ValueError(f"attention backend {backend} does not support this call: {reason}")
     return BACKENDS[backend](q, k, v, batch, window, slopes, dropout)

@@ -109,7 +109,7 @@ def from_hf_state(encoder: Encoder, state: Mapping[str, Tensor], *, where: str) 
         complaint = "; ".join(filter(None, (_few("missing", missing), _few("unknown", unknown))))
         raise InputError(f"{where}: the tensors do not fit config.json ({encoder.config.family}): {complaint}")
     if heads:
-        logger.info("%s: left aside %d tensors of heads: %s", where, len(heads), ", ".join(heads))
+        logger.info("%s: ignored %d tensors of heads: %s", where, len(heads), ", ".join(heads))
     shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items()}
     return {name: _ours(theirs, stripped, shapes[name], where) for name, theirs in wanted.items()}
 

@@ -14,9 +14,9 @@ from quiver.encoder.config import EncoderConfig
 from quiver.encoder.errors import InputError
 
 ConfigStyle = Literal["v4", "v5"]
-"""Generation of ModernBERT's keys; the other families have had one."""
+"""Generation of ModernBERT's keys; other families have one."""
 
-# Hugging Face's names for the same functions.
+# Hugging Face's names of the activations.
 HF_ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -30,11 +30,11 @@ TO_HF_ACTIVATION = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "s
 
 
 class ConfigReader:
-    """A JSON object with typed access.
+    """A JSON object with typed access; errors name the key.
 
     Args:
         hf: The object.
-        path: What stands before a key in errors, such as ``rope_parameters.full_attention.``.
+        path: Prefix of keys in errors, such as ``rope_parameters.full_attention.``.
     """
 
     def __init__(self, hf: Mapping[str, Any], *, path: str = "") -> None:
@@ -42,39 +42,39 @@ class ConfigReader:
         self.path = path
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number; without a default the key must be there."""
+        """Return an integer; without a default the key is required."""
         value = self._value(key, default)
-        if type(value) is not int:  # not isinstance: True is an int to Python
+        if type(value) is not int:  # not isinstance: True is an int in Python
             raise self.error(key, "must be an integer")
         return value
 
     def identifier(self, key: str) -> int | None:
-        """A token id that may be absent or null."""
+        """Return a token id that may be missing or null."""
         return None if self.hf.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number; null counts as absent, and without a default the key must be there."""
+        """Return a number; null counts as missing, and without a default the key is required."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, "must be a number")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false; absent is the default."""
+        """Return true or false; the default if missing."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "must be true or false")
         return value
 
     def activation(self, key: str) -> str:
-        """One of `encoder.config.ACTIVATIONS` under a Hugging Face name."""
+        """Return one of `quiver.encoder.config.ACTIVATIONS`, given by its Hugging Face name."""
         name = self._value(key, "gelu")
         if not isinstance(name, str) or name not in HF_ACTIVATIONS:
             raise self.error(key, f"must be one of {', '.join(sorted(HF_ACTIVATIONS))}")
         return HF_ACTIVATIONS[name]
 
     def inner(self, key: str) -> ConfigReader | None:
-        """An object inside this one; None where it is absent or null."""
+        """Return an object inside this one; None if missing or null."""
         value = self.hf.get(key)
         if value is None:
             return None
@@ -83,14 +83,14 @@ class ConfigReader:
         return ConfigReader(value, path=f"{self.path}{key}.")
 
     def require(self, key: str, *supported: object) -> None:
-        """Refuse an architecture's option that Quiver does not have; an absent key and null are fine."""
+        """Refuse an option that Quiver does not support; a missing key and null are fine."""
         value = self.hf.get(key)
-        # Compared with their types: 0 is not False, a factor of 1 is not True.
+        # Types are compared too: 0 is not False, a factor of 1 is not True.
         if value is not None and not any(type(value) is type(one) and value == one for one in supported):
             raise self.error(key, f"must be {' or '.join(repr(one) for one in supported)}" if supported else "is not supported")
 
     def error(self, key: str, rule: str) -> InputError:
-        """An error that names a key, a rule and the key's value."""
+        """Make an error that names a key, a rule and the key's value."""
         return InputError(f"config.json: {self.path}{key} {rule}, got {self.hf.get(key)!r}")
 
     def _value(self, key: str, default: object) -> object:
@@ -102,18 +102,17 @@ class ConfigReader:
 
 @dataclass(frozen=True)
 class TensorNames:
-    """One family's names.
+    """Tensor names of one family.
 
     Attributes:
-        prefix: What stands before every key where a head is saved too.
-        names: Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order. Empty where
-            they are ours.
+        prefix: Prefix of every key in checkpoints with a head.
+        names: Our module names (``{}`` is the layer) to theirs; several of theirs are stacked in that order. Empty if they are ours.
         heads: Pattern of keys that belong to heads and poolers, not to the encoder.
         buffers: Pattern of keys that hold no weights (old files store position ids).
-        other_prefixes: What else may stand there.
-        plain_names: The names that differ where the MLP has no gate.
-        swapped: Modules whose two halves of rows are the other way round in their files.
-        renames: Patterns of older or other names, and what they are replaced by.
+        other_prefixes: Other possible prefixes.
+        plain_names: Names that differ if the MLP has no gate.
+        swapped: Modules whose two halves of rows are swapped in their files.
+        renames: Patterns of older or other names, and their replacements.
     """
 
     prefix: str
@@ -126,7 +125,7 @@ class TensorNames:
     renames: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def current_name(self, key: str) -> str:
-        """A file's key without its prefix, as the family's files have it today."""
+        """Return a file's key without its prefix, under its current name."""
         found = (prefix for prefix in (self.prefix, *self.other_prefixes) if key.startswith(prefix))
         key = key.removeprefix(max(found, key=len, default=""))
         for pattern, replacement in self.renames:
@@ -134,7 +133,7 @@ class TensorNames:
         return key
 
     def theirs(self, module: str, layer: str, *, gated: bool) -> tuple[str, ...] | None:
-        """Their names of one of our modules, None if they have no such module.
+        """Return their names of one of our modules, None if they have no such module.
 
         Args:
             module: Our name, ``{}`` for the layer.
@@ -149,7 +148,7 @@ class TensorNames:
 
 Task = Literal["masked_lm", "classifier", "span_qa"]
 
-# What config.json's auto_map calls a class of each task.
+# Names in auto_map of the class for each task.
 AUTO_CLASSES: dict[Task, str] = {
     "masked_lm": "AutoModelForMaskedLM",
     "classifier": "AutoModelForSequenceClassification",
@@ -159,13 +158,12 @@ AUTO_CLASSES: dict[Task, str] = {
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How one family stores one task's head.
+    """How one family stores the head of one task.
 
     Attributes:
-        architecture: The class that opens such a folder in transformers or in the family's own code.
+        architecture: Class that opens such a folder in transformers or in the family's own code.
         modules: Our module names to theirs; ``{}`` is the encoder's prefix.
-        tensors: Our names of tensors that have another name beside that of their module, which is the one that counts
-            where a file has both.
+        tensors: Our names of tensors with a second name beside that of their module; the module's name takes precedence if a file has both.
     """
 
     architecture: str
@@ -178,7 +176,7 @@ class CheckpointFormat:
     """How one family stores an encoder and its heads.
 
     Attributes:
-        write: EncoderConfig and style to config.json.
+        write: Converts an EncoderConfig and a style to config.json.
         tensors: Names of the encoder's tensors.
         heads: Layout of the head of each task that the family has.
     """

@@ -1,4 +1,9 @@
-"""Where a model lies: a folder, or a Hugging Face hub id that is fetched into the hub's cache."""
+"""Model folders, local or from the Hugging Face Hub, and their weight files.
+
+Weights are read from safetensors, otherwise from ``pytorch_model.bin``; each whole or in shards. A ``.bin`` file is a pickle: it is read by
+``torch.load(weights_only=True)``, which builds tensors and plain containers and refuses everything else, so nothing in the file is
+executed.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +23,25 @@ from torch import Tensor
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home, read_json
 
-# Everything that a checkpoint of ours, of sentence-transformers or of PyLate consists of; an asterisk stands for slashes too.
+# Files of a checkpoint of Quiver, sentence-transformers or PyLate; an asterisk matches slashes too.
 PATTERNS = ["*.json", "*.safetensors", "artifact.metadata"]
-# The same model for other runtimes, with copies of its configuration and its tokenizer.
+# Folders with the same model for other runtimes, including copies of its configuration and tokenizer.
 OTHER_RUNTIMES = ("onnx", "openvino")
-# ConfigReader of the config.json of an encoder and of a Dense module: only these have weights.
+# Keys of the config.json of an encoder and of a Dense module: only these have weights.
 _OF_WEIGHTS = ("model_type", "in_features")
 
 
 def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
-    """The folder of a model, fetched from the hub if it is not a folder.
+    """Return the folder of a model, downloaded from the Hugging Face Hub if it is not a local folder.
 
-    Weights are fetched as safetensors; ``pytorch_model.bin`` files only for a folder that has no safetensors there.
+    Weights are downloaded as safetensors; ``pytorch_model.bin`` only for a folder without safetensors.
 
     Args:
-        source: A folder, or a hub id such as ``answerdotai/ModernBERT-base``.
-        revision: Branch, tag or commit on the hub.
+        source: A folder, or a model id such as ``answerdotai/ModernBERT-base``.
+        revision: Branch, tag or commit on the Hub.
 
     Raises:
-        InputError: It is neither a folder nor a model that the hub (or its cache, offline) has.
+        InputError: It is neither a folder nor a model on the Hub (or in its cache, offline).
     """
     path = expand_home(source)
     if path.is_dir():
@@ -49,7 +54,7 @@ def local_folder(source: str | Path, *, revision: str | None = None) -> Path:
 
 
 def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> Path:
-    # Imported late: the hub client is slow to import and a local folder does not need it.
+    # Imported late: the Hub client is slow to import, and a local folder does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -64,7 +69,7 @@ def _fetched(source: str | Path, revision: str | None, patterns: list[str]) -> P
 
 
 def _pickled_weights(snapshot: Path) -> list[str]:
-    """Patterns of the ``.bin`` files of a snapshot's folders that lack safetensors."""
+    """Return patterns of the ``.bin`` files of a snapshot's folders without safetensors."""
     inside = sorted(path for path in snapshot.iterdir() if path.is_dir() and path.name not in OTHER_RUNTIMES)
     files = [path for folder in (snapshot, *inside) if _lacks_safetensors(folder) for path in files_of(folder, PICKLED)]
     return [escape(path.relative_to(snapshot).as_posix()) for path in files]
@@ -77,10 +82,10 @@ def _lacks_safetensors(folder: Path) -> bool:
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 
-# Files of torch.save since PyTorch 1.6 are ZIP archives, and only those can be mapped into memory.
+# Files of torch.save since PyTorch 1.6 are ZIP archives, and only those can be memory-mapped.
 _ZIP = b"PK\x03\x04"
-# What torch's restricted unpickler raises for a file that is no checkpoint: its own error for what it refuses, and for damaged bytes
-# whatever the instruction that they happen to spell runs into.
+# Errors of torch's restricted unpickler for a file that is not a checkpoint: its own error for what it refuses, and any of the others for
+# damaged bytes.
 _MALFORMED = (
     pickle.UnpicklingError,
     RuntimeError,
@@ -96,12 +101,12 @@ _MALFORMED = (
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether there is a safetensors file of the weights, or an index of such files; ``.bin`` files do not count then."""
+    """Return whether there is a safetensors file or an index of such files; ``.bin`` files are ignored then."""
     return (folder / SAFETENSORS).is_file() or _index(folder, SAFETENSORS).is_file()
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights; they need not be there.
+    """Return the weight files of a folder, which need not exist.
 
     Raises:
         InputError: An index of shards is malformed.
@@ -110,10 +115,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """The file of that name, or the shards that its index names.
+    """Return the file of that name, or the shards that its index lists.
 
     Args:
-        folder: Where the files lie.
+        folder: The folder.
         name: `SAFETENSORS` or `PICKLED`.
 
     Raises:
@@ -129,12 +134,12 @@ def files_of(folder: Path, name: str) -> list[Path]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's weight files, on the CPU.
+    """Read all tensors of a folder's weight files, to the CPU.
 
     Tensors of ``.bin`` files may share memory with each other, and are views of the file until they are copied.
 
     Raises:
-        InputError: A file is missing or corrupt, or a ``.bin`` file holds something other than named tensors.
+        InputError: A file is missing or corrupt, or a ``.bin`` file contains something other than named tensors.
     """
     read = _read_safetensors if has_safetensors(folder) else _read_pickled
     state: dict[str, Tensor] = {}
@@ -165,10 +170,10 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         mapped = file.read(len(_ZIP)) == _ZIP
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of damaged files: about pickle protocols that they do not have
+            warnings.simplefilter("ignore", UserWarning)  # for damaged files: about pickle protocols that do not exist
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # of a truncated file: torch looks for its end before its beginning
+        if error.errno != errno.EINVAL:  # a truncated file: torch looks for its end before its start
             raise
         raise InputError(f"{path}: corrupt checkpoint: truncated") from error
     except _MALFORMED as error:
@@ -179,7 +184,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
 
 
 def _complaint(error: Exception) -> str:
-    """What is wrong with a ``.bin`` file. Not in the words of PyTorch, which recommends to execute it."""
+    """Say what is wrong with a ``.bin`` file. PyTorch's own message recommends to execute it."""
     text = str(error)
     if refused := re.search(r"GLOBAL (\S+)", text):
         return f"refused, and nothing in it was executed: this pickle asks for {refused[1]}; use the model as safetensors"

@@ -1,7 +1,10 @@
-"""What config.json says of a head, and how it is written there.
+"""Load and save encoders with a task head, in the layouts of transformers and the families' own code.
 
-ModernBERT has keys for it; the other families' heads follow from their layers, and a setting they have no key for is refused.
+Loading is strict: a head must be complete, unless the caller gives a seed for missing weights. ModernBERT's config.json has keys for the
+head; in the other families it follows from the layers, and a setting without a key is refused. A quiver config.json keeps the settings of
+the head under the key ``head``, with ModernBERT's names.
 
+Shapes: C labels.
 Source: the configurations of ModernBERT, BERT and RoBERTa in transformers 5.3.
 """
 
@@ -50,14 +53,14 @@ Value = TypeVar("Value", bound=str)
 
 
 def read_transform(keys: ConfigReader, default: TransformConfig, config: EncoderConfig) -> TransformConfig:
-    """The layer before the last matrix; only ModernBERT's keys can say another than the family's."""
+    """Read the layer before the last matrix; only ModernBERT's keys can change it."""
     if config.family not in SHARED_TRANSFORM:
         return default
     return replace(default, bias=keys.flag("classifier_bias"), activation=keys.activation("classifier_activation"))
 
 
 def read_dropout(keys: ConfigReader, config: EncoderConfig) -> float:
-    """The dropout before the matrix of labels."""
+    """Read the dropout before the label matrix."""
     dropout = keys.number("classifier_dropout", head_dropout(config))
     if not 0 <= dropout < 1:
         raise keys.error("classifier_dropout", "must be >= 0 and < 1")
@@ -65,7 +68,7 @@ def read_dropout(keys: ConfigReader, config: EncoderConfig) -> float:
 
 
 def read_labels(keys: ConfigReader) -> tuple[int, tuple[str, ...] | None]:
-    """Number of labels, and their names where config.json has them."""
+    """Read the number of labels, and their names if config.json has them."""
     names = keys.inner("id2label")
     if names is None:
         count = keys.integer("num_labels", 2)
@@ -81,7 +84,7 @@ def read_labels(keys: ConfigReader) -> tuple[int, tuple[str, ...] | None]:
 
 
 def one_of(keys: ConfigReader, key: str, known: dict[Value, Any]) -> Value | None:
-    """A value that is one of these, None where config.json says nothing."""
+    """Read a value that is one of ``known``; None if config.json does not set it."""
     value = keys.hf.get(key)
     if value is None:
         return None
@@ -92,18 +95,18 @@ def one_of(keys: ConfigReader, key: str, known: dict[Value, Any]) -> Value | Non
 
 
 def transform_settings(transform: TransformConfig, default: TransformConfig, config: EncoderConfig) -> dict[str, Any]:
-    """What `read_transform` reads.
+    """Write what `read_transform` reads.
 
     Raises:
-        InputError: The family's config.json has no words for it.
+        InputError: The family's config.json has no key for it.
     """
     if config.family not in SHARED_TRANSFORM:
         if transform != default:
-            raise InputError(f"transform: a {config.family} config.json cannot say {transform}")
+            raise InputError(f"transform: a {config.family} config.json cannot express {transform}")
         return {}
     activation = TO_HF_ACTIVATION.get(transform.activation)
     if activation is None or replace(transform, bias=default.bias, activation=default.activation) != default:
-        raise InputError(f"transform: a {config.family} config.json cannot say {transform}")
+        raise InputError(f"transform: a {config.family} config.json cannot express {transform}")
     return {"classifier_bias": transform.bias, "classifier_activation": activation}
 
 
@@ -112,14 +115,14 @@ AnyHead = TypeVar("AnyHead", MaskedLM, SequenceClassifier, SpanQA)
 
 @dataclass(frozen=True)
 class _Opened:
-    """A folder that has been read.
+    """A folder after reading.
 
     Attributes:
-        where: The folder, named in errors.
+        where: The folder, for errors.
         encoder: With its weights.
-        layout: Of the task that was asked for.
-        keys: The head's settings.
-        tensors: Those of the head's tensors that the file has, under our names.
+        layout: Layout of the head for the requested task.
+        keys: Settings of the head.
+        tensors: The head's tensors in the file, under our names.
     """
 
     where: str
@@ -139,17 +142,17 @@ def load_masked_lm(
 ) -> MaskedLM:
     """Load a masked language model, in evaluation mode.
 
-    The decoder is the token embedding, unless config.json unties it or the file has another matrix.
+    The decoder is tied to the token embedding, unless config.json unties it or the file contains another matrix.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
-        revision: Branch, tag or commit on the hub.
-        dtype: Of the weights in memory.
-        device: Where the weights go.
-        new_head_seed: Draw what the file lacks of the head with this seed, and say so in the log; None: nothing may lack.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the weights in memory.
+        device: Device of the weights.
+        new_head_seed: Seed for missing weights of the head, which the log lists; None: missing weights are an error.
 
     Raises:
-        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is not in the file, or a setting of it is not ours.
+        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is incomplete, or a setting of it is not supported.
     """
     opened = _open(source, revision, "masked_lm")
     keys, config = opened.keys, opened.encoder.config
@@ -182,18 +185,18 @@ def load_classifier(
     """Load a classifier of sequences, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
-        revision: Branch, tag or commit on the hub.
-        dtype: Of the weights in memory.
-        device: Where the weights go.
-        num_labels: C; config.json's by default. With ``new_head_seed`` it may differ from the file's: the matrix of labels
-            is then drawn anew.
-        pooling: What stands for a sequence; config.json's by default, and its first token where that says nothing.
-        problem_type: How labels are read; config.json's by default.
-        new_head_seed: Draw what the file lacks of the head with this seed, and say so in the log; None: nothing may lack.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the weights in memory.
+        device: Device of the weights.
+        num_labels: C; default: that of config.json. With ``new_head_seed`` it may differ from the file's: then the label matrix is
+            initialised anew.
+        pooling: Vector of a sequence; default: config.json's, or its first token.
+        problem_type: How labels are read; default: config.json's.
+        new_head_seed: Seed for missing weights of the head, which the log lists; None: missing weights are an error.
 
     Raises:
-        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is not in the file, or a setting of it is not ours.
+        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is incomplete, or a setting of it is not supported.
     """
     opened = _open(source, revision, "classifier")
     keys, config = opened.keys, opened.encoder.config
@@ -228,14 +231,14 @@ def load_span_qa(
     """Load a model that answers with spans, in evaluation mode.
 
     Args:
-        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a hub id.
-        revision: Branch, tag or commit on the hub.
-        dtype: Of the weights in memory.
-        device: Where the weights go.
-        new_head_seed: Draw what the file lacks of the head with this seed, and say so in the log; None: nothing may lack.
+        source: A folder with config.json and weights (`quiver.encoder.checkpoints.folder`), or a model id on the Hub.
+        revision: Branch, tag or commit on the Hub.
+        dtype: Dtype of the weights in memory.
+        device: Device of the weights.
+        new_head_seed: Seed for missing weights of the head, which the log lists; None: missing weights are an error.
 
     Raises:
-        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is not in the file, or a setting of it is not ours.
+        InputError: As `quiver.encoder.checkpoints.checkpoint.load_encoder`; or the head is incomplete, or a setting of it is not supported.
     """
     opened = _open(source, revision, "span_qa")
     keys, config = opened.keys, opened.encoder.config
@@ -269,7 +272,7 @@ def _open(source: str | Path, revision: str | None, task: Task) -> _Opened:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Put the folder before what is wrong with its config.json."""
+    """Add the folder to errors about its config.json."""
     try:
         yield
     except InputError as error:
@@ -277,7 +280,7 @@ def _naming(where: str) -> Iterator[None]:
 
 
 def _split(state: dict[str, Tensor], family: TensorNames, layout: HeadLayout) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A file's tensors: those of the head under our names, and the others."""
+    """Split a file's tensors into those of the head, under our names, and the others."""
     ours = {f"{theirs.format('')}.{kind}": f"{module}.{kind}" for module, theirs in layout.modules.items() for kind in ("weight", "bias")}
     second = {theirs: name for name, theirs in layout.tensors.items()}
     head: dict[str, Tensor] = {}
@@ -294,20 +297,20 @@ def _split(state: dict[str, Tensor], family: TensorNames, layout: HeadLayout) ->
 
 
 def _is_of_other_task(hf: dict[str, Any], layout: HeadLayout) -> bool:
-    """Whether config.json names a class of another task; XLM-R's classes are RoBERTa's by another name."""
+    """Return whether config.json names a class of another task; XLM-R's classes count as RoBERTa's."""
     names = hf.get("architectures")
     kind = str(names[0]).partition("For")[2] if isinstance(names, list) and names else ""
     return kind not in ("", layout.architecture.partition("For")[2])
 
 
 def _drop_out(tensors: dict[str, Tensor]) -> None:
-    """Forget a last matrix that was made for something else: ``classifier.weight`` is the name in more than one task."""
+    """Drop a last matrix of another task: ``classifier.weight`` is its name in more than one."""
     for name in ("out.weight", "out.bias"):
         tensors.pop(name, None)
 
 
 def _their_names(ours: str, layout: HeadLayout, prefix: str) -> list[str]:
-    """The names a tensor of ours may have in a file, that of its module last."""
+    """Return the possible names of one of our tensors in a file, that of its module last."""
     module, _, kind = ours.rpartition(".")
     own = [layout.tensors[ours]] if ours in layout.tensors else []
     return [*own, f"{layout.modules[module].format(prefix)}.{kind}"]
@@ -318,7 +321,7 @@ def _head_tensors(model: Head) -> dict[str, Tensor]:
 
 
 def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
-    """Give a head its weights from the file, or from the seed those that are not there."""
+    """Fill a head from the file, and initialise missing weights if there is a seed."""
     where, given, wanted = opened.where, opened.tensors, _head_tensors(model)
     theirs = {name: _their_names(name, opened.layout, "")[0] for name in wanted.keys() | given.keys()}
     if unknown := sorted(theirs[name] for name in given.keys() - wanted.keys()):
@@ -343,7 +346,7 @@ def _fill(model: AnyHead, opened: _Opened, seed: int | None) -> AnyHead:
 
 
 def _has_own_decoder(opened: _Opened) -> bool:
-    """Whether the file has a decoder matrix that differs from the embedding, against its own config.json."""
+    """Return whether the file has a decoder matrix that differs from the embedding, contrary to its own config.json."""
     own, embedding = opened.tensors.get("decoder.weight"), opened.encoder.embeddings.tokens.weight
     if own is None or torch.equal(own.to(embedding.dtype), embedding):
         return False
@@ -355,12 +358,12 @@ def save_masked_lm(model: MaskedLM, folder: str | Path, *, style: ConfigStyle = 
     """Write a masked language model as transformers writes it.
 
     Args:
-        model: Whose weights.
-        folder: Made if it is not there; each file is replaced whole.
+        model: The model.
+        folder: Created if necessary; each file is replaced as a whole.
         style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
 
     Raises:
-        InputError: The family's config.json has no words for the head; the message names what.
+        InputError: The family's config.json cannot express the head; the message names the setting.
     """
     config = model.encoder.config
     settings = transform_settings(model.transform.config, masked_lm_transform(config), config)
@@ -369,7 +372,7 @@ def save_masked_lm(model: MaskedLM, folder: str | Path, *, style: ConfigStyle = 
     if config.family in SHARED_TRANSFORM:
         settings["decoder_bias"] = has_bias
     elif has_bias != decoder_has_bias(config):
-        raise InputError(f"decoder_bias: a {config.family} config.json cannot say {str(has_bias).lower()}")
+        raise InputError(f"decoder_bias: a {config.family} config.json cannot express {str(has_bias).lower()}")
     _save(model, Path(folder), "masked_lm", settings, style)
 
 
@@ -377,19 +380,19 @@ def save_classifier(model: SequenceClassifier, folder: str | Path, *, style: Con
     """Write a classifier of sequences as transformers writes it.
 
     Args:
-        model: Whose weights.
-        folder: Made if it is not there; each file is replaced whole.
+        model: The model.
+        folder: Created if necessary; each file is replaced as a whole.
         style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
 
     Raises:
-        InputError: The family's config.json has no words for the head; the message names what.
+        InputError: The family's config.json cannot express the head; the message names the setting.
     """
     config = model.encoder.config
     settings = transform_settings(model.transform.config, classifier_transform(config), config)
     if config.family in SHARED_TRANSFORM:
         settings["classifier_pooling"] = model.pooling
     elif model.pooling != "cls":
-        raise InputError(f"pooling: a {config.family} config.json cannot say {model.pooling}")
+        raise InputError(f"pooling: a {config.family} config.json cannot express {model.pooling}")
     names = model.label_names or tuple(f"LABEL_{number}" for number in range(model.num_labels))
     settings |= {
         "classifier_dropout": model.dropout.p,
@@ -404,12 +407,12 @@ def save_span_qa(model: SpanQA, folder: str | Path, *, style: ConfigStyle = "v4"
     """Write a model that answers with spans as transformers writes it.
 
     Args:
-        model: Whose weights.
-        folder: Made if it is not there; each file is replaced whole.
+        model: The model.
+        folder: Created if necessary; each file is replaced as a whole.
         style: Generation of ModernBERT's config keys; transformers 4 and 5 both read v4.
 
     Raises:
-        InputError: The family's config.json has no words for the head; the message names what.
+        InputError: The family's config.json cannot express the head; the message names the setting.
     """
     config = model.encoder.config
     settings: dict[str, Any] = {}
@@ -417,7 +420,7 @@ def save_span_qa(model: SpanQA, folder: str | Path, *, style: ConfigStyle = "v4"
         settings = transform_settings(model.transform.config, masked_lm_transform(config), config)
         settings["classifier_dropout"] = model.dropout.p
     elif (model.transform is None) is (config.family in SHARED_TRANSFORM):
-        raise InputError(f"transform: a {config.family} config.json cannot say whether there is one")
+        raise InputError(f"transform: a {config.family} config.json cannot express whether there is one")
     _save(model, Path(folder), "span_qa", settings, style)
 
 
@@ -428,11 +431,11 @@ def _save(model: Head, folder: Path, task: Task, settings: dict[str, Any], style
     layout, prefix = FORMATS[config.family].heads[task], FORMATS[config.family].tensors.prefix
     hf = config_to_hf(config, style=style) | {"architectures": [layout.architecture]}
     hf |= {"head": settings} if config.family == "quiver" else settings
-    if "auto_map" in hf:  # the family's own code: point at its class for this task too
+    if "auto_map" in hf:  # the family's own code: name its class for this task too
         code = hf["auto_map"]["AutoModelForMaskedLM"].rpartition(".")[0]
         hf["auto_map"] = {**hf["auto_map"], AUTO_CLASSES[task]: f"{code}.{layout.architecture}"}
     state = to_hf_state(model.encoder, prefix=True)
-    # transformers ties a decoder's two names of its bias where it ties the decoder, and else reads both.
+    # transformers ties both names of a decoder's bias if the decoder is tied, and otherwise reads both.
     both = isinstance(model, MaskedLM) and model.decoder.weight is not None
     for name, tensor in _head_tensors(model).items():
         for theirs in _their_names(name, layout, prefix)[: None if both else 1]:

@@ -1,9 +1,10 @@
-"""ModernBERT's config.json: Ettin, gte-modernbert, granite-embedding-r2 and mmBERT have it too.
+"""ModernBERT, and Ettin, gte-modernbert, granite-embedding-r2 and mmBERT in its format: config.json, tensor names and heads.
 
-Both generations of keys are read and written: v4 (``global_attn_every_n_layers``, ``global_rope_theta``, ``rope_scaling``)
-and v5 (``layer_types``, ``rope_parameters``). Where a file leaves a key out, transformers' default stands.
+Both generations of keys are read and written: v4 (``global_attn_every_n_layers``, ``global_rope_theta``, ``rope_scaling``) and v5
+(``layer_types``, ``rope_parameters``). Missing keys have the defaults of transformers.
 
-Source: the published config.json files; ``ModernBertConfig`` of transformers 5.3.
+Source: the published config.json files; ``ModernBertConfig`` of transformers 5.3 and the state dicts of its classes; FlexBERT under
+Composer (AnswerDotAI/ModernBERT).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quiver.encoder.errors import InputError
 
 HF_LAYER_TYPES: dict[str, LayerType] = {"full_attention": "global", "sliding_attention": "local"}
 TO_HF_LAYER_TYPE = {ours: theirs for theirs, ours in HF_LAYER_TYPES.items()}
-# transformers' defaults for files that leave them out.
+# Defaults of transformers.
 GLOBAL_THETA = 160_000.0
 LOCAL_THETA = 10_000.0
 MAX_POSITIONS = 8192
@@ -29,7 +30,7 @@ ROPE_KEYS = frozenset(
 
 
 def read_modernbert(keys: ConfigReader) -> EncoderConfig:
-    """A ModernBERT of any size and vocabulary."""
+    """Read a ModernBERT of any size and vocabulary."""
     max_positions = keys.integer("max_position_embeddings", MAX_POSITIONS)
     parameters = keys.inner("rope_parameters")
     if parameters is not None and (unknown := sorted(parameters.hf.keys() - HF_LAYER_TYPES.keys())):
@@ -57,7 +58,7 @@ def read_modernbert(keys: ConfigReader) -> EncoderConfig:
         local_theta=_theta(local_rope, keys, "local_rope_theta", global_theta if same else LOCAL_THETA),
         global_scaling=_scaling(global_rope, max_positions),
         local_scaling=_scaling(local_rope, max_positions),
-        # Some published files carry layer_norm_eps too; transformers reads norm_eps alone.
+        # Some published files also have layer_norm_eps; transformers reads only norm_eps.
         norm_eps=keys.number("norm_eps", 1e-5),
         norm_bias=keys.flag("norm_bias"),
         qkv_bias=keys.flag("attention_bias"),
@@ -93,7 +94,7 @@ def _layer_types(keys: ConfigReader) -> tuple[LayerType, ...]:
 
 
 def _rope(keys: ConfigReader, name: str) -> ConfigReader:
-    """RoPE of one layer type: v5's rope_parameters, over which v4's rope_scaling is laid for both types, as transformers does."""
+    """RoPE of one layer type: v5's rope_parameters, overridden for both types by v4's rope_scaling, as in transformers."""
     merged: dict[str, Any] = {}
     path = "rope_scaling."
     by_type = keys.inner("rope_parameters")
@@ -132,7 +133,7 @@ def _scaling(rope: ConfigReader, max_positions: int) -> RopeScaling | None:
 
 
 def write_modernbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    """The keys of one generation; v5's where v4 has no words for a pattern of layers or a scaling of one layer type alone."""
+    """Write the keys of one generation; v5's if v4 cannot express the pattern of layers or a scaling of one layer type."""
     hf: dict[str, Any] = {
         "architectures": ["ModernBertModel"],
         "model_type": "modernbert",
@@ -180,7 +181,7 @@ def _written_scaling(scaling: RopeScaling | None, max_positions: int) -> dict[st
     if scaling is None:
         return {"rope_type": "default"}
     written: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    # Linear scaling does not use the original length, and transformers complains of keys that it does not use.
+    # Linear scaling does not use the original length, and transformers warns about unused keys.
     if scaling.kind == "yarn" or scaling.original_positions != max_positions:
         written["original_max_position_embeddings"] = scaling.original_positions
     if scaling.kind == "yarn":
@@ -191,7 +192,7 @@ def _written_scaling(scaling: RopeScaling | None, max_positions: int) -> dict[st
 
 
 def _period(layer_types: tuple[LayerType, ...]) -> int | None:
-    """The n of "every n-th layer is global", None if there is none."""
+    """Return the n of "every n-th layer is global", None if there is none."""
     candidates = (every for every in range(1, len(layer_types) + 1) if global_every(len(layer_types), every) == layer_types)
     return next(candidates, None)
 

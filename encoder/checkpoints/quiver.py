@@ -1,4 +1,4 @@
-"""Quiver's own config.json: every field of `EncoderConfig` under its name, for architectures no other format can say."""
+"""Quiver's own format: every field of `EncoderConfig` under its name, for architectures that no other format can express."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from quiver.encoder.checkpoints.modernbert import MODERNBERT_TRANSFORM
 from quiver.encoder.config import EncoderConfig, RopeScaling
 from quiver.encoder.errors import InputError
 
-# What a config.json holds beside the fields.
+# Keys of config.json that are not fields.
 ABOUT = frozenset({"model_type", "architectures", "torch_dtype", "dtype", "head"})
 
 Record = TypeVar("Record", EncoderConfig, RopeScaling)
 
 
 def read_quiver(keys: ConfigReader) -> EncoderConfig:
-    """Every key is a field of its type, and nothing else; fields left out have `EncoderConfig`'s defaults."""
+    """Read a config.json whose keys are fields of `EncoderConfig`; missing fields have their defaults."""
     if "family" in keys.hf:
         raise InputError("config.json: unknown key family; model_type says it")
     return _record(EncoderConfig, {"family": "quiver"} | {key: value for key, value in keys.hf.items() if key not in ABOUT}, "")
 
 
 def write_quiver(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    """All fields but the family, which model_type says."""
+    """Write all fields except the family, which model_type names."""
     del style
     values = asdict(config)
     del values["family"]

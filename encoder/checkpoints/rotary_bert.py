@@ -1,7 +1,7 @@
-"""config.json of the BERTs with rotary positions and a gated MLP: NomicBERT and GTE-en-MLM.
+"""The BERTs with rotary positions and a gated MLP, NomicBERT and GTE-en-MLM: config.json, tensor names and heads.
 
-Source: ``configuration_nomic_bert.py`` and ``modeling_hf_nomic_bert.py`` of nomic-ai/contrastors; ``configuration.py`` and
-``modeling.py`` of Alibaba-NLP/new-impl; the config.json of gte-base-en-v1.5 and gte-large-en-v1.5.
+Source: ``configuration_nomic_bert.py`` and ``modeling_hf_nomic_bert.py`` of nomic-ai/contrastors; ``configuration.py`` and ``modeling.py``
+of Alibaba-NLP/new-impl; the config.json of gte-base-en-v1.5 and gte-large-en-v1.5.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOMIC_OFF = ("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_
 
 
 def read_nomicbert(keys: ConfigReader) -> EncoderConfig:
-    """NomicBERT and what was trained from it (nomic-embed-text, CodeRankEmbed)."""
+    """Read a NomicBERT or a model trained from it (nomic-embed-text, CodeRankEmbed)."""
     for key in NOMIC_OFF:
         keys.require(key, False)
     for key in ("rotary_emb_scale_base", "num_heads_kv"):
@@ -38,7 +38,7 @@ def read_nomicbert(keys: ConfigReader) -> EncoderConfig:
     keys.require("num_experts", 0)
     if keys.number("rotary_emb_fraction", 0.0) <= 0:
         raise keys.error("rotary_emb_fraction", "must be > 0 (a nomic_bert with learnt positions is not supported)")
-    name = keys.hf.get("activation_function", "gelu_new")  # GPT-2's default: the class is a child of its config
+    name = keys.hf.get("activation_function", "gelu_new")  # GPT-2's default, from which the config class inherits
     if not isinstance(name, str) or name not in NOMIC_MLPS:
         raise keys.error("activation_function", f"must be one of {', '.join(NOMIC_MLPS)}")
     mlp, activation = NOMIC_MLPS[name]
@@ -65,7 +65,7 @@ def read_nomicbert(keys: ConfigReader) -> EncoderConfig:
         mlp_input_bias=keys.flag("mlp_fc1_bias", True),
         mlp_output_bias=keys.flag("mlp_fc2_bias", True),
         type_vocab_size=keys.integer("type_vocab_size", 2),
-        embedding_dropout=dropout,  # embd_pdrop stands in the file but is not used
+        embedding_dropout=dropout,  # embd_pdrop is in the file but not used
         attention_dropout=keys.number("attn_pdrop", 0.1),
         attention_output_dropout=dropout,
         mlp_output_dropout=dropout,
@@ -83,12 +83,12 @@ def _nomic_intermediate(keys: ConfigReader, *, gated: bool) -> int:
 
 def _nomic_positions(keys: ConfigReader) -> int:
     positions = keys.integer("n_positions", 1024)
-    if positions <= 0:  # a file without learnt positions may say -1 or 0; the class then takes 2,048
+    if positions <= 0:  # a file without learnt positions may say -1 or 0; the class then uses 2,048
         positions = 2048
     if keys.hf.get("rotary_scaling_factor", 1.0) is None:
         return positions
-    # Dynamic NTK: beyond the trained length RoPE's base depends on the longest text of the batch, so that a text's states
-    # would depend on its neighbours. Up to that length nothing is scaled.
+    # Dynamic NTK: beyond the trained length RoPE's base depends on the longest text of the batch, so that the states of a text would depend
+    # on its neighbours. Up to that length nothing is scaled.
     trained = keys.integer("max_trained_positions", 2048)
     if positions > trained:
         logger.warning(
@@ -106,7 +106,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def write_nomicbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    """NomicBERT's keys, pointing at its code for versions of transformers that do not have the model."""
+    """Write NomicBERT's keys, with a pointer to its code for versions of transformers without the model."""
     del style
     names = {mlp: name for name, mlp in NOMIC_MLPS.items()}
     if (config.mlp, config.activation) not in names:
@@ -151,7 +151,7 @@ def write_nomicbert(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]
 
 
 def read_gte(keys: ConfigReader) -> EncoderConfig:
-    """GTE-en-MLM, gte-*-en-v1.5, gte-multilingual and arctic-embed-v2 (``model_type`` new or gte)."""
+    """Read a GTE: GTE-en-MLM, gte-*-en-v1.5, gte-multilingual and arctic-embed-v2 (``model_type`` new or gte)."""
     keys.require("position_embedding_type", "rope")
     keys.require("layer_norm_type", "layer_norm")
     keys.require("pack_qkv", True)
@@ -166,7 +166,7 @@ def read_gte(keys: ConfigReader) -> EncoderConfig:
         num_heads=keys.integer("num_attention_heads"),
         intermediate_size=keys.integer("intermediate_size"),
         layer_types=global_every(keys.integer("num_hidden_layers"), 1),
-        # The file gives the length before scaling: the model's own tables are made for factor times as many tokens.
+        # The file has the length before scaling: the model's own tables have factor times as many positions.
         max_positions=positions if scaling is None else int(positions * scaling.factor),
         norm_position="post",
         mlp="gated",
@@ -191,7 +191,7 @@ def read_gte(keys: ConfigReader) -> EncoderConfig:
 
 
 def _gte_rope(keys: ConfigReader, key: str) -> ConfigReader:
-    """Where a key of RoPE stands: transformers 5 moves rope_theta and rope_scaling into rope_parameters when it saves."""
+    """Return the object with a key of RoPE: transformers 5 moves rope_theta and rope_scaling to rope_parameters when it saves."""
     newer = keys.inner("rope_parameters")
     return keys if newer is None or keys.hf.get(key) is not None else newer
 
@@ -210,7 +210,7 @@ def _gte_scaling(keys: ConfigReader, positions: int) -> RopeScaling | None:
 
 
 def write_gte(config: EncoderConfig, style: ConfigStyle) -> dict[str, Any]:
-    """The keys of Alibaba-NLP/new-impl, pointing at its code."""
+    """Write the keys of Alibaba-NLP/new-impl, with a pointer to its code."""
     del style
     scaling = config.global_scaling
     if scaling is not None and scaling.kind != "ntk":
@@ -261,7 +261,7 @@ NOMICBERT = CheckpointFormat(
             "layers.{}.attention.qkv": ("encoder.layers.{}.attn.Wqkv",),
             "layers.{}.attention.out": ("encoder.layers.{}.attn.out_proj",),
             "layers.{}.attention_norm": ("encoder.layers.{}.norm1",),
-            "layers.{}.mlp.up": ("encoder.layers.{}.mlp.fc12", "encoder.layers.{}.mlp.fc11"),  # the activated one is fc12
+            "layers.{}.mlp.up": ("encoder.layers.{}.mlp.fc12", "encoder.layers.{}.mlp.fc11"),  # fc12 is the activated one
             "layers.{}.mlp.down": ("encoder.layers.{}.mlp.fc2",),
             "layers.{}.mlp_norm": ("encoder.layers.{}.norm2",),
         },
@@ -289,7 +289,7 @@ GTE = CheckpointFormat(
         },
         heads=re.compile(r"(lm_head|pooler|classifier|qa_outputs)\."),
         buffers=BERT_BUFFERS,
-        swapped=frozenset({"layers.{}.mlp.up"}),  # up first, then the gate, and it is the gate that is activated
+        swapped=frozenset({"layers.{}.mlp.up"}),  # up first, then the gate, which is the activated half
     ),
     heads={
         "masked_lm": HeadLayout("NewForMaskedLM", GTE_LM),

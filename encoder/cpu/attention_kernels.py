@@ -1,9 +1,16 @@
-"""What a call of attention consists of, and who does which part of it.
+"""Softmax attention over packed heads on a CPU and its gradients, float32 or bfloat16: whole sequences or a window, without mask or copy.
 
-A task is a few blocks of LANES tokens of one head: queries, or for the gradients of keys and values keys. The tokens of the other side
-go past them in panels. Which thread does which task has no influence on what comes out.
+A task is a few blocks of LANES tokens of one head: queries, or keys for the gradients of keys and values. The tokens of the other side pass
+them in panels; when a larger maximum appears, the partial results of a block are rescaled. In a local layer a block meets only the keys of
+its window. The result does not depend on which thread runs a task.
+
+For the gradients, scores are recomputed from queries, keys and one number per query, twice: with queries in lanes and with keys in lanes. A
+sum for a token is kept where that token has a lane, so no two tasks write to one address and every sum has a fixed order.
 
 Shapes: N tokens, H heads, K head width, B sequences, L lanes of all sequences.
+Source: FlashAttention, arXiv:2205.14135; FlashAttention-2, arXiv:2307.08691, section 3.1.2 (one number per query, and the product of output
+and gradient instead of a sum over keys); ModernBERT, arXiv:2412.13663, section 2.1.2 (alternating attention). The second pass instead of
+sums shared by threads is our own.
 """
 
 from __future__ import annotations
@@ -45,23 +52,23 @@ from quiver.encoder.cpu.jit import Callback, jit
 from quiver.encoder.cpu.support import run_on_threads as team_run
 from quiver.encoder.cpu.support import thread_scratch as team_scratch
 
-# Tokens of a panel: their scores, (64, LANES), fit the first cache beside a block.
+# Tokens per panel: their scores, (64, LANES), fit the first-level cache beside a block.
 PANEL = 64
-# Blocks of a task. Whole sequences: panels come from farther away than the second cache only once for all of them. Windows: neighbours
-# share most of their panels.
+# Blocks per task. Whole sequences: panels are read from beyond the second-level cache once for all blocks. Windows: neighbouring blocks
+# share most panels.
 GLOBAL_BLOCKS, LOCAL_BLOCKS = 8, 4
-# A window that every distance fits.
+# Half width of a window that covers every distance.
 NO_WINDOW = 1 << 30
 
-# Places of what a call consists of.
+# Layout of the arguments.
 TAKEN, MET, SEQUENCES, HEADS, WIDTH, HALF, SCRATCH, SCRATCH_BYTES, LANE_TOKENS = range(9)
 # Each: address, stride of a token, stride of a head.
 QUERIES, KEYS, VALUES, OUTPUT, UPSTREAM, OF_QUERIES, OF_KEYS, OF_VALUES = range(9, 33, 3)
-# Addresses of two numbers for each query of each head, (H, L); 0 where nobody wants them.
+# Addresses of two numbers per query and head, (H, L); 0 if not needed.
 TOPS, SUMS = 33, 34
 TABLE = 35
-# What a sequence consists of in the table behind it: its first token, tokens that have lanes, tokens of the other side, tasks of a head
-# up to its end, the lane of its first query.
+# Columns of the table of sequences behind the arguments: first token, tokens in lanes, tokens of the other side, tasks of a head up to the
+# end of the sequence, lane of its first query.
 START, LENGTH, SEEN, TASKS_END, FIRST_LANE = range(5)
 COLUMNS = 5
 
@@ -71,21 +78,20 @@ PANEL_BYTES = (PANEL + 1) * ROW
 """Scores of a panel, and a row beside them."""
 
 Heads = tuple[int, int, int]
-"""Address of a tensor (N, H, K) of float32 or bfloat16, the numbers of a head side by side; stride of a token and of a head, in units of 32
-bits."""
+"""Address of a tensor (N, H, K) of float32 or bfloat16, contiguous within a head; strides of token and head in 32-bit units."""
 
 
 def sequences(
     starts: NDArray[np.int64], lengths: NDArray[np.int64], key_lengths: NDArray[np.int64], *, local: bool, keys: bool = False
 ) -> NDArray[np.int64]:
-    """The table of a batch's sequences, which all layers of one kind share.
+    """Build the table of a batch's sequences, which all layers of one kind share.
 
     Args:
         starts: First token of each sequence, (B,).
-        lengths: Tokens of each, (B,).
-        key_lengths: Leading tokens of each that may be attended to, (B,).
+        lengths: Length of each in tokens, (B,).
+        key_lengths: Leading tokens of each that can be attended to, (B,).
         local: For layers with a window.
-        keys: For the gradients of keys and values, which have the lanes there; elsewhere queries have.
+        keys: For the gradients of keys and values, which are in lanes there; otherwise queries are.
 
     Returns:
         (B, 5).
@@ -97,18 +103,18 @@ def sequences(
 
 
 def lane_tokens(table: NDArray[np.int64]) -> int:
-    """L: lanes of all queries of a table, whole blocks of every sequence."""
+    """Return L: the lanes of all queries of a table, in whole blocks per sequence."""
     return int(table[-1, FIRST_LANE] + -(-max(table[-1, LENGTH], table[-1, SEEN]) // LANES) * LANES)
 
 
 def log2_sum_exp(sums: Tensor) -> Tensor:
-    """What a query's weights are counted from so that they sum to 1, in units of a binary logarithm.
+    """Return the normalizer of each query: the binary logarithm of the sum of its weights.
 
     Args:
-        sums: The two numbers of each query that `quiver.encoder.cpu.attention_kernels.attend` gave, (2, H, L).
+        sums: The two numbers per query of `attend`, (2, H, L).
 
     Returns:
-        (H, L); so large where a query has seen nothing that no weight comes of it.
+        (H, L); so large for a query that sees nothing that all its weights are 0.
     """
     tops, weights = sums
     return torch.where(tops <= MASKED, -MASKED, tops + weights.log2())
@@ -116,17 +122,17 @@ def log2_sum_exp(sums: Tensor) -> Tensor:
 
 @jit
 def scratch_of_thread(call: NDArray[np.int64]) -> int:
-    """Where the thread that asks has room."""
+    """Return the scratch memory of the calling thread."""
     address: int = call[SCRATCH] + next_index(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
     return address
 
 
 @jit
 def next_task(call: NDArray[np.int64], table: NDArray[np.int64], seat: NDArray[np.int64]) -> bool:
-    """Whether there is another task, and what it is.
+    """Take the next task; returns whether there is one.
 
-    ``seat`` is the thread's own and begins with zeros: place of the sequence, head, first token, the one behind the last, and how many
-    tasks of a head there are before the sequence.
+    ``seat`` belongs to the thread and starts with zeros: index of the sequence, head, first token, end token, and tasks of a head before
+    the sequence.
     """
     task = next_index(call.ctypes.data + TAKEN * 8)
     if task >= table[-1, TASKS_END] * call[HEADS]:
@@ -145,26 +151,26 @@ def next_task(call: NDArray[np.int64], table: NDArray[np.int64], seat: NDArray[n
 
 @jit
 def sequence_table(call: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The table behind a call."""
+    """Return the table behind the arguments."""
     return call[TABLE:].reshape((call[SEQUENCES], COLUMNS))
 
 
 @jit
 def head_address(call: NDArray[np.int64], heads: int, token: int, head: int) -> int:
-    """Where a head of a token lies."""
+    """Return the address of a head of a token."""
     address: int = call[heads] + (token * call[heads + 1] + head * call[heads + 2]) * FLOAT_BYTES
     return address
 
 
 @jit
 def visible_range(panel: int, end: int, begin: int, half: int) -> tuple[int, int]:
-    """Which tokens of a panel that ends before ``end`` a block meets, itself beginning at ``begin``: the first, and one behind the last."""
+    """Return the tokens, start and end, of a panel ending before ``end`` that the block at ``begin`` meets."""
     return max(panel, begin - half), min(panel + PANEL, end, begin + LANES + half)
 
 
 @jit
 def prefetch_panel(rows: int, stride: int, columns: int, panel: int, end: int, block: int, blocks: int) -> None:
-    """Have the next panel come in while this one is worked on, a part of it with each block; ``rows`` is where the sequence begins."""
+    """Prefetch part of the next panel while a block works on this one; ``rows`` is the address of the sequence."""
     beyond = min(panel + PANEL, end)
     first = min(end, beyond + PANEL * block // blocks)
     last = min(end, beyond + PANEL * (block + 1) // blocks)
@@ -173,28 +179,28 @@ def prefetch_panel(rows: int, stride: int, columns: int, panel: int, end: int, b
 
 @jit
 def mask_scores(weights: int, low: int, high: int, begin: int, half: int) -> None:
-    """Hide the scores that tokens low..high have with those of the block that begins at ``begin`` where they are beyond the window."""
+    """Mask the scores between tokens low..high and the block at ``begin`` that lie beyond the window."""
     if low < begin + LANES - 1 - half or high - 1 > begin + half:
         mask_window(weights, high - low, low - begin, half)
 
 
 @jit
 def argument_count(call: NDArray[np.int64]) -> int:
-    """Numbers of a call and its table."""
+    """Return the length of the arguments and their table."""
     length: int = TABLE + COLUMNS * call[SEQUENCES]
     return length
 
 
 class AttentionArguments:
-    """What one layer's attention is told.
+    """Arguments of attention in one layer.
 
     Args:
-        table: What `sequences` gave.
-        shape: H and K, a multiple of 16, of pairs 32.
+        table: Result of `sequences`.
+        shape: H and K; K is a multiple of 16, or 32 for bfloat16.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
         rows: Rows (LANES,) that a block keeps.
         panels: Panels of scores that a thread keeps.
-        spare: Bytes that it keeps besides.
+        spare: Further bytes that a thread keeps.
     """
 
     def __init__(
@@ -209,25 +215,25 @@ class AttentionArguments:
         self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
 
     def put(self, first: int, *values: int) -> None:
-        """Numbers or addresses from a place on."""
+        """Set arguments, from an index on."""
         self.numbers[first : first + len(values)] = values
 
     def run(self, entry: int) -> None:
-        """Run a compiled function of this call on torch's threads."""
+        """Run a compiled function with these arguments on PyTorch's threads."""
         self.numbers[[TAKEN, MET]] = 0
         team_run(entry, self.numbers.ctypes.data, len(self.scratch))
 
 
 @jit
 def logarithm(width: int) -> float:
-    """What makes a score of a product of K numbers: 1 / sqrt(K), in units of a binary logarithm."""
+    """Return the scale of scores, 1 / sqrt(K), in binary logarithms."""
     factor: float = np.log2(np.e) / np.sqrt(width)
     return factor
 
 
 @jit
 def _begin_block(kind: Any, queries: int, stride: int, count: int, width: int, tile: int) -> None:
-    """What a block begins with: its queries, nothing gathered, nothing to count from, no sums."""
+    """Initialise a block: load its queries; clear its results, maxima and sums."""
     columns = width // numbers_of(kind)
     pack(kind, queries, stride, count, columns, logarithm(width), tile)
     mixtures = tile + columns * ROW
@@ -238,7 +244,7 @@ def _begin_block(kind: Any, queries: int, stride: int, count: int, width: int, t
 
 @jit
 def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: NDArray[np.int64], scratch: int, kind: Any) -> None:
-    """Queries of one head of a sequence, which the thread's seat names."""
+    """Attend for the queries of one head of a sequence, which ``seat`` names."""
     head, first, last = seat[1], seat[2], seat[3]
     start, width, half, numbers = sequence[START], call[WIDTH], call[HALF], numbers_of(kind)
     columns = width // numbers
@@ -247,10 +253,10 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
     keys, values = head_address(call, KEYS, start, head), head_address(call, VALUES, start, head)
     change = scratch
     weights = change + ROW
-    # Keys and values of a panel as pairs of bfloat16, which are met many times and by AMX up to the end of the panel.
+    # bfloat16 keys and values of a panel are copied, because they are read many times, by AMX up to the end of the panel.
     kept_keys = scratch + PANEL_BYTES
     kept_values = kept_keys + (numbers - 1) * PANEL * columns * FLOAT_BYTES
-    # Of each block: its queries, what it has gathered, what its queries count from, sums.
+    # Each block keeps its queries, weighted values, maxima and sums.
     own = kept_values + (numbers - 1) * PANEL * columns * FLOAT_BYTES
     block_bytes = (columns + width + 2) * ROW
     blocks = (last - first + LANES - 1) // LANES
@@ -269,8 +275,7 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
             low, high = visible_range(panel, end, begin, half)
             if low >= high:
                 continue
-            # Pairs are met whole, by AMX 16 pairs at once. Values of keys that are too many are added 0 times; an infinite one, of
-            # the same text, makes that NaN.
+            # Pairs are read whole, by AMX 16 pairs at a time. Excess values have weight 0; an infinite one, of the same text, gives NaN.
             low -= (low - panel) % keys_at_once(kind)
             count = high - low
             prefetch_panel(keys, key_stride, columns, panel, end, block, blocks)
@@ -292,7 +297,7 @@ def _attend_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: N
 
 @jit
 def _weigh(kind: Any, weights: int, count: int, mixtures: int, width: int, change: int) -> None:
-    """A block's scores of some keys to their weights; behind its mixtures stand what its queries count from and their sums."""
+    """Turn a block's scores into weights; its maxima and sums stand behind its weighted values."""
     factor, tops = logarithm(width), mixtures + width * ROW
     sums = tops + ROW
     if raise_maxima(kind, weights, count, tops, change, factor) != 0:
@@ -302,7 +307,7 @@ def _weigh(kind: Any, weights: int, count: int, mixtures: int, width: int, chang
 
 @jit
 def _write_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: NDArray[np.int64], own: int, kind: Any) -> None:
-    """What blocks have gathered to the output."""
+    """Write the results of blocks to the output."""
     head, first, last = seat[1], seat[2], seat[3]
     width, start = call[WIDTH], sequence[START]
     columns = width // numbers_of(kind)
@@ -319,7 +324,7 @@ def _write_blocks(call: NDArray[np.int64], sequence: NDArray[np.int64], seat: ND
 
 @jit
 def _attend_all(call: NDArray[np.int64], kind: Any) -> None:
-    """Tasks until none is left; what every thread runs."""
+    """Run tasks until none is left; every thread runs this."""
     scratch, table, seat = scratch_of_thread(call), sequence_table(call), np.zeros(5, np.int64)
     amx_begin(kind, scratch)
     while next_task(call, table, seat):
@@ -328,12 +333,12 @@ def _attend_all(call: NDArray[np.int64], kind: Any) -> None:
 
 
 def _floats(pointer: Any) -> None:
-    """`_attend_all` on what the pointer points to."""
+    """C entry of `_attend_all` for float32 heads."""
     _attend_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64), FLOAT32)
 
 
 def _pairs(pointer: Any) -> None:
-    """The same for pairs of bfloat16."""
+    """C entry for bfloat16 heads."""
     _attend_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64), BFLOAT16)
 
 
@@ -349,17 +354,16 @@ def attend(
     paired: bool = False,
     sums: Tensor | None = None,
 ) -> None:
-    """Attention of every sequence of a table with itself, on torch's threads.
+    """Attention within every sequence of a table, on PyTorch's threads.
 
     Args:
         heads: Queries, keys, values and output.
-        table: What `quiver.encoder.cpu.attention_kernels.sequences` gave.
-        shape: H and K, a multiple of 16, of pairs 32.
+        table: Result of `sequences`.
+        shape: H and K; K is a multiple of 16, or 32 for bfloat16.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        paired: Whether heads are pairs of bfloat16.
-        sums: Room for two float32 numbers of each query, (2, H, L): its largest score, in units of a binary logarithm and to a few places
-            of it, and the sum of its weights counted from that. `quiver.encoder.cpu.attention_kernels` makes gradients of them. Those of
-            pairs are in other units: nobody has asked for them.
+        paired: Whether heads are bfloat16.
+        sums: Receives two float32 numbers per query, (2, H, L), for `differentiate`: its approximate maximum in binary logarithms, and the
+            sum of its weights relative to that. With bfloat16 heads the units differ, and nothing uses them.
     """
     spare = PANEL * shape[1] * FLOAT_BYTES if paired else 0
     call = AttentionArguments(table, shape, window, rows=2 * shape[1] + 2, panels=1, spare=spare)
@@ -373,7 +377,7 @@ def attend(
 
 @jit
 def _query_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head: int, first: int, last: int, scratch: int) -> None:
-    """Gradients of queries first..last of one head of a sequence; what their keys need of them goes to SUMS."""
+    """Compute gradients of queries first..last of one head of a sequence; what their keys need goes to SUMS."""
     start, width, half = sequence[START], call[WIDTH], call[HALF]
     query_stride, key_stride, value_stride = call[QUERIES + 1], call[KEYS + 1], call[VALUES + 1]
     output_stride, upstream_stride = call[OUTPUT + 1], call[UPSTREAM + 1]
@@ -383,7 +387,7 @@ def _query_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head:
     lane = (head * call[LANE_TOKENS] + sequence[FIRST_LANE] + first) * FLOAT_BYTES
     tops, sums = call[TOPS] + lane, call[SUMS] + lane
     weights, gradients = scratch, scratch + PANEL_BYTES
-    # Of each block: its queries, what their outputs are given, what it has gathered.
+    # Each block keeps its queries, the gradients of their outputs, and its sums.
     own = gradients + PANEL_BYTES
     tile_bytes, block_bytes = width * ROW, 3 * width * ROW
     blocks = (last - first + LANES - 1) // LANES
@@ -420,7 +424,7 @@ def _query_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head:
 
 @jit
 def _key_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head: int, first: int, last: int, scratch: int) -> None:
-    """Gradients of keys and values first..last of one head of a sequence."""
+    """Compute gradients of keys and values first..last of one head of a sequence."""
     start, width, half = sequence[START], call[WIDTH], call[HALF]
     query_stride, key_stride, value_stride, upstream_stride = call[QUERIES + 1], call[KEYS + 1], call[VALUES + 1], call[UPSTREAM + 1]
     queries, upstream = head_address(call, QUERIES, start, head), head_address(call, UPSTREAM, start, head)
@@ -428,7 +432,7 @@ def _key_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
     lane = (head * call[LANE_TOKENS] + sequence[FIRST_LANE]) * FLOAT_BYTES
     tops, sums = call[TOPS] + lane, call[SUMS] + lane
     weights, gradients = scratch, scratch + PANEL_BYTES
-    # Of each block: its keys, its values, what it has gathered for either.
+    # Each block keeps its keys, its values, and the sums for both.
     own = gradients + PANEL_BYTES
     tile_bytes, block_bytes = width * ROW, 4 * width * ROW
     blocks = (last - first + LANES - 1) // LANES
@@ -467,7 +471,7 @@ def _key_gradients(call: NDArray[np.int64], sequence: NDArray[np.int64], head: i
 
 @jit
 def _differentiate_all(call: NDArray[np.int64]) -> None:
-    """Tasks until none is left; what every thread runs."""
+    """Run tasks until none is left; every thread runs this."""
     scratch, table, seat = scratch_of_thread(call), sequence_table(call), np.zeros(5, np.int64)
     while next_task(call, table, seat):
         if call[OF_KEYS] == 0:
@@ -477,7 +481,7 @@ def _differentiate_all(call: NDArray[np.int64]) -> None:
 
 
 def _gradient_entry(pointer: Any) -> None:
-    """`_differentiate_all` on what the pointer points to."""
+    """C entry of `_differentiate_all`."""
     _differentiate_all(numba.carray(pointer, argument_count(numba.carray(pointer, TABLE, np.int64)), np.int64))
 
 
@@ -492,15 +496,15 @@ def differentiate(
     window: int | None,
     tops: Tensor,
 ) -> None:
-    """Gradients of queries, keys and values, on torch's threads.
+    """Compute gradients of queries, keys and values, on PyTorch's threads.
 
     Args:
-        heads: Queries, keys, values, output and what the output is given.
-        gradients: Where those of queries, keys and values go. A key that nobody may attend to is left as it is.
-        tables: What `quiver.encoder.cpu.attention_kernels.sequences` gave, for queries and for keys.
-        shape: H and K, a multiple of 16.
+        heads: Queries, keys, values, output and the gradient of the output.
+        gradients: Receive the gradients of queries, keys and values. Keys that cannot be attended to are not written.
+        tables: Results of `sequences` for queries and for keys.
+        shape: H and K; K is a multiple of 16.
         window: A token sees |i - j| <= window // 2; None for the whole sequence.
-        tops: What `quiver.encoder.cpu.attention_kernels.counted_from` gave, (H, L).
+        tops: Result of `log2_sum_exp`, (H, L).
     """
     sums = torch.empty_like(tops)
     for table, places, tiles in ((tables[0], (OF_QUERIES,), 3), (tables[1], (OF_KEYS, OF_VALUES), 4)):

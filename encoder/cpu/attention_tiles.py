@@ -1,12 +1,12 @@
-"""Pieces of attention that fit a core's registers and first cache.
+"""Tile operations of the attention kernels, sized for a core's registers and first-level cache.
 
-A tile's lanes are queries: scores are (keys, LANES), queries and mixtures (K, LANES). Where heads are bfloat16, what is multiplied is
-pairs of them: of neighbouring numbers of a query and a key, of neighbouring keys of a weight and a value. Tiles of pairs have half the
-rows; scores, what is gathered and sums are float32 all the same. What is either way is told by ``kind``, `FLOATS` or `PAIRS`.
+Lanes of a tile are queries: scores are (keys, LANES), queries and weighted values ("mixtures") (K, LANES). bfloat16 heads are multiplied in
+pairs: neighbouring values of a query and a key, neighbouring keys of a weight and a value. Their tiles have half the rows; scores, results
+and sums are float32. The argument ``kind`` is `FLOAT32` or `BFLOAT16`.
 
-Shapes: LANES queries, n keys, K head width (a multiple of 16, of pairs 32), C rows of a tile of queries (K, of pairs K / 2).
-Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum); that a maximum may lag behind
-by a factor of 256 is FlashAttention-4's idea; the layout is ours.
+Shapes: LANES queries, n keys, K head width (a multiple of 16, for bfloat16 32), C rows of a tile of queries (K, for bfloat16 K / 2).
+Source: FlashAttention, arXiv:2205.14135, algorithm 1 (the running maximum and sum); that a maximum may lag by a factor of 256 is an idea of
+FlashAttention-4; the layout is our own.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from quiver.encoder.cpu.codegen import (
 )
 
 MASKED = -3e38
-"""A score that nothing may come of."""
+"""Score of a masked key."""
 
 SLACK = 8.0
-"""A score may be this far above what its query counts from before that is raised: its power of two, 256 at most, loses no place of a sum,
-and most panels of keys find nothing to rescale."""
+"""How far a score may exceed the running maximum before that is raised: the power of two, at most 256, loses no bits of a sum, and most
+panels of keys need no rescaling.
+"""
 
 
 def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
-    """(n, LANES) products of n keys with the queries of a tile (C, LANES); more are written, up to the next multiple of 16."""
+    """Compute scores (n, LANES) of n keys with a tile of queries (C, LANES); writes up to the next multiple of 16 rows."""
     if uses_amx(kind):
         rows = code.builder.and_(code.place(count, long(AMX_ROWS - 1)), long(-AMX_ROWS))
         amx_product(code, kind, keys, stride, (rows, columns), queries, out, add=False)
@@ -63,7 +64,7 @@ def _scores(code: Code, kind: Any, queries: Any, keys: Any, stride: Any, count: 
 
 
 def _mixture(code: Code, kind: Any, values: Any, stride: Any, count: Any, width: Any, weights: Any, out: Any) -> None:
-    """Add n values with weights (n, LANES) to a tile (K, LANES); of pairs n / 2 are counted, and values are columns, (K, n / 2)."""
+    """Add n values with weights (n, LANES) to a tile (K, LANES). For bfloat16 the count is n / 2 and values are columns, (K, n / 2)."""
     if uses_amx(kind):
         columns = code.builder.and_(code.place(count, long(AMX_ROWS - 1)), long(-AMX_ROWS))
         amx_product(code, kind, values, stride, (width, columns), weights, out, add=True)
@@ -80,9 +81,9 @@ def _mixture(code: Code, kind: Any, values: Any, stride: Any, count: Any, width:
 
 
 def _pair_values(code: Code, values: Any, stride: Any, count: Any, columns: Any, room: Any, out: Any) -> None:
-    """N values as columns of pairs of neighbours, (K, n / 2) with ``room`` for so many pairs a row, a multiple of 16.
+    """Transpose n bfloat16 values to columns of pairs of neighbouring keys, (K, n / 2), with ``room`` pairs per row, a multiple of 16.
 
-    There are zeros up to the next multiple of 16 pairs: no value but those of these keys may be met, even if its weight is 0.
+    Zeros follow up to the next multiple of 16 pairs: other values must not be read, even with weight 0.
     """
     b = code.builder
     values, out = code.numbers(values), code.numbers(out)
@@ -106,10 +107,10 @@ def _pair_values(code: Code, values: Any, stride: Any, count: Any, columns: Any,
 
 
 def _raise_maxima(code: Code, kind: Any, scores: Any, count: Any, tops: Any, change: Any, factor: Any) -> Any:
-    """Raise what the queries count from (LANES,) to the maxima of n scores where those are more than SLACK above it.
+    """Raise the running maxima (LANES,) to the maxima of n scores that exceed them by more than SLACK.
 
-    What it was less what it is goes to ``change``; the result is 0 where nothing was raised. Scores of pairs and what they count from have
-    yet to be multiplied with a factor to be in units of a binary logarithm; changes are in such units.
+    The old maximum minus the new one goes to ``change``; returns 0 if nothing was raised. bfloat16 scores and maxima must still be
+    multiplied by ``factor`` to be binary logarithms; changes are binary logarithms.
     """
     b = code.builder
     slack = every(SLACK)
@@ -118,7 +119,7 @@ def _raise_maxima(code: Code, kind: Any, scores: Any, count: Any, tops: Any, cha
         slack = b.fdiv(slack, factor)
     scores, tops, change = (code.numbers(address) for address in (scores, tops, change))
     before = [code.load(tops, place) for place in code.lanes(long(0))]
-    # Two keys at a time: a chain of maxima waits four cycles for each.
+    # Two keys at a time, because a chain of maxima has a latency of four cycles each.
     maxima = code.variables([every(MASKED)] * (2 * VECTORS))
     with code.loop(b.udiv(code.place(count, long(1)), long(2))) as pair:
         first = code.place((pair.index, long(2)))
@@ -141,15 +142,15 @@ def _raise_maxima(code: Code, kind: Any, scores: Any, count: Any, tops: Any, cha
 
 
 def _larger(code: Code, score: Any, known: Any) -> Any:
-    """The larger number of two; the second where one is no number."""
+    """Return the larger number; the second if one is NaN."""
     return code.builder.select(code.builder.fcmp_ordered(">", score, known), score, known)
 
 
 def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: Any, factor: Any) -> None:
-    """Scores (n, LANES) to powers of two, counted from the queries' tops (LANES,); the queries' sums (LANES,) grow by them.
+    """Turn scores (n, LANES) into powers of two relative to the maxima (LANES,), and add them to the sums (LANES,).
 
-    Pairs are of neighbouring keys, (n / 2, LANES), and in units of a binary logarithm after they are multiplied with the factor; zeros
-    stand beside the last of an odd number and, for AMX, up to the next multiple of 16 pairs.
+    bfloat16 results are pairs of neighbouring keys, (n / 2, LANES), and their scores become binary logarithms by ``factor``; zeros pad an
+    odd number of keys and, for AMX, follow up to the next multiple of 16 pairs.
     """
     b = code.builder
     scores, tops, sums = (code.numbers(address) for address in (scores, tops, sums))
@@ -157,7 +158,7 @@ def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: 
     totals = code.variables([code.load(sums, place) for place in code.lanes(long(0))])
     if is_bfloat16(kind):
         factor = code.spread(b.fptrunc(factor, FLOAT))
-        # Of a query that has seen nothing yet all scores are HIDDEN; counted from 0 nothing comes of them.
+        # A query that has seen nothing has only MASKED scores; relative to 0 their powers are 0.
         blind = [b.fcmp_ordered("<=", top, every(MASKED)) for top in tops]
         tops = [b.select(none, every(0.0), b.fmul(top, factor)) for none, top in zip(blind, tops, strict=True)]
 
@@ -177,7 +178,7 @@ def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: 
             for place, other, target, top, total in zip(*rows, tops, totals, strict=True):
                 powers = code.paired(power(place, top), b.select(is_there, power(other, top), every(0.0)))
                 code.store(powers, scores, target)
-                b.store(code.add_pairs(powers, ones, b.load(total)), total)  # rounded, as the values will meet them
+                b.store(code.add_pairs(powers, ones, b.load(total)), total)  # of the rounded weights, as the values meet them
         if uses_amx(kind):
             pairs = b.udiv(code.place(count, long(1)), long(2))
             missing = b.and_(b.sub(long(0), pairs), long(AMX_ROWS - 1))
@@ -195,7 +196,7 @@ def _exponents(code: Code, kind: Any, scores: Any, count: Any, tops: Any, sums: 
 
 
 def _rescale(code: Code, mixtures: Any, width: Any, sums: Any, change: Any) -> None:
-    """Mixtures (K, LANES) and sums (LANES,) of queries whose tops were raised."""
+    """Rescale mixtures (K, LANES) and sums (LANES,) of queries whose maxima were raised."""
     b = code.builder
     mixtures, sums, change = (code.numbers(address) for address in (mixtures, sums, change))
     factors = [code.power_of_two(code.load(change, place)) for place in code.lanes(long(0))]
@@ -206,7 +207,7 @@ def _rescale(code: Code, mixtures: Any, width: Any, sums: Any, change: Any) -> N
 
 
 def _mask_window(code: Code, scores: Any, count: Any, start: Any, half: Any) -> None:
-    """Hide scores of keys more than ``half`` away; ``start`` is the first key's place less the first query's."""
+    """Mask scores of keys more than ``half`` away; ``start`` is the position of the first key minus that of the first query."""
     b = code.builder
     scores = code.numbers(scores)
     reach, twice = (code.spread(b.trunc(value, INT)) for value in (half, code.place(half, half)))
@@ -219,7 +220,7 @@ def _mask_window(code: Code, scores: Any, count: Any, start: Any, half: Any) -> 
 
 
 def _pack(code: Code, kind: Any, queries: Any, stride: Any, count: Any, columns: Any, factor: Any, out: Any) -> None:
-    """Up to LANES queries to a tile (C, LANES), if they are no pairs times a factor; the last stands in the lanes that are left."""
+    """Transpose up to LANES queries to a tile (C, LANES), multiplied by ``factor`` unless bfloat16; the last fills the remaining lanes."""
     queries, out, factor = code.numbers(queries), code.numbers(out), code.spread(code.builder.fptrunc(factor, FLOAT))
 
     def put(vector: Any, place: Any) -> None:
@@ -229,11 +230,11 @@ def _pack(code: Code, kind: Any, queries: Any, stride: Any, count: Any, columns:
 
 
 def _unpack(code: Code, kind: Any, mixtures: Any, columns: Any, tops: Any, count: Any, stride: Any, out: Any) -> None:
-    """A tile (K, LANES) over its sums (LANES,), behind its tops, to the first of LANES rows; zeros for queries that have seen nothing."""
+    """Divide a tile (K, LANES) by its sums, which follow its maxima, and store it as rows; zeros for queries that have seen nothing."""
     b = code.builder
     mixtures, tops, out = (code.numbers(address) for address in (mixtures, tops, out))
     sums = code.at(tops, long(LANES))
-    for place in code.lanes(long(0)):  # the sums become what they are divided by
+    for place in code.lanes(long(0)):  # the sums are replaced by their reciprocals
         blind = b.fcmp_ordered("<=", code.load(tops, place), every(MASKED))
         code.store(b.select(blind, every(0.0), b.fdiv(every(1.0), code.load(sums, place))), sums, place)
 
@@ -244,7 +245,7 @@ def _unpack(code: Code, kind: Any, mixtures: Any, columns: Any, tops: Any, count
 
 
 def _paired(code: Code, next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Vectors of a tile's pairs by their places, of two of its rows each."""
+    """Return a function that gives vectors of bfloat16 pairs by offset, made of two rows of a tile."""
 
     def pair(place: Any) -> Any:
         first = code.place(place, (code.builder.udiv(place, long(LANES)), long(LANES)))
@@ -254,7 +255,7 @@ def _paired(code: Code, next_index: Callable[[Any], Any]) -> Callable[[Any], Any
 
 
 def _totals(code: Code, first: Any, second: Any, width: Any, out: Any) -> None:
-    """Sums (LANES,) over the products of two tiles (K, LANES)."""
+    """Sum the products of two tiles (K, LANES) to (LANES,)."""
     first, second, out = (code.numbers(address) for address in (first, second, out))
     sums = code.variables([every(0.0)] * VECTORS)
     with code.loop(width) as row:
@@ -265,7 +266,7 @@ def _totals(code: Code, first: Any, second: Any, width: Any, out: Any) -> None:
 
 
 def _lane_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: Any, sums: Any) -> None:
-    """Gradients of weights (n, LANES) to gradients of their scores; queries have the lanes, as have ``tops`` and ``sums`` (LANES,)."""
+    """Turn gradients of weights (n, LANES) into gradients of scores; queries are in lanes, as are ``tops`` and ``sums`` (LANES,)."""
     scores, gradients, tops, sums = (code.numbers(address) for address in (scores, gradients, tops, sums))
     queries = [(code.load(tops, place), code.load(sums, place)) for place in code.lanes(long(0))]
     with code.loop(count) as key:
@@ -274,7 +275,7 @@ def _lane_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: A
 
 
 def _row_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: Any, sums: Any) -> None:
-    """The same where queries have the rows, as have ``tops`` and ``sums`` (n,); scores become weights besides."""
+    """The same with queries in rows, as ``tops`` and ``sums`` (n,); the scores are overwritten by weights."""
     scores, gradients, tops, sums = (code.numbers(address) for address in (scores, gradients, tops, sums))
     with code.loop(count) as row:
         query = [code.spread(code.builder.load(code.at(base, row.index))) for base in (tops, sums)]
@@ -283,20 +284,20 @@ def _row_gradients(code: Code, scores: Any, gradients: Any, count: Any, tops: An
 
 
 def _weigh(code: Code, scores: Any, gradients: Any, place: Any, top: Any, total: Any) -> Any:
-    """A vector of weights, whose gradients become those of their scores: the weight times how far its gradient is above the mean."""
+    """Return a vector of weights; their gradients become those of scores: the weight times its gradient minus the mean."""
     weight = code.power_of_two(code.builder.fsub(code.load(scores, place), top))
     code.store(code.builder.fmul(weight, code.builder.fsub(code.load(gradients, place), total)), gradients, place)
     return weight
 
 
 def _store_rows(code: Code, tile: Any, width: Any, count: Any, factor: Any, stride: Any, out: Any) -> None:
-    """A tile (K, LANES) times a factor to the first of LANES rows of numbers."""
+    """Store a tile (K, LANES) times a factor as rows."""
     tile, out, factor = code.numbers(tile), code.numbers(out), code.spread(code.builder.fptrunc(factor, FLOAT))
     code.to_rows(lambda place: code.builder.fmul(code.load(tile, place), factor), count, width, out, stride)
 
 
 def _store_heads(code: Code, kind: Any, tile: Any, columns: Any, count: Any, stride: Any, out: Any) -> None:
-    """A tile (K, LANES) to the first of LANES rows of numbers, bfloat16 where ``kind`` says pairs, of C 32 bits each."""
+    """Store a tile (K, LANES) as rows of C 32-bit units, bfloat16 if ``kind`` says so."""
     tile, out = code.numbers(tile), code.numbers(out)
 
     def next_index(place: Any) -> Any:
@@ -306,7 +307,7 @@ def _store_heads(code: Code, kind: Any, tile: Any, columns: Any, count: Any, str
 
 
 def _copy(code: Code, tile: Any, rows: Any, out: Any) -> None:
-    """A tile (rows, LANES) as it is."""
+    """Copy a tile (rows, LANES)."""
     tile, out = code.numbers(tile), code.numbers(out)
     with code.loop(rows) as row:
         for place in code.lanes(row.index):
@@ -314,7 +315,7 @@ def _copy(code: Code, tile: Any, rows: Any, out: Any) -> None:
 
 
 def _copy_rows(code: Code, rows: Any, stride: Any, count: Any, columns: Any, out: Any) -> None:
-    """Rows of numbers as they are, side by side."""
+    """Copy rows to contiguous memory."""
     rows, out = code.numbers(rows), code.numbers(out)
     with code.loop(count) as row, code.loop(code.builder.udiv(columns, long(WIDTH))) as part:
         column = code.place((part.index, long(WIDTH)))
@@ -330,7 +331,7 @@ def _clear(code: Code, out: Any, rows: Any, value: Any) -> None:
 
 
 def _prefetch(code: Code, base: Any, stride: Any, rows: Any, columns: Any) -> None:
-    """Ask for rows of so many 32 bits that will be read next."""
+    """Prefetch rows that are read next; columns count 32-bit units."""
     b, byte = code.builder, ir.IntType(8).as_pointer()
     base = code.numbers(base)
     reads, nearest, data = (ir.Constant(INT, value) for value in (0, 3, 1))
@@ -340,17 +341,17 @@ def _prefetch(code: Code, base: Any, stride: Any, rows: Any, columns: Any) -> No
 
 
 def _numbers_of(_code: Code, kind: Any) -> Any:
-    """Numbers in 32 bits."""
+    """Return the number of values per 32-bit unit."""
     return long(2 if is_bfloat16(kind) else 1)
 
 
 def _keys_at_once(_code: Code, kind: Any) -> Any:
-    """Keys that are met together: those of a pair, those that AMX takes in one step."""
+    """Return how many keys are processed together: one, a pair, or an AMX step."""
     return long(2 * AMX_ROWS if uses_amx(kind) else 2 if is_bfloat16(kind) else 1)
 
 
 def _next_index(code: Code, address: Any) -> Any:
-    """The integer at an address, which no other thread is given: it is one more afterwards."""
+    """Atomically return the integer at an address and increment it."""
     return code.builder.atomic_rmw("add", code.builder.inttoptr(address, LONG.as_pointer()), long(1), "monotonic")
 
 

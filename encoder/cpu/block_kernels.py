@@ -1,13 +1,13 @@
-"""The layers of a block around attention, on a CPU: hidden states to heads, and what attention gave to the next hidden states.
+"""Kernels of a block around attention: hidden states to heads, and attention output to the next hidden states.
 
-A task is a few panels of LANES tokens, whose states stay in a core's second cache from one end to the other: norms, biases, gates,
-activations, RoPE and residual sums happen beside the products, and nothing but heads and hidden states is written to memory. Rows of a
-matrix are read once for all panels of a task. A sum runs over its terms in one order, whatever stands beside a token and whichever
-thread has it.
+A task is a few panels of LANES tokens, whose states stay in a core's second-level cache from start to end: norms, biases, gates,
+activations, RoPE and residual sums are computed beside the products, and only heads and hidden states are written to memory. Rows of a
+matrix are read once for all panels of a task. Every sum has a fixed order, which depends neither on the neighbours of a token nor on the
+thread.
 
-Matrices of 8-bit integers meet tokens that are rotated (`hadamard`) and brought to such integers where they stand, each by its own
-smallest number and step; sums are exact, and everything but the products is float32. Those of bfloat16 meet tokens that are rounded to it,
-attention's heads are bfloat16, and sums, norms, activations and the residual stream float32. What matrices are is told by ``kind``,
+int8 matrices multiply tokens that are rotated (`quiver.encoder.cpu.linear.hadamard`) and quantised in place, each with its own minimum and
+step; the sums are exact, and everything but the products is float32. bfloat16 matrices multiply tokens rounded to bfloat16; heads are
+bfloat16 then, and sums, norms, activations and the residual stream float32. The argument ``kind`` names the dtype of the matrices:
 `FLOAT32`, `BFLOAT16` or `INT8`.
 
 Shapes: N tokens, D model width, I MLP width, H heads, K head width, R rotary width.
@@ -29,29 +29,28 @@ from quiver.encoder.cpu.jit import Callback, jit
 from quiver.encoder.cpu.support import run_on_threads as team_run
 from quiver.encoder.cpu.support import thread_scratch as team_scratch
 
-# Bytes that the panels of a task may take of the second cache; the rest is for rows of weights. Where it has 512 KB, half as much and twice
-# as much are no faster.
+# Bytes of the second-level cache for the panels of a task; the rest is for rows of weights. With a cache of 512 KB, half and twice as much
+# are no faster.
 CACHE_BYTES = 1_200_000
 MAX_PANELS = 8
-# Rows of a matrix that all panels meet before the next rows come; whole vectors, so that they can be laid out token by token.
+# Rows of a matrix that all panels multiply before the next rows are read; whole vectors, so that they can be transposed to tokens.
 TILE = 48
 
-# Places of what a call consists of.
+# Layout of the arguments.
 TAKEN, MET, TOKENS, TASKS, SCRATCH, SCRATCH_BYTES, HIDDEN, WIDTH, INNER, HEADS = range(10)
-# Strides of heads count 32 bits.
+# Strides of heads count 32-bit units.
 COSINES, SINES, HALF, Q, K, V, TOKEN_STRIDE, HEAD_STRIDE = range(10, 18)
 MIXED, ACTIVATION, GATED, POST = range(18, 22)
-# Norms: weight, bias, whether it subtracts the mean, epsilon (a double).
+# Norms: weight, bias, whether the mean is subtracted, epsilon (a double).
 ATTENTION_NORM, MLP_NORM = 22, 26
-# Matrices: weight, bias and, of integers, what they are multiplied by and what rotated features that are all 1 give. Queries, keys
-# and values have one each.
+# Matrices: weight, bias and, for int8, scales and the product with rotated features that are all 1. Queries, keys and values have one each.
 MATRIX = 4
 QKV, OUT, UP, DOWN = 30, 42, 46, 50
-# Tasks of one panel each, the last of all tasks.
+# Number of tasks of one panel, the last of all tasks.
 SINGLES = 54
-# Where hidden states between attention and MLP and behind both go, and what the first matrix of the MLP gave; 0 where nobody wants that.
+# Outputs: hidden states after attention, after the block, and the product of the MLP's first matrix; 0 if not needed.
 MIDDLE, NEXT, KEPT = 55, 56, 57
-# The largest integer that a token's numbers are brought to.
+# Largest integer that activations are quantised to.
 LEVELS = 58
 SIZE = 59
 
@@ -61,7 +60,7 @@ _ROW = LANES * _FLOAT
 
 @jit
 def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
-    """A norm of a tile (D, LANES); the tile as it is where there is none."""
+    """Normalize a tile (D, LANES); copies it if there is no norm."""
     width = call[WIDTH]
     if call[norm] == 0:
         if out != tile:
@@ -73,13 +72,13 @@ def _norm(call: NDArray[np.int64], norm: int, tile: int, out: int) -> None:
 
 @jit
 def _at(call: NDArray[np.int64], place: int) -> int:
-    """The address of a number of a call."""
+    """Return the address of an argument."""
     return int(call.ctypes.data + place * 8)
 
 
 @jit
 def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
-    """Heads of tokens first..last."""
+    """Compute the heads of tokens first..last."""
     width, heads, half, tokens = call[WIDTH], call[HEADS], call[HALF], call[TOKENS]
     head_width = width // heads
     rotary = scratch + head_width * _ROW
@@ -109,7 +108,7 @@ def _project_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, s
 
 @jit
 def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, target: int, source_step: int, target_step: int) -> None:
-    """Panels times a matrix (outputs, width); ``shape`` is panels, outputs, width."""
+    """Multiply panels by a matrix (outputs, width); ``shape`` is panels, outputs, width."""
     panels, outputs, width = shape
     for row in range(0, outputs, TILE):
         for panel in range(panels):
@@ -119,7 +118,7 @@ def _multiply(kind: Any, matrix: int, shape: tuple[int, int, int], source: int, 
 
 @jit
 def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int, block: int, states: int, inner: int) -> None:
-    """The first matrix of the MLP and its activation."""
+    """Compute the first matrix of the MLP and its activation."""
     width, size, step = call[WIDTH], call[INNER], max(call[WIDTH], call[INNER])
     outputs = size * (1 + call[GATED])
     for row in range(0, size, TILE):
@@ -144,7 +143,7 @@ def _activate_panels(call: NDArray[np.int64], kind: Any, first: int, panels: int
 
 @jit
 def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, scratch: int) -> None:
-    """Hidden states of tokens first..last."""
+    """Compute the hidden states of tokens first..last."""
     width, tokens, post = call[WIDTH], call[TOKENS], call[POST]
     step = max(width, call[INNER])
     panels = last - first
@@ -182,7 +181,7 @@ def _update_panels(call: NDArray[np.int64], kind: Any, first: int, last: int, sc
 
 @jit
 def _run_all(call: NDArray[np.int64], kind: Any) -> None:
-    """Tasks until none is left; what every thread runs. The last ones are single panels: no thread waits long for another."""
+    """Run tasks until none is left; every thread runs this. The last tasks are single panels, so that no thread waits long for another."""
     tasks = call[TASKS]
     large, rest = tasks - call[SINGLES], (call[TOKENS] + LANES - 1) // LANES - call[SINGLES]
     scratch = call[SCRATCH] + next_index(call.ctypes.data + MET * 8) * call[SCRATCH_BYTES]
@@ -203,17 +202,17 @@ def _run_all(call: NDArray[np.int64], kind: Any) -> None:
 
 
 def _floats(pointer: Any) -> None:
-    """`_run_all` on what the pointer points to."""
+    """C entry of `_run_all` for float32 matrices."""
     _run_all(numba.carray(pointer, SIZE, np.int64), FLOAT32)
 
 
 def _pairs(pointer: Any) -> None:
-    """The same for matrices of bfloat16."""
+    """C entry for bfloat16 matrices."""
     _run_all(numba.carray(pointer, SIZE, np.int64), BFLOAT16)
 
 
 def _quads(pointer: Any) -> None:
-    """The same for matrices of 8-bit integers."""
+    """C entry for int8 matrices."""
     _run_all(numba.carray(pointer, SIZE, np.int64), INT8)
 
 
@@ -221,15 +220,15 @@ _ENTRIES = {torch.float32: Callback(_floats), torch.bfloat16: Callback(_pairs), 
 
 
 class BlockArguments:
-    """What one block's kernels are told; filled in by the names above, run once for heads and once for hidden states.
+    """Arguments of the kernels for one block, in the layout above; run once for heads and once for hidden states.
 
     Args:
         tokens: N.
         width: D.
         inner: I.
         heads: H.
-        threads: Of torch.
-        matrices: What they are, float32, bfloat16 or int8; heads and what attention mixes are bfloat16 or float32.
+        threads: Number of PyTorch threads.
+        matrices: Dtype of the matrices: float32, bfloat16 or int8. Heads and attention output are bfloat16 or float32.
     """
 
     def __init__(self, tokens: int, width: int, inner: int, heads: int, threads: int, matrices: torch.dtype) -> None:
@@ -246,14 +245,14 @@ class BlockArguments:
         self.numbers[[SCRATCH, SCRATCH_BYTES]] = self.scratch.data_ptr(), self.scratch.shape[1]
 
     def put(self, place: int, *values: int) -> None:
-        """Numbers or addresses from a place on."""
+        """Set arguments, from an index on."""
         self.numbers[place : place + len(values)] = values
 
     def put_eps(self, norm: int, eps: float) -> None:
-        """A norm's epsilon."""
+        """Set the epsilon of a norm."""
         self.numbers.view(np.float64)[norm + 3] = eps
 
     def run(self) -> None:
-        """Heads from hidden states, or, where what attention mixed is named, hidden states from that."""
+        """Compute heads from hidden states or, if MIXED is set, hidden states from the attention output."""
         self.numbers[[TAKEN, MET]] = 0
         team_run(self._entry.address, self.numbers.ctypes.data, len(self.scratch))

@@ -1,7 +1,7 @@
-"""Pieces of a transformer's layers around attention: products with weights, norms, activations, RoPE.
+"""Tile operations of the block kernels: products with weights, norms, activations, RoPE.
 
-A tile's lanes are tokens: hidden states of some tokens are (D, LANES). Weights are read as they lie, a row for each output, so nothing
-is laid out beforehand and nothing can be stale.
+Lanes of a tile are tokens: hidden states of some tokens are (D, LANES). Weights are read in their plain layout, one row per output, so
+nothing is packed beforehand and nothing can be stale.
 
 Shapes: LANES tokens, D and O widths of input and output, R rotary width.
 """
@@ -39,10 +39,10 @@ from quiver.encoder.cpu.support import SMALLEST_SPAN, WIDTH_MULTIPLE
 
 
 def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: Any, tile: Any, out: Any) -> None:
-    """Some outputs (O, LANES), a multiple of 16 from ``first`` on, of a tile (D, LANES), which `narrow` has seen.
+    """Compute outputs (O, LANES), a multiple of 16 from ``first`` on, of a tile (D, LANES) prepared by `narrow`.
 
-    At ``matrix`` stand the addresses of its weights, biases and, of integers of 8 bits, what they are multiplied by and what rotated
-    features that are all 1 give, without the bias.
+    ``matrix`` points to the addresses of weights, biases and, for int8, scales and products with rotated features that are all 1, without
+    bias.
     """
     b = code.builder
     addresses = b.inttoptr(matrix, LONG.as_pointer())
@@ -83,7 +83,7 @@ def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: 
     if not uses_amx(kind):
         by_rows()
         return
-    if not fourfold:  # widths that pairs can have are whole already
+    if not fourfold:  # widths of bfloat16 matrices are multiples already
         by_amx()
         return
     with b.if_else(b.icmp_signed("==", b.and_(columns, long(AMX_ROWS - 1)), long(0))) as (whole, odd):
@@ -94,7 +94,7 @@ def _product(code: Code, kind: Any, matrix: Any, first: Any, count: Any, width: 
 
 
 def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: tuple[Any, Any, Any]) -> Callable[[int, Any], Any]:
-    """What makes outputs of sums of products of integers: by a row's bias, scale and sum, and by a token's smallest number and step."""
+    """Return the function that turns integer sums into outputs, by the bias, scale and sum of a row and the minimum and step of a token."""
     b = code.builder
 
     def finish(place: int, total: Any) -> Any:
@@ -107,11 +107,11 @@ def _dequantised(code: Code, tile: Any, columns: Any, rows: list[Any], numbers: 
 
 
 def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
-    """A tile (D, LANES) in place to what `product` multiplies.
+    """Convert a tile (D, LANES) in place to the dtype that `product` multiplies.
 
-    These are pairs of bfloat16, (D / 2, LANES), or four integers of 8 bits of rotated features, (D / 4, LANES). Behind integers
-    stand what a token's zero means and what its one is more, (2, LANES): its smallest number, and how far it is to the largest, over
-    ``levels``. Where a token has a number that is none or has no end, or a sum of 64 has none, that is NaN.
+    The result holds pairs of bfloat16, (D / 2, LANES), or quads of int8 of rotated features, (D / 4, LANES). Behind the integers stand each
+    token's minimum and its step, which is the range over ``levels``, (2, LANES). They are NaN if a token holds NaN or infinity, or if a
+    rotated sum overflows.
     """
     if is_bfloat16(kind):
         tile = code.numbers(tile)
@@ -127,7 +127,7 @@ def _narrow(code: Code, kind: Any, tile: Any, width: Any, levels: Any) -> None:
 
 
 def _hadamard(code: Code, tile: Any, width: Any) -> None:
-    """`quiver.encoder.cpu.linear.hadamard` of a tile (D, LANES) in place, to the same bits."""
+    """Rotate a tile (D, LANES) in place; bit-identical to `quiver.encoder.cpu.linear.hadamard`."""
     b = code.builder
     large, small = (size for size in HADAMARD_SIZES if size >= WIDTH_MULTIPLE)  # the smaller one divides every width
     whole = b.icmp_signed("==", b.and_(width, long(large - 1)), long(0))
@@ -135,14 +135,14 @@ def _hadamard(code: Code, tile: Any, width: Any) -> None:
         for branch, size in ((in_large, large), (in_small, small)):
             with branch, code.loop(b.udiv(width, long(size))) as part:
                 first = code.place((part.index, long(size)))
-                # A block stays in the first cache from one pass over it to the next.
+                # A block stays in the first-level cache between the passes over it.
                 for distance in (each for each in reversed(HADAMARD_SIZES) if each < size):
                     with code.loop(long(size // (4 * distance))) as group, code.loop(long(distance)) as row:
                         _hadamard_four(code, tile, code.place(first, (group.index, long(4 * distance)), row.index), distance)
 
 
 def _hadamard_four(code: Code, tile: Any, first: Any, distance: int) -> None:
-    """The part of `_hadamard` in which four rows of a tile meet, ``distance`` rows from one to the next."""
+    """One step of `_hadamard`: combine four rows of a tile, ``distance`` rows apart."""
     b = code.builder
     for places in zip(*(code.lanes(code.place(first, long(i * distance))) for i in range(4)), strict=True):
         w, x, y, z = (code.load(tile, place) for place in places)
@@ -153,7 +153,7 @@ def _hadamard_four(code: Code, tile: Any, first: Any, distance: int) -> None:
 
 
 def _quantise(code: Code, tile: Any, width: Any, levels: Any) -> None:
-    """`narrow` of rotated features to integers."""
+    """Quantise rotated features to int8; see `narrow`."""
     b = code.builder
     nothing = every(0.0)
     least, most, odd = (code.variables([start] * VECTORS) for start in (every(math.inf), every(-math.inf), nothing))
@@ -178,7 +178,7 @@ def _quantise(code: Code, tile: Any, width: Any, levels: Any) -> None:
         for target, *places, shift, share in zip(code.lanes(quad.index), *rows, shifts, shares, strict=True):
             four = None
             for i, place in enumerate(places):
-                # A number as large as this has no places behind the point; its last eight bits are the integer.
+                # A number of this size has no fractional bits; its last eight bits are the integer.
                 rounded = code.fma(b.fsub(code.load(tile, place), shift), share, every(2.0**23))
                 integer = b.shl(b.and_(b.bitcast(rounded, INTS), code.ints(0xFF)), code.ints(8 * i))
                 four = integer if four is None else b.or_(four, integer)
@@ -189,13 +189,13 @@ def _quantise(code: Code, tile: Any, width: Any, levels: Any) -> None:
 
 
 def _gather(code: Code, rows: Any, stride: Any, count: Any, width: Any, out: Any) -> None:
-    """Up to LANES rows of numbers to a tile (width, LANES); the last stands in the lanes that are left."""
+    """Transpose up to LANES rows to a tile (width, LANES); the last row fills the remaining lanes."""
     rows, out = code.numbers(rows), code.numbers(out)
     code.to_lanes(rows, stride, count, width, lambda vector, place: code.store(vector, out, place))
 
 
 def _join(code: Code, rows: Any, stride: Any, count: Any, width: Any, out: Any) -> None:
-    """Add up to LANES rows of numbers to a tile (width, LANES)."""
+    """Add up to LANES rows to a tile (width, LANES)."""
     rows, out = code.numbers(rows), code.numbers(out)
     code.to_lanes(
         rows, stride, count, width, lambda vector, place: code.store(code.builder.fadd(code.load(out, place), vector), out, place)
@@ -203,7 +203,7 @@ def _join(code: Code, rows: Any, stride: Any, count: Any, width: Any, out: Any) 
 
 
 def _normalise(code: Code, tile: Any, width: Any, weights: Any, biases: Any, centred: Any, eps: Any, out: Any) -> None:
-    """The norm of a tile (D, LANES): LayerNorm where ``centred`` is 1, RMSNorm where it is 0."""
+    """Normalize a tile (D, LANES): LayerNorm if ``centred`` is 1, RMSNorm if it is 0."""
     b = code.builder
     tile, weights, biases, out = (code.numbers(address) for address in (tile, weights, biases, out))
     over = b.fdiv(every(1.0), code.spread(b.uitofp(width, FLOAT)))
@@ -230,7 +230,7 @@ def _normalise(code: Code, tile: Any, width: Any, weights: Any, biases: Any, cen
 
 
 def _rotate(code: Code, tile: Any, half: Any, cosines: Any, sines: Any) -> None:
-    """RoPE on a head (K, LANES) in place: row i is turned with row i + R/2; cosines and sines are tiles (R/2, LANES)."""
+    """Apply RoPE to a head (K, LANES) in place: row i is rotated with row i + R/2; cosines and sines are tiles (R/2, LANES)."""
     b = code.builder
     tile, cosines, sines = (code.numbers(address) for address in (tile, cosines, sines))
     with code.loop(half) as row:
@@ -252,7 +252,7 @@ def _logistic(code: Code, x: Any) -> Any:
 def _scaled_erfc() -> list[float]:
     """Coefficients of erfc(z) exp(z * z) as a polynomial in 1 / (1 + z / 2), z >= 0, of even error."""
     t = (np.cos(np.pi * (np.arange(1000) + 0.5) / 1000) + 1) / 2
-    t = t[t > 1 / 6]  # beyond z = 10 nothing is left of erfc
+    t = t[t > 1 / 6]  # erfc is zero beyond z = 10
     z = 2 / t - 2
     values = [math.erfc(x) * math.exp(x * x) for x in z]
     return [float(c) for c in np.polynomial.polynomial.polyfit(t, values, 9)]
@@ -262,11 +262,11 @@ _ERFC = _scaled_erfc()
 
 
 Activated = tuple[Any, Any]
-"""What an activation gives, and its derivative."""
+"""Value and derivative of an activation."""
 
 
 def _gelu(code: Code, x: Any) -> Activated:
-    """X times the normal distribution's share below it, to 2e-7: ``x / 2 * erfc(-x / sqrt(2))``."""
+    """Exact GELU to 2e-7: ``x / 2 * erfc(-x / sqrt(2))``."""
     b = code.builder
     below = b.fcmp_ordered("<", x, every(0.0))
     negated = b.fsub(every(-0.0), x)
@@ -308,11 +308,11 @@ def _relu(code: Code, x: Any) -> Activated:
 
 _FUNCTIONS: dict[str, Callable[[Code, Any], Activated]] = {"gelu": _gelu, "gelu_tanh": _gelu_tanh, "silu": _silu, "relu": _relu}
 ACTIVATIONS = {name: number for number, name in enumerate(_FUNCTIONS)}
-"""What the functions of `quiver.encoder.ops` are called here."""
+"""Index of each activation of `quiver.encoder.ops`."""
 
 
 def _activate(code: Code, kind: Any, tile: Any, count: Any, out: Any) -> None:
-    """An activation of a tile (O, LANES)."""
+    """Apply an activation to a tile (O, LANES)."""
     tile, out = code.numbers(tile), code.numbers(out)
     for name, number in ACTIVATIONS.items():
         with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
@@ -321,7 +321,7 @@ def _activate(code: Code, kind: Any, tile: Any, count: Any, out: Any) -> None:
 
 
 def _gate(code: Code, kind: Any, tile: Any, gates: Any, count: Any, out: Any) -> None:
-    """An activation of a tile (O, LANES) times another."""
+    """Multiply an activation of a tile (O, LANES) by another tile."""
     tile, gates, out = code.numbers(tile), code.numbers(gates), code.numbers(out)
     for name, number in ACTIVATIONS.items():
         with code.builder.if_then(code.builder.icmp_signed("==", kind, long(number))), code.loop(count) as row:
@@ -331,10 +331,10 @@ def _gate(code: Code, kind: Any, tile: Any, gates: Any, count: Any, out: Any) ->
 
 
 def _activation_gradients(code: Code, kind: Any, gated: Any, inner: Any, width: Any, gradient: Any, of_inner: Any) -> None:
-    """One token's way back through an activation or a gate.
+    """Backpropagate one token through an activation or gate.
 
-    What that was given is (I,) or, gated, (2 I,), and its gradient goes to ``of_inner``; the gradient of what it gave, (I,), becomes what
-    it gave.
+    Its input is (I,) or, gated, (2 I,), and the gradient of that goes to ``of_inner``; the gradient of its output, (I,), is overwritten by
+    the output.
     """
     b = code.builder
     inner, gradient, of_inner = (code.numbers(address) for address in (inner, gradient, of_inner))
@@ -355,7 +355,7 @@ def _activation_gradients(code: Code, kind: Any, gated: Any, inner: Any, width: 
 
 
 def _rotate_row(code: Code, kind: Any, head: Any, half: Any, cosines: Any, sines: Any) -> None:
-    """RoPE on one token's head (K,) in place, bfloat16 where ``kind`` says pairs; cosines and sines are (R/2,) float32."""
+    """Apply RoPE to one token's head (K,) in place, bfloat16 if ``kind`` says so; cosines and sines are (R/2,) float32."""
     b = code.builder
     numbers, load, store = (
         (code.halves, code.load_halves, code.store_halves) if is_bfloat16(kind) else (code.numbers, code.load, code.store)

@@ -140,7 +140,7 @@ def _is_sound(path: str) -> bool:
 
 @cache
 def _warn_of_damage(folder: Path) -> None:
-    logger.warning("%s: compiled code that cannot be read was deleted; it is compiled again", folder)
+    logger.warning("%s: deleted damaged compiled code; it is compiled again", folder)
 
 
 @cache
@@ -161,9 +161,9 @@ def can_cache() -> bool:
     if folder is not None:
         numba.config.CACHE_DIR = str(folder)
         if _finds_folder():
-            logger.warning("compiled code is kept in %s, since no other folder can be written; NUMBA_CACHE_DIR names another", folder)
+            logger.warning("compiled code is cached in %s, the only writable folder; set NUMBA_CACHE_DIR to choose another", folder)
             return True
-    logger.warning("compiled code cannot be kept, and so nothing is compiled, which is slower; set NUMBA_CACHE_DIR to a folder to write to")
+    logger.warning("compiled code cannot be cached, so the slower uncompiled path is used; set NUMBA_CACHE_DIR to a writable folder")
     return False
 
 

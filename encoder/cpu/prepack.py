@@ -1,15 +1,15 @@
-"""An encoder made ready for inference on a CPU: its matrices packed once, in float or in 8 bits.
+"""Prepacking: prepare an encoder for inference on a CPU, in float or int8.
 
-Small batches gain most: a lone query no longer waits for weights to be laid out, or to be widened from half precision. A frozen
-matrix replaces the plain one instead of standing beside it. Where large batches run by compiled loops (`encoder.cpu.fused`), which read
-weights as they lie, it keeps the plain layout; processors that multiply few tokens faster in oneDNN's hold that, too, from the first
-small batch on.
+Small batches gain most: a lone query no longer waits for weights to be packed or widened from half precision. A prepacked matrix replaces
+the plain one. Where compiled kernels read the weights of large batches, it keeps the plain layout; CPUs that multiply few tokens faster in
+oneDNN's layout hold that as well, from the first small batch on.
 
-int8: features are rotated (`quiver.encoder.cpu.linear`), then weights have one scale an output row, activations a shift and a scale a
-token. One for a whole batch, as dynamic quantisation usually has it, would make a text's vector depend on its neighbours. Blocks run by
-compiled loops whatever the number of tokens; what those cannot run takes FBGEMM's products of the same integers, in a layout of their own.
+int8: features are rotated (`quiver.encoder.cpu.linear.hadamard`); weights have one scale per output row, activations a shift and a scale
+per token. A scale per batch, as in common dynamic quantisation, would make the vector of a text depend on its neighbours. Blocks run by
+compiled kernels for any number of tokens; configurations that these do not support use FBGEMM's products of the same integers, in a layout
+of their own.
 
-Shapes: N packed tokens, D and O widths of the input and the output.
+Shapes: N packed tokens, D and O widths of input and output.
 Source: vector-wise quantisation of LLM.int8(), arXiv:2208.07339, section 3.1; FBGEMM's 8-bit kernels, arXiv:2101.05615.
 """
 
@@ -33,36 +33,37 @@ from quiver.encoder.model import Encoder
 if TYPE_CHECKING:
     from quiver.encoder.layers import Block
 
-# Tokens the packed layout is chosen for; it serves every number of them.
+# Number of tokens that the packed layout is optimised for; it works for any number.
 TYPICAL_TOKENS = 1024
-# Pairs of 8-bit products are added up in 16 bits; without VNNI two of 8 bits each overflow, so activations have 7.
+# Largest quantised activation. Pairs of 8-bit products are summed in 16 bits, which two full products overflow: without VNNI activations
+# have 7 bits.
 INT8_LEVELS, INT8_LEVELS_VNNI = 127, 255
 
 
 def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") -> Encoder:
-    """Pack an encoder's matrices for inference on a CPU, in place.
+    """Prepack an encoder's matrices for inference on a CPU, in place.
 
-    Afterwards it has no gradients, stays where it is and, in float, gives the same hidden states to rounding and the same
-    state dict; in int8 the state dict has the quantised weights.
+    Afterwards it has no gradients and cannot be moved. In float it gives the same hidden states to rounding and the same state dict; in
+    int8 the state dict holds the quantised weights.
 
     Args:
-        encoder: On the CPU.
-        precision: ``float`` for the weights' own values, ``int8`` for a quarter of their memory and, in compiled loops, products at
-            twice the speed, or four times where the processor has an instruction for them. By torch's operators it is slower.
+        encoder: An encoder on the CPU.
+        precision: ``float`` keeps the values of the weights. ``int8`` takes a quarter of their memory; compiled kernels multiply it at
+            twice the speed of float32, or four times where the CPU has an instruction for it, but PyTorch operators are slower with it.
 
     Returns:
         The same encoder, in evaluation mode.
 
     Raises:
-        InputError: It is not on a CPU, or this build of torch has no 8-bit kernels for this processor.
-        ValueError: It is frozen already, has low-rank updates, or the precision is unknown.
+        InputError: The encoder is not on a CPU, or this build of PyTorch has no 8-bit kernels for this CPU.
+        ValueError: The encoder is prepacked already or has low-rank updates, or the precision is unknown.
     """
     if precision not in MATRICES:
         raise ValueError(f"precision must be one of {', '.join(MATRICES)}, got {precision!r}")
     if encoder.device.type != "cpu":
-        raise InputError(f"an encoder is frozen on the CPU, this one is on {encoder.device}; a GPU needs no freezing")
+        raise InputError(f"optimize_for_inference is for encoders on a CPU, this one is on {encoder.device}; a GPU needs no prepacking")
     if encoder.prepacked:
-        raise ValueError("this encoder is frozen already")
+        raise ValueError("this encoder is prepacked already")
     if lora_matrices(encoder):
         raise ValueError("this encoder has low-rank updates beside its matrices; merge_lora first")
     if precision == "int8" and torch.backends.quantized.engine not in ("x86", "fbgemm"):
@@ -78,7 +79,7 @@ def optimize_for_inference(encoder: Encoder, *, precision: Precision = "float") 
 
 
 def kernels_will_read(encoder: Encoder, precision: Precision) -> bool:
-    """Whether compiled loops will read an encoder's matrices, as far as that can be told before there are batches."""
+    """Return whether compiled kernels will read the matrices, as far as that can be told without a batch."""
     layers, config = cast("list[Block]", list(encoder.layers)), encoder.config
     if not kernels_available() or not layers:
         return False
@@ -90,24 +91,24 @@ def kernels_will_read(encoder: Encoder, precision: Precision) -> bool:
 
 
 class PrepackedMatrix(Protocol):
-    """One matrix, ready to be multiplied with; copies with ``copy.deepcopy``."""
+    """A matrix ready to multiply; can be copied with ``copy.deepcopy``."""
 
     levels: int
-    """The largest integer that a token's numbers are brought to; 0 where they are not."""
+    """Largest integer that activations are quantised to; 0 if they are not."""
 
     @property
     def rows(self) -> Rows | None:
-        """It as it is, unless its numbers lie in another library's order."""
+        """The matrix in plain layout; None if it is only held in another layout."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O) in the dtype of ``x``."""
 
     def state(self) -> dict[str, Tensor]:
-        """What it goes by in a state dict: tensors with a row for each of its O outputs."""
+        """Tensors for the state dict, with one row per output."""
 
 
 class FloatMatrix:
-    """A weight in a dtype the processor multiplies in, half precision widened once; as it lies where compiled loops read it.
+    """A weight in a dtype that the CPU multiplies natively; half precision is widened once.
 
     Args:
         weight: (O, D).
@@ -136,25 +137,25 @@ class FloatMatrix:
         return self._product(x)
 
     def state(self) -> dict[str, Tensor]:
-        """The plain weights under their plain names: a frozen encoder is saved and hashed like any other."""
+        """Return the weights under their plain names: a prepacked encoder is saved and hashed like any other."""
         weight = self.weight.to_dense() if self.weight.is_mkldnn else self.weight
         plain = {"weight": weight.to(self.dtype)}
         return plain if self.bias is None else plain | {"bias": self.bias.to(self.dtype)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FloatMatrix:
-        """Packed tensors cannot be copied, what they were packed from can."""
+        """Copy the plain weights, because packed tensors cannot be copied."""
         state = {name: tensor.clone() for name, tensor in self.state().items()}
         return FloatMatrix(state["weight"], state.get("bias"), plain_layout=self.rows is not None)
 
 
 def _packed(weight: Tensor) -> Tensor:
-    """A weight in oneDNN's own layout."""
+    """Convert a weight to oneDNN's layout."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_TOKENS)
     return packed
 
 
 class Int8Matrix:
-    """A rotated weight in 8 bits with a scale a row; tokens are rotated and quantised as they come, with a shift and a scale each.
+    """A rotated weight in 8 bits with a scale per row; tokens are rotated and quantised with a shift and a scale each.
 
     Args:
         weight: (O, D).
@@ -167,19 +168,19 @@ class Int8Matrix:
         wide = hadamard(weight.float()) / hadamard_size(weight.shape[1])
         self.scales = (wide.abs().amax(dim=1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
         self.weight = (wide / self.scales[:, None]).round_().to(torch.int8)
-        # What rotated features that are all 1 give: the part of the product that a token's smallest number makes.
+        # Product with rotated features that are all 1: the part of the result that a token's minimum contributes.
         self.ones = self.weight.sum(1) * self.scales
         self.bias = None if bias is None else bias.float()
         self.levels = INT8_LEVELS_VNNI if has_vnni() else INT8_LEVELS
 
     @property
     def rows(self) -> Rows | None:
-        """The integers as they are, and what makes numbers of them."""
+        """The integers in plain layout, with their scales."""
         return Rows(self.weight, self.bias, self.scales, self.ones) if self._plain_layout else None
 
     @cached_property
     def _packed(self) -> Any:
-        """In FBGEMM's layout, from the first product on that wants it."""
+        """The matrix in FBGEMM's layout, made at the first product that needs it."""
         zeros = torch.zeros(len(self.weight), dtype=torch.int64)
         rows = torch._make_per_channel_quantized_tensor(self.weight, self.scales.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(rows, None)
@@ -187,7 +188,7 @@ class Int8Matrix:
     def __call__(self, x: Tensor) -> Tensor:
         """(N, D) to (N, O) in the dtype of ``x``.
 
-        Every token is shifted and scaled to [0, 1], so that one fixed grid serves them all.
+        Every token is shifted and scaled to [0, 1], so that one fixed grid suits all tokens.
         """
         rows = hadamard(x.float())
         least = rows.amin(dim=1, keepdim=True)
@@ -198,7 +199,7 @@ class Int8Matrix:
         return output.addr_(least[:, 0], self.ones).to(x.dtype)
 
     def state(self) -> dict[str, Tensor]:
-        """The quantised weights: they are what the vectors depend on, so they are what is hashed."""
+        """Return the quantised weights, which determine the vectors and so are hashed."""
         quantised = {"weight_int8": self.weight, "weight_scales": self.scales}
         return quantised if self.bias is None else quantised | {"bias": self.bias}
 
@@ -247,5 +248,5 @@ class PrepackedLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PrepackedLinear:
         moved = fn(torch.empty(0, dtype=self.dtype))
         if moved.device.type != "cpu" or moved.dtype != self.dtype:
-            raise InputError("a frozen encoder keeps its device and dtype; load it anew where it shall run")
+            raise InputError("a prepacked encoder keeps its device and dtype; load the checkpoint again for another")
         return self

@@ -1,6 +1,6 @@
-"""One pass over tokens where torch's operators make five: RoPE, and the way back through activations and gates.
+"""Kernels that process tokens row by row, in one pass where PyTorch operators make five: RoPE, and activation gradients.
 
-Tokens lie one after the other here, and a vector holds neighbouring numbers of one of them; nothing is brought to lanes.
+A vector holds neighbouring values of one token; tokens are not transposed to lanes.
 
 Shapes: N tokens, I MLP width, H heads, K head width, R rotary width.
 """
@@ -21,15 +21,16 @@ from quiver.encoder.cpu.codegen import BFLOAT16, FLOAT32
 from quiver.encoder.cpu.jit import Callback, jit
 from quiver.encoder.cpu.support import run_on_threads as team_run
 
-# Tokens of a task.
+# Tokens per task.
 TOKENS_PER_TASK = 32
 
-# Places of what a call consists of.
+# Layout of the arguments.
 TAKEN, TOKENS, ROTATES = range(3)
-# What TURNS says: bytes of a number of the heads that are turned; 0 for the way back.
-# The way back: addresses of what was activated, of the gradient of what came out, of that of what was activated; I, which function, gated.
+# ROTATES: bytes per value of the heads to rotate; 0 for activation gradients.
+# Activation gradients: addresses of the activation's input, of the gradient of its output and of the gradient of its input; I, index of the
+# activation, whether it is gated.
 INNER, GRADIENT, OF_INNER, WIDTH, ACTIVATION, GATED = range(3, 9)
-# RoPE: address of the heads, bytes from one token and from one head to the next, H; addresses of cosines and sines, R / 2.
+# RoPE: address of the heads, strides of token and head in bytes, H; addresses of cosines and sines, R / 2.
 HEADS, TOKEN_STRIDE, HEAD_STRIDE, COUNT, COSINES, SINES, HALF = range(3, 10)
 SIZE = 10
 
@@ -38,7 +39,7 @@ _FLOAT = 4  # bytes
 
 @jit
 def _rotate(call: NDArray[np.int64], token: int) -> None:
-    """All heads of a token to its position."""
+    """Rotate all heads of a token."""
     row, half = token * call[HALF] * _FLOAT, call[HALF]
     heads = call[HEADS] + token * call[TOKEN_STRIDE]
     for head in range(call[COUNT]):
@@ -51,7 +52,7 @@ def _rotate(call: NDArray[np.int64], token: int) -> None:
 
 @jit
 def _activation_backward(call: NDArray[np.int64], token: int) -> None:
-    """A token's way back through the activation."""
+    """Backpropagate through the activation of a token."""
     width = call[WIDTH]
     place = token * width * _FLOAT
     inner = place * (1 + call[GATED])
@@ -60,7 +61,7 @@ def _activation_backward(call: NDArray[np.int64], token: int) -> None:
 
 @jit
 def _run_all(call: NDArray[np.int64]) -> None:
-    """Tasks until none is left; what every thread runs."""
+    """Run tasks until none is left; every thread runs this."""
     while True:
         first = next_index(call.ctypes.data + TAKEN * 8) * TOKENS_PER_TASK
         if first >= call[TOKENS]:
@@ -73,7 +74,7 @@ def _run_all(call: NDArray[np.int64]) -> None:
 
 
 def _entry(pointer: Any) -> None:
-    """`_run_all` on what the pointer points to."""
+    """C entry of `_run_all`."""
     _run_all(numba.carray(pointer, SIZE, np.int64))
 
 
@@ -88,10 +89,10 @@ def _run(tokens: int, *, turns: int, numbers: tuple[int, ...]) -> None:
 
 
 def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """RoPE in place, on torch's threads.
+    """Apply RoPE in place, on PyTorch's threads.
 
     Args:
-        heads: (N, H, K) float32 or bfloat16, the numbers of a head side by side.
+        heads: (N, H, K) float32 or bfloat16, contiguous within a head.
         cos: Cosines of the tokens' positions, (N, R/2) float32 and contiguous; R/2 is a multiple of 16.
         sin: Sines, likewise.
     """
@@ -102,12 +103,12 @@ def rotate_(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def activation_backward_(inner: Tensor, gradient: Tensor, of_inner: Tensor, activation: str) -> None:
-    """What an activation or a gate gave, again, and the gradient of what it was given, on torch's threads.
+    """Recompute an activation or gate and compute the gradient of its input, on PyTorch's threads.
 
     Args:
-        inner: What it was given, (N, I) or, gated, (N, 2 I); all three are float32 and contiguous, I is a multiple of 16.
-        gradient: Of what it gave, (N, I); becomes that itself.
-        of_inner: Where the gradient of ``inner`` goes, shaped like it.
+        inner: Input of the activation, (N, I) or, gated, (N, 2 I); all three tensors are float32 and contiguous, I is a multiple of 16.
+        gradient: Gradient of its output, (N, I); overwritten by the output.
+        of_inner: Receives the gradient of ``inner``, in its shape.
         activation: A key of `quiver.encoder.cpu.block_tiles.ACTIVATIONS`.
     """
     gated = inner.shape[1] != gradient.shape[1]

@@ -128,7 +128,7 @@ def test_wrong_input_is_refused(tmp_path: Path) -> None:
     encoder = load_adapter(tmp_path)
     with pytest.raises(InputError, match="a sequence has 65 tokens, this encoder has 64 positions"):
         encoder(pack_ids([[5] * 65]))
-    with pytest.raises(InputError, match="deberta-v2: unattended query expansion needs a native encoder"):
+    with pytest.raises(InputError, match="deberta-v2: unattended query expansion requires a native encoder"):
         encoder(pack_ids([[5, 6, 7]], key_lengths=[2]))
 
 

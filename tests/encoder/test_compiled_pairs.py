@@ -156,7 +156,7 @@ def test_tokens_that_only_read(
     assert (encoder(batch).double() - exact).square().mean().sqrt() <= 0.02 * exact.square().mean().sqrt()
 
 
-def test_frozen_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
+def test_prepacked_and_plain_matrices_give_one_result(half_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch]) -> None:
     encoder, batch = half_of(), batch_of((300, 20))
     frozen = optimize_for_inference(copy.deepcopy(encoder))
     assert all(matrix.readable for matrix in frozen.modules() if isinstance(matrix, PrepackedLinear))

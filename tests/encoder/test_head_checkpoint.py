@@ -284,10 +284,10 @@ def test_mosaicbert_has_no_span_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "family", "settings", "message"),
     [
-        ("masked_lm", "bert", {"decoder_bias": False}, "decoder_bias: a bert config.json cannot say false"),
+        ("masked_lm", "bert", {"decoder_bias": False}, "decoder_bias: a bert config.json cannot express false"),
         ("masked_lm", "gte", {"transform": TransformConfig(bias=False, activation="gelu", norm=True)}, "transform: a gte config.json"),
         ("masked_lm", "modernbert", {"transform": TransformConfig(bias=True, activation="gelu", norm=False)}, "transform: a modernbert"),
-        ("classifier", "bert", {"pooling": "mean"}, "pooling: a bert config.json cannot say mean"),
+        ("classifier", "bert", {"pooling": "mean"}, "pooling: a bert config.json cannot express mean"),
         ("classifier", "quiver", {"transform": TransformConfig(bias=True, activation="tanh", norm=True)}, "transform: a quiver"),
         ("span_qa", "bert", {"transform": TransformConfig(bias=True, activation="gelu", norm=True)}, "transform: a bert"),
     ],

@@ -307,7 +307,7 @@ def test_misuse_is_refused() -> None:
             call(encoder)
     with pytest.raises(ValueError, match="add_lora first"):
         load_lora_state(encoder, {})
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ValueError, match="prepacked"):
         add_lora(optimize_for_inference(encoder), rank=4, alpha=8.0, dropout=0.0, seed=0)
 
 

@@ -235,7 +235,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(ValueError, match="padding must stand on the right"):
         first(expanded)
     optimize_for_inference(encoder)
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ValueError, match="prepacked"):
         NativeTransformer(encoder, tokenizer, max_seq_length=12)
 
 

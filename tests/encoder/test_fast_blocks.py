@@ -136,7 +136,7 @@ def test_half_precision_weights_are_widened(
     )  # one rounding, after the last norm
 
 
-def test_frozen_and_plain_matrices_give_one_result(
+def test_prepacked_and_plain_matrices_give_one_result(
     encoder_of: Callable[..., Encoder], batch_of: Callable[..., PackedBatch], used: list[bool]
 ) -> None:
     encoder, batch = encoder_of(), batch_of((300, 20))

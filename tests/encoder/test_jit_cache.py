@@ -61,7 +61,7 @@ def test_code_that_was_cut_short_is_compiled_again(kept: str, size: int, made: t
     again, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
     assert again == right
     assert log
-    assert all("cannot be read" in line and "is compiled again" in line for line in log)
+    assert all("deleted damaged compiled code" in line and "is compiled again" in line for line in log)
     healed, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
     assert (healed, log) == (right, [])
 
@@ -77,7 +77,7 @@ def test_code_with_a_flipped_bit_is_not_run_and_compiled_again(made: tuple[Path,
     again, _, log = run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))
     assert again == right
     assert len(log) == 1
-    assert "cannot be read" in log[0]
+    assert "deleted damaged compiled code" in log[0]
     assert run(REPOSITORY, NUMBA_CACHE_DIR=str(cache))[2] == []
 
 
@@ -103,7 +103,7 @@ def test_nothing_is_compiled_where_nothing_can_be_kept(sealed: Path, made: tuple
     total, seconds, log = run(sealed, "/dev/null/none", HOME="/dev/null", XDG_CACHE_HOME="/dev/null", NUMBA_CACHE_DIR="")
     assert total == pytest.approx(right, abs=1e-3)
     assert len(log) == 1
-    assert "compiled code cannot be kept" in log[0]
+    assert "compiled code cannot be cached" in log[0]
     assert "NUMBA_CACHE_DIR" in log[0]
     assert seconds < 5  # compiling alone takes ten
 
@@ -120,4 +120,4 @@ def test_a_private_folder_for_temporary_files_keeps_code_where_no_other_can(seal
     assert (again, len(list(folder.rglob("*.nbc")))) == (right, count)
     folder.chmod(0o777)  # others could put code there
     _, _, log = run(sealed, str(tmp_path), **nowhere)
-    assert "compiled code cannot be kept" in log[0]
+    assert "compiled code cannot be cached" in log[0]

@@ -60,7 +60,7 @@ def texts(*lengths: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("config", [CONFIG, BERT], ids=["modernbert", "bert"])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-6), (torch.bfloat16, 0.03)], ids=str)
-def test_frozen_states_are_the_plain_ones(config: EncoderConfig, dtype: torch.dtype, atol: float) -> None:
+def test_prepacked_states_are_the_plain_ones(config: EncoderConfig, dtype: torch.dtype, atol: float) -> None:
     encoder = make(config, dtype)
     frozen = optimize_for_inference(copy.deepcopy(encoder))
     batch = pack_ids(texts(*LENGTHS))
@@ -161,7 +161,7 @@ def test_a_frozen_encoder_refuses_to_move_or_freeze_again() -> None:
     assert frozen.eval() is frozen
     with pytest.raises(ValueError, match="to train, load the checkpoint"):
         frozen.train()
-    with pytest.raises(ValueError, match="frozen already"):
+    with pytest.raises(ValueError, match="prepacked already"):
         optimize_for_inference(frozen)
     with pytest.raises(ValueError, match="precision must be one of float, int8, got 'int4'"):
         optimize_for_inference(make(CONFIG), precision="int4")  # type: ignore[arg-type]
