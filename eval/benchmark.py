@@ -15,14 +15,13 @@ from typing import Protocol
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import expand_home
 from quiver.eval.datasets.cache import Cache, CachedCollection, is_offline
-from quiver.eval.datasets.entry import Entry
-from quiver.eval.datasets.facts import Facts
+from quiver.eval.datasets.metadata import Entry, Metadata
 from quiver.eval.datasets.registry import find, held, missing, near, registry, shortest
 from quiver.retrieval.data.corpus import Collection, load_collection
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.records import Run
 
-__all__ = ["Benchmark", "Facts", "LocalFolder", "Policy", "Source", "cut", "depth", "resolve"]
+__all__ = ["Benchmark", "CollectionReader", "LocalFolder", "Metadata", "Policy", "cut", "depth", "resolve"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class Policy:
     use_title: bool = True
 
 
-class Source(Protocol):
+class CollectionReader(Protocol):
     """Where a collection comes from."""
 
     def load(self) -> Collection:
@@ -81,15 +80,15 @@ class Benchmark:
         name: What tables and files call it.
         split: Which judgements.
         policy: How its runs are made and scored.
-        facts: What is known of it.
+        metadata: What is known of it.
         source: Reads it.
     """
 
     name: str
     split: str
     policy: Policy
-    facts: Facts
-    source: Source
+    metadata: Metadata
+    source: CollectionReader
 
     @classmethod
     def of_folder(cls, folder: Path, split: str | None = None, *, name: str | None = None, policy: Policy | None = None) -> Benchmark:
@@ -111,12 +110,12 @@ class Benchmark:
         entry = _beir_entry(own)
         if entry is None:
             split = "test" if split is None else split
-            return cls(name or own.name, split, policy or Policy(), Facts(), LocalFolder(folder, split))
+            return cls(name or own.name, split, policy or Policy(), Metadata(), LocalFolder(folder, split))
         if split is None:
             split = entry.split if (folder / "qrels" / f"{entry.split}.tsv").is_file() else "test"
             logger.info("%s: taken for %s by its name; split %s", folder, entry.key, split)
-        facts = Facts(entry.facts.licence, group=entry.facts.group, group_size=entry.facts.group_size)
-        return cls(name or entry.name, split, policy or _policy_of(entry), facts, LocalFolder(folder, split))
+        metadata = Metadata(entry.metadata.licence, group=entry.metadata.group, group_size=entry.metadata.group_size)
+        return cls(name or entry.name, split, policy or _policy_of(entry), metadata, LocalFolder(folder, split))
 
     @property
     def key(self) -> str:
@@ -161,7 +160,7 @@ def resolve(
         )
     for entry in entries:
         if split is not None and split not in entry.splits:
-            raise InputError(f"{entry.key}: no split '{split}'; the splits there are {', '.join(entry.splits)}")
+            raise InputError(f"{entry.key}: no split '{split}'; existing splits: {', '.join(entry.splits)}")
     here = Cache.usual() if cache is None else Cache(cache)
     absent = missing(entries, here)
     if absent and (offline or is_offline()):
@@ -171,7 +170,7 @@ def resolve(
         )
     for entry in absent:
         if held(entry, here) is None:  # an archive may hold several
-            here.fetch(entry.origin, progress=progress)
+            here.fetch(entry.source, progress=progress)
     return [_published(entry, split or entry.split, here) for entry in entries]
 
 
@@ -179,11 +178,11 @@ def _published(entry: Entry, split: str, cache: Cache) -> Benchmark:
     found = held(entry, cache)
     if found is None:
         raise InputError(f"{entry.key}: was in {cache.root} a moment ago and is gone; fetch it again")
-    origin, record = found
-    queries = entry.facts.queries if split == entry.split else None
-    size = entry.facts.bytes if origin == entry.origin else None
-    facts = replace(entry.facts, revision=record.revision, url=record.url, queries=queries, bytes=size)
-    return Benchmark(entry.name, split, _policy_of(entry), facts, CachedCollection(cache, origin, entry.name, split))
+    source, record = found
+    queries = entry.metadata.queries if split == entry.split else None
+    size = entry.metadata.bytes if source == entry.source else None
+    metadata = replace(entry.metadata, revision=record.revision, url=record.url, queries=queries, bytes=size)
+    return Benchmark(entry.name, split, _policy_of(entry), metadata, CachedCollection(cache, source, entry.name, split))
 
 
 def _beir_entry(folder: Path) -> Entry | None:

@@ -1,7 +1,7 @@
 """The score of a model while it trains: nDCG@10 on a development collection, as ``evaluate`` gives it.
 
 The collection is read and checked once, when the scorer is made, so that a bad line is found before the first update. Each score walks
-the path of ``quiver.eval.ranking``: exact search over every document, each distinct text encoded once. Vectors are kept for one score
+the path of ``quiver.eval.evaluation``: exact search over every document, each distinct text encoded once. Vectors are kept for one score
 alone, since the next comes with other weights.
 """
 
@@ -17,8 +17,8 @@ from torch import nn
 from quiver.encoder.errors import InputError
 from quiver.eval.averages import Part, grouped
 from quiver.eval.benchmark import Benchmark, resolve
+from quiver.eval.evaluation import ModelRanker
 from quiver.eval.metrics import score
-from quiver.eval.ranking import ModelRanker
 from quiver.eval.results import HEADLINE
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.data.embedding_store import open_embedding_store
@@ -57,7 +57,7 @@ class DevelopmentScorer:
         with open_embedding_store(None) as store:
             ranking = ModelRanker(model, store)(collection, benchmark.policy, DEPTH)
         value = score(collection.qrels, ranking.run, [HEADLINE]).means[HEADLINE]
-        return Part(benchmark.name, benchmark.split, benchmark.facts.group, benchmark.facts.group_size, value)
+        return Part(benchmark.name, benchmark.split, benchmark.metadata.group, benchmark.metadata.group_size, value)
 
 
 def development_scorer(section: DevelopmentSection, *, progress: bool = False) -> DevelopmentScorer:

@@ -1,7 +1,7 @@
-"""One system on one or more collections: collection -> index -> run -> scores -> results.
+"""Evaluation of one system on one or more collections: collection -> index -> run -> scores -> results.
 
-The walk is the same for a model and for BM25; what differs is how a collection is ranked (``quiver.eval.ranking``). Everything the caller
-can get wrong is found before the first text is encoded, and what is finished when a run is stopped is not done again.
+A model and BM25 take the same path; they differ in how a collection is ranked. All mistakes of the caller are found before the first text
+is encoded, and an interrupted evaluation can be resumed.
 """
 
 from __future__ import annotations
@@ -12,46 +12,334 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePath
+from typing import Any, Protocol
 
 import numpy as np
 
 from quiver.encoder.config import Precision
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import file_sha256, write_json
-from quiver.eval.baselines import load_baseline
-from quiver.eval.benchmark import Benchmark, resolve
+from quiver.eval.benchmark import Benchmark, Policy, cut, depth, resolve
 from quiver.eval.metrics import MEASURES, Scores, judged_at, score
-from quiver.eval.provenance import DataChecksum, provenance
-from quiver.eval.ranking import BASELINES, ModelRanker, Ranker, Ranking, rank_with_bm25
 from quiver.eval.results import (
     HEADLINE,
+    SCHEMA,
+    SNIPPET,
     Baseline,
     CollectionResult,
+    DataChecksum,
     FileReference,
+    IndexUsed,
     Interval,
     Library,
     Results,
+    ShownDocument,
+    Stage,
     System,
     TokenMatch,
+    Truncated,
+    WorstQuery,
+    provenance,
+    refuse_existing,
+    results_folder,
+    write_results,
 )
-from quiver.eval.results_folder import SCHEMA, Stage, refuse_existing, results_folder, write_results
 from quiver.eval.significance import bootstrap_interval
-from quiver.eval.worst import Explain, worst_queries
 from quiver.retrieval.data.corpus import Collection
-from quiver.retrieval.data.embedding_store import open_embedding_store
-from quiver.retrieval.data.run import write_run
-from quiver.retrieval.index.engine_table import check_engine
+from quiver.retrieval.data.embedding_store import EmbeddingStore, StoredVectors, open_embedding_store
+from quiver.retrieval.data.run import ranked, write_run
+from quiver.retrieval.index.engine_table import EXACT, check_engine
 from quiver.retrieval.index.engines import Setting, check_preset
+from quiver.retrieval.index.index import Index
+from quiver.retrieval.index.memory import index_vectors
+from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
-from quiver.retrieval.records import Run
+from quiver.retrieval.records import Hits, ModelCard, Run
+from quiver.retrieval.search.bm25 import PARAMETERS, BlockLimits, rank_streamed
 from quiver.retrieval.search.explain import token_matches
 
 logger = logging.getLogger(__name__)
+
+
+def bm25_run(
+    collection: Collection, *, k: int = 1000, use_title: bool = True, exclude_self: bool = False, limits: BlockLimits | None = None
+) -> dict[str, dict[str, float]]:
+    """Rank the collection's documents for its queries; of a large collection a block is in memory, and k documents a query.
+
+    Args:
+        collection: Documents and queries.
+        k: Documents a query, at most; a k beyond the collection is no error.
+        use_title: Titles are part of the text.
+        exclude_self: A document with the query's own id is dropped before the cut.
+        limits: Size of the blocks that the corpus is read in.
+
+    Returns:
+        A run with every query in it; only documents that share a word with the query are found.
+
+    Raises:
+        InputError: bm25s is not installed.
+        ValueError: k < 1.
+    """
+    k = check_k(k)
+    policy = Policy(exclude_self=exclude_self, use_title=use_title)
+    hits = rank_streamed(
+        lambda: ((document.id, document.content(use_title=use_title)) for document in collection.documents),
+        [query.text for query in collection.queries],
+        depth(k, policy),
+        limits=limits,
+    )
+    return cut(hits.to_run([query.id for query in collection.queries]), k, policy)
+
+
+OVERLAPS = (10, 100)
+"""Depths at which an index is compared with exact search, as far as they are kept."""
+
+TIE = 1e-6
+"""Two scores closer than this, relatively, are one: float32 products in another order differ by so much."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A collection's run, already cut by its policy, and how it came about; the fields are those of ``CollectionResult``."""
+
+    run: dict[str, dict[str, float]]
+    index: IndexUsed
+    truncated: Truncated
+    seconds: Mapping[str, float]
+    cached: int = 0
+
+
+class Ranker(Protocol):
+    """Ranks collections."""
+
+    def __call__(self, collection: Collection, policy: Policy, k: int) -> Ranking:
+        """The first k documents of every query."""
+
+
+@dataclass
+class Stopwatch:
+    """Wall clock by step, in seconds."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, step: str) -> None:
+        """What has passed since the last lap went into this step."""
+        now = time.perf_counter()
+        self.seconds[step] = self.seconds.get(step, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class ModelRanker:
+    """Ranks by a model's vectors.
+
+    Attributes:
+        model: Encodes texts.
+        store: Where the vectors go.
+        engine: Index engine with settings, such as ``ivf-dense:nlist=64``; see `quiver.retrieval.index.engine_table.parse_engine`.
+        effort: Search effort: a preset, or search parameters of the engine by name.
+        progress: Show how far the encoding is.
+    """
+
+    model: DenseModel | TokenModel
+    store: EmbeddingStore
+    engine: str = EXACT
+    effort: str | Mapping[str, Setting] = "balanced"
+    progress: bool = False
+
+    def __call__(self, collection: Collection, policy: Policy, k: int) -> Ranking:
+        """The first k documents of every query.
+
+        Raises:
+            InputError: The index cannot be built for this model or collection.
+        """
+        watch, card = Stopwatch(), self.model.card
+        # Queries first: they take seconds, and what is wrong with the model shows on them.
+        queries = self._encode([query.text for query in collection.queries], "query", len(collection.queries))
+        vectors = query_vectors(queries)
+        watch.lap("encode_queries")
+        ids: list[str] = []
+        documents = self._encode(_contents(collection, policy, ids), "document", len(collection.documents))
+        watch.lap("encode_documents")
+        index = index_vectors(ids, documents.rows, card, lengths=documents.lengths, engine=self.engine)
+        watch.lap("index")
+        wanted = depth(k, policy)
+        hits = _searched(index, vectors, wanted, card, self.effort)
+        watch.lap("search")
+        exact = index.kind.startswith("exact-")
+        overlaps = tuple(cut for cut in OVERLAPS if cut <= k)
+        return Ranking(
+            run=cut(hits.to_run([query.id for query in collection.queries]), k, policy),
+            index=IndexUsed(
+                kind=EXACT if exact else index.kind,
+                # The work of an approximate search also depends on the number of documents that are asked for.
+                parameters={**index.parameters} if exact else {**index.parameters, **index.search_params(self.effort, wanted), "k": wanted},
+                recall={_name(cut): 1.0 for cut in overlaps} if exact else self._overlaps(ids, documents, vectors, hits, overlaps),
+                bytes=index.nbytes,
+                query_milliseconds=1000 * watch.seconds["search"] / len(collection.queries),
+            ),
+            truncated=Truncated(documents=documents.counts.truncated, queries=queries.counts.truncated),
+            seconds=watch.seconds,
+            cached=documents.reused,
+        )
+
+    def _encode(self, texts: Any, role: Any, total: int) -> StoredVectors:
+        return self.store.encode(self.model, texts, role, total=total, progress=self.progress)
+
+    def _overlaps(self, ids: Sequence[str], documents: StoredVectors, queries: Any, hits: Hits, cuts: Sequence[int]) -> dict[str, float]:
+        if not cuts:
+            return {}
+        exact = index_vectors(ids, documents.rows, self.model.card, lengths=documents.lengths).search(queries, max(cuts))
+        return {_name(cut): overlap(exact, hits, cut) for cut in cuts}
+
+
+def rank_with_bm25(collection: Collection, policy: Policy, k: int) -> Ranking:
+    """The first k documents of every query by BM25."""
+    started = time.perf_counter()
+    run = bm25_run(collection, k=k, use_title=policy.use_title, exclude_self=policy.exclude_self)
+    return Ranking(run, IndexUsed("bm25", PARAMETERS), Truncated(0, 0), {"search": time.perf_counter() - started})
+
+
+BASELINES: Mapping[str, Callable[[Collection, Policy, int], Ranking]] = {"bm25": rank_with_bm25}
+"""Baseline name -> how it ranks; each is a system of its own as well, ``model="bm25"``."""
+
+
+def overlap(exact: Hits, hits: Hits, k: int) -> float:
+    """Share of the exact search's first k documents that another search has among its own, a mean over queries.
+
+    A document that scores as much as the k-th of the exact search is as good: which of equals are kept is a matter of ids.
+
+    Example:
+        >>> scores = [np.array([2.0, 1.0], np.float32)]
+        >>> overlap(Hits([["a", "b"]], scores), Hits([["b", "c"]], [np.array([1.0, 0.5], np.float32)]), 2)
+        0.5
+    """
+    shares = []
+    for wanted, bar, found, scores in zip(exact.ids, exact.scores, hits.ids, hits.scores, strict=True):
+        best = {*wanted[:k]}
+        least = float(bar[len(best) - 1]) if best else 0.0
+        tied = TIE * max(1.0, abs(least))
+        # Not "at least as much": scores of compressed vectors may be too high.
+        good = sum(document in best or abs(score - least) <= tied for document, score in zip(found[:k], scores[:k].tolist(), strict=True))
+        shares.append(min(good, len(best)) / len(best) if best else 1.0)
+    return sum(shares) / len(shares)
+
+
+def _searched(index: Index, queries: Any, k: int, card: ModelCard, effort: str | Mapping[str, Setting]) -> Hits:
+    try:
+        return index.search(queries, k, effort=effort)
+    except ValueError as error:  # the shapes are ours: what is left is what the model's vectors are
+        raise InputError(f"{card.source}: its vectors cannot be searched: {error}") from error
+
+
+def query_vectors(stored: StoredVectors) -> Any:
+    """Vectors of queries as an index wants them: (Q, d), or for a ColBERT a list of (n_i, d)."""
+    rows = stored.rows.span(0, stored.rows.shape[0])
+    if stored.lengths is None:
+        return rows
+    return np.split(rows, np.cumsum(stored.lengths)[:-1])
+
+
+def _name(k: int) -> str:
+    return f"overlap@{k}"
+
+
+def _contents(collection: Collection, policy: Policy, ids: list[str]) -> Iterator[str]:
+    """The documents' texts as they are encoded; their ids are collected on the way, so that the corpus is read once."""
+    for document in collection.documents:
+        ids.append(document.id)
+        yield document.content(use_title=policy.use_title)
+
+
+QUERIES = 10
+"""Queries that a result keeps."""
+
+SHOWN = 3
+"""Documents found, and documents wanted, that it keeps of each."""
+
+Explain = Callable[[str, str], Sequence[TokenMatch]]
+"""Text of a query and of a document to what each token of the query met."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A query with the documents to show, by id."""
+
+    query: str
+    found: Sequence[str]
+    wanted: Sequence[str]
+    relevant: int
+
+    @property
+    def explained(self) -> set[str]:
+        """The document found first and the best one wanted: where a ColBERT's choice is looked into."""
+        return {*self.found[:1], *self.wanted[:1]}
+
+
+def worst_queries(
+    collection: Collection, policy: Policy, run: Run, scores: Scores, *, explain: Explain | None = None
+) -> tuple[WorstQuery, ...]:
+    """The queries with the lowest nDCG@10, the worst first and equals by id.
+
+    The corpus is read once more for the documents shown: their texts were not kept.
+
+    Args:
+        collection: Queries, judgements and documents.
+        policy: Whether titles are part of the texts.
+        run: What was found.
+        scores: By query.
+        explain: For a ColBERT.
+    """
+    headline = {query: values[HEADLINE] for query, values in scores.per_query.items()}
+    cases = [_case(query, collection.qrels[query], run) for query in sorted(headline, key=lambda query: (headline[query], query))[:QUERIES]]
+    wanted = {document for case in cases for document in (*case.found, *case.wanted)}
+    contents = {each.id: each.content(use_title=policy.use_title) for each in collection.documents if each.id in wanted}
+    texts = {query.id: query.text for query in collection.queries}
+
+    def show(case: _Case, document: str) -> ShownDocument:
+        found = run.get(case.query, {})
+        order = ranks[case.query]
+        explained = explain is not None and document in case.explained
+        return ShownDocument(
+            id=document,
+            text=_snippet(contents[document]),
+            grade=collection.qrels[case.query].get(document),
+            rank=order.get(document),
+            score=found.get(document),
+            matches=tuple(explain(texts[case.query], contents[document])) if explain is not None and explained else (),
+        )
+
+    ranks: Mapping[str, Mapping[str, int]] = {
+        case.query: {document: rank for rank, document in enumerate(ranked(run.get(case.query, {})), start=1)} for case in cases
+    }
+    return tuple(
+        WorstQuery(
+            query=case.query,
+            text=texts[case.query],
+            score=headline[case.query],
+            found=tuple(show(case, document) for document in case.found),
+            wanted=tuple(show(case, document) for document in case.wanted),
+            relevant=case.relevant,
+        )
+        for case in cases
+    )
+
+
+def _case(query: str, grades: Mapping[str, int], run: Run) -> _Case:
+    relevant = sorted((document for document in grades if grades[document] >= 1), key=lambda document: (-grades[document], document))
+    return _Case(query, ranked(run.get(query, {}))[:SHOWN], relevant[:SHOWN], len(relevant))
+
+
+def _snippet(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= SNIPPET else flat[: SNIPPET - 1] + "…"
+
 
 BM25 = System(source="bm25", kind="bm25", library="bm25s")
 """The system that ``model="bm25"`` is."""
@@ -118,7 +406,7 @@ def evaluate(  # noqa: PLR0913 - the public entry: one option for each choice th
             `quiver.retrieval.index.engine_table.parse_engine`. The overlap of an approximate engine with exact search is measured and
             reported beside the score.
         effort: Search effort: ``exact``, ``balanced`` or ``fast``, or search parameters of the engine by name.
-        baselines: Names in ``quiver.eval.ranking.BASELINES`` to score beside the system.
+        baselines: Names in ``quiver.eval.evaluation.BASELINES`` to score beside the system.
         in_domain: Names of collections, or of their groups, whose training data the model has seen.
         library: What opens and runs the model, where ``model`` is a folder or hub id.
         precision: ``int8`` quantises the matrices of such a model, on a CPU; of Quiver's own models only.
@@ -185,7 +473,7 @@ class _Walk:
 
     def _score(self, checked: _Checked) -> CollectionResult:
         benchmark, collection = checked.benchmark, checked.collection
-        key, policy, facts = benchmark.key, benchmark.policy, benchmark.facts
+        key, policy, facts = benchmark.key, benchmark.policy, benchmark.metadata
         ranking = self.rank(collection, policy, self.choices.k)
         scores = self._scores(collection, ranking)
         baselines = tuple(self._baseline(name, benchmark, collection) for name in self.choices.baselines)
@@ -291,7 +579,11 @@ def _load(model: str | Path | DenseModel | TokenModel, library: Library, precisi
         return model
     if model == "bm25":
         return None
-    return load_model(str(model), precision=precision) if library == "quiver" else load_baseline(library, model)
+    if library == "quiver":
+        return load_model(str(model), precision=precision)
+    from quiver.eval.baselines import load_baseline  # imports this module
+
+    return load_baseline(library, model)
 
 
 @contextmanager
@@ -333,7 +625,7 @@ def _benchmarks(
     keys = Counter(benchmark.key for benchmark in benchmarks)
     if twice := [key for key, count in keys.items() if count > 1]:
         raise InputError(f"two collections are called {twice[0]}, and their files would overwrite each other; rename a folder")
-    names = {name for benchmark in benchmarks for name in (benchmark.name, benchmark.facts.group)}
+    names = {name for benchmark in benchmarks for name in (benchmark.name, benchmark.metadata.group)}
     if unknown := [name for name in in_domain if name not in names]:
         raise InputError(f"in domain: no collection or group is called {unknown[0]!r}; there are {', '.join(sorted(filter(None, names)))}")
     return benchmarks
@@ -379,7 +671,7 @@ def _conditions(checked: _Checked) -> dict[str, object]:
     """What a finished result of this collection must say for it to be taken over: the data, and how they are scored."""
     benchmark = checked.benchmark
     return {"data_sha256": checked.sha256, **asdict(benchmark.policy)} | {
-        name: value for name, value in asdict(benchmark.facts).items() if name in ("group", "group_size", "licence", "revision")
+        name: value for name, value in asdict(benchmark.metadata).items() if name in ("group", "group_size", "licence", "revision")
     }
 
 

@@ -47,6 +47,10 @@ class RunLog:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
+    def holds(self, step: int, key: str) -> bool:
+        """Whether a line of a step has a key."""
+        return self._path.exists() and any(line["step"] == step and key in line for line in read_log(self._path))
+
     def sync(self) -> None:
         """Put the lines on the disk: a checkpoint that is about to be sealed must not know more than the log."""
         if self._path.exists():

@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from quiver.encoder.errors import InputError
+from quiver.encoder.packing import PackedBatch
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.log import RunLog
 from quiver.encoder.training.nonfinite import NONFINITE, SeenBatch, keep_batches, nonfinite_error
@@ -57,6 +58,8 @@ class Progress:
         window_seconds: Their duration, without evaluation and saving.
         best_step: Step with the best score so far.
         best_score: That score.
+        evaluated: Last step after which the model was evaluated.
+        worse: Evaluations since the best one.
         resumed_at: Steps at which a session resumed the run.
     """
 
@@ -74,6 +77,8 @@ class Progress:
     window_seconds: float = 0.0
     best_step: int | None = None
     best_score: float | None = None
+    evaluated: int = 0
+    worse: int = 0
     resumed_at: list[int] = field(default_factory=list)
 
 
@@ -82,8 +87,8 @@ class TrainingBatch:
     """What goes through the model at once in this process.
 
     Attributes:
-        inputs: Input of the loss function: tensors, which are moved to the model's device, and other values.
-        examples: The rows as JSON, for the report on a non-finite loss.
+        inputs: Input of the loss function: tensors and packed batches, which are moved to the model's device, and other values.
+        examples: The rows as JSON, for the report on a non-finite loss; read only then.
         texts: Number of texts.
         truncated: Number of texts that were truncated.
         tokens: Number of tokens.
@@ -92,7 +97,7 @@ class TrainingBatch:
     """
 
     inputs: Mapping[str, Any]
-    examples: list[dict[str, Any]]
+    examples: Iterable[dict[str, Any]]
     texts: int
     truncated: int
     tokens: int
@@ -131,7 +136,7 @@ class Task(Protocol):
         """Whether `evaluate` is called after this step."""
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measures on held-out data; the first decides which checkpoint is best, higher is better. The same in all processes."""
+        """Measures on held-out data, the same in all processes; empty if there is none. The first decides which checkpoint is best."""
 
     def save_due(self, progress: Progress) -> bool:
         """Whether a checkpoint is written after this step."""
@@ -166,6 +171,7 @@ class TrainerSettings:
         seed: Random seed of the run; rank r uses seed + r.
         keep_best: Save a checkpoint whenever the score improves.
         learning_rate_setting: Name of the learning rate in the recipe, for error messages.
+        patience: Evaluations in a row without a new best score after which the run ends early; None for never.
     """
 
     steps: int
@@ -176,6 +182,7 @@ class TrainerSettings:
     seed: int
     keep_best: bool
     learning_rate_setting: str
+    patience: int | None = None
 
 
 @dataclass(frozen=True)
@@ -257,7 +264,9 @@ class Trainer:
                 seed_random(settings.seed + self._processes.rank)  # equal generators would drop the same units in all ranks
             else:
                 set_random_state(self._random_states[self._processes.rank])
-            while progress.step < settings.steps:
+            if progress.step and task.evaluation_due(progress) and progress.evaluated != progress.step:
+                self._evaluate()  # the last session was stopped before it
+            while progress.step < settings.steps and not self._patience_is_over():
                 update = self._update([next(batches) for _ in range(settings.accumulation)])
                 for callback in self._output.callbacks:
                     callback.on_step(progress.step + 1)
@@ -275,7 +284,9 @@ class Trainer:
             train()
         losses, inputs = [], []
         for batch in batches:
-            inputs.append({name: value.to(task.device) if isinstance(value, Tensor) else value for name, value in batch.inputs.items()})
+            inputs.append(
+                {name: value.to(task.device) if isinstance(value, Tensor | PackedBatch) else value for name, value in batch.inputs.items()}
+            )
             loss = task.loss(inputs[-1]) / settings.accumulation
             # Divided twice, as transformers 5 with accelerate 1 does for losses of sentence-transformers: gradients, and with them the norm
             # that is logged and clipped, are the mean divided by `accumulation`. AdamW does not depend on their scale.
@@ -306,7 +317,7 @@ class Trainer:
         if math.isfinite(loss) or not all(map(math.isfinite, own)):
             place = folder if processes.size == 1 else folder / f"process-{processes.rank}"
             each = zip(batches, inputs, own, strict=True)
-            seen = [SeenBatch(batch.examples, features, value * len(own)) for batch, features, value in each]
+            seen = [SeenBatch(list(batch.examples), _tensors(features), value * len(own)) for batch, features, value in each]
             keep_batches(place, seen, step=step, grad_norm=grad_norm)
         return nonfinite_error(folder, step=step, loss=loss, grad_norm=grad_norm, setting=self._settings.learning_rate_setting)
 
@@ -326,15 +337,27 @@ class Trainer:
         progress.seconds = self._earlier + now - self._start
 
     def _after(self, update: _Update) -> bool:
-        """Log, evaluate, save, in this order, so that a checkpoint knows all that was logged; whether the run stops here."""
+        """Log, evaluate, save, in this order, so that a checkpoint knows all that was logged; whether the run stops here.
+
+        A run that is asked to stop is saved at once; the session that resumes it evaluates.
+        """
         task, settings, progress = self._task, self._settings, self.progress
         if progress.step == settings.steps or progress.step % settings.log_every == 0:
             self._write_window(update)
-        improved = task.evaluation_due(progress) and self._evaluate()
-        stopped = update.stop and progress.step < settings.steps
-        if stopped or (improved and settings.keep_best) or task.save_due(progress):
+        if update.stop and progress.step < settings.steps:
             self._save()
-        return stopped
+            return True
+        improved = task.evaluation_due(progress) and self._evaluate()
+        if (improved and settings.keep_best) or task.save_due(progress):
+            self._save()
+        return False
+
+    def _patience_is_over(self) -> bool:
+        patience, progress = self._settings.patience, self.progress
+        if patience is None or progress.worse < patience:
+            return False
+        logger.info("stopped after step %d: the last %d scores were no better than the best", progress.step, progress.worse)
+        return True
 
     def _write_window(self, update: _Update) -> None:
         progress = self.progress
@@ -364,11 +387,16 @@ class Trainer:
             measures = self._task.evaluate()
             self._task.module.train()
         progress.seconds = self._earlier + time.perf_counter() - self._start
-        self._write(measures)
-        score = next(iter(measures.values()))
-        if progress.best_score is not None and score <= progress.best_score:
+        progress.evaluated = progress.step
+        if not measures:
             return False
-        progress.best_score, progress.best_step = score, progress.step
+        key, score = next(iter(measures.items()))
+        if not self._output.log.holds(progress.step, key):  # by a session that was killed after it
+            self._write(measures)
+        if progress.best_score is not None and score <= progress.best_score:
+            progress.worse += 1
+            return False
+        progress.best_score, progress.best_step, progress.worse = score, progress.step, 0
         return True
 
     def _save(self) -> None:
@@ -383,6 +411,25 @@ class Trainer:
             self._task.save(folder, progress, states)
         checkpoints.keep(self._task.kept_steps(checkpoints.steps(), progress))
         logger.info("checkpoint of step %d saved", progress.step)
+
+
+def read_progress(state: Mapping[str, Any], folder: Path) -> Progress:
+    """The progress in the state of a checkpoint.
+
+    Raises:
+        InputError: The checkpoint was written by another version.
+    """
+    saved = state.get("progress")
+    names = [one.name for one in fields(Progress)]
+    if not isinstance(saved, dict) or sorted(saved) != sorted(names):
+        raise InputError(f"{folder}: written by another version of Quiver or torch (its progress has other fields); start the run again")
+    return Progress(**saved)
+
+
+def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a loss, packed batches as their tensors."""
+    packed = [value for value in inputs.values() if isinstance(value, PackedBatch)]
+    return {**inputs, **{name: getattr(batch, name) for batch in packed for name in ("ids", "cu_seqlens")}}
 
 
 def average_gradients(weights: Iterable[nn.Parameter], processes: Processes) -> None:

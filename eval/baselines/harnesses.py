@@ -22,7 +22,7 @@ import numpy as np
 
 from quiver.encoder.errors import InputError
 from quiver.eval.benchmark import Policy, cut, depth
-from quiver.eval.ranking import query_vectors
+from quiver.eval.evaluation import query_vectors
 from quiver.retrieval.data.embedding_store import EmbeddingStore, open_embedding_store
 from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index

@@ -25,7 +25,7 @@ import torch
 from quiver.encoder.errors import InputError
 from quiver.eval.bench.child import ChildError, ask_once, is_out_of_memory
 from quiver.eval.bench.results import OWN, Benchmark, Case, NotRun, Scalar, Subject
-from quiver.eval.provenance import provenance
+from quiver.eval.results import provenance
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.versions import installed_version
 

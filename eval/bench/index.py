@@ -43,7 +43,7 @@ from quiver.eval.bench.report import (
     variant,
 )
 from quiver.eval.bench.results import OWN, Benchmark, Case, FinishedRows, NotRun, Row, Scalar, Series, file_name
-from quiver.eval.report.blocks import Paragraph, Report, Section
+from quiver.eval.report.blocks import Details, Paragraph, Report, Section
 from quiver.retrieval.index.engines import format_settings
 from quiver.retrieval.progress import Advance, progress_bar
 from quiver.retrieval.versions import installed_version
@@ -648,7 +648,7 @@ def report(benchmark: Benchmark) -> Report:
                 (rows_table("Queries per second", _throughput_columns(benchmark), search.rows), Paragraph(throughput)),
             ),
             Section(build.title, (rows_table(build.title, _build_columns(benchmark), build.rows), Paragraph(size))),
-            Section("Systems", (rows_table("Systems", SYSTEM_COLUMNS, build.rows),)),
+            Details("Systems", (rows_table("Systems", SYSTEM_COLUMNS, build.rows),)),
         ],
         draw=lambda: draw(benchmark),
         alt="Recall over latency, and bytes on disk",

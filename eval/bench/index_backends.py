@@ -28,11 +28,11 @@ from quiver.encoder.errors import InputError
 from quiver.eval.bench.index_data import Kind, VectorFolder, random_order, text_sha256
 from quiver.eval.bench.results import OWN
 from quiver.retrieval.index.build import build_index
-from quiver.retrieval.index.documents.filters import Condition, Filter
+from quiver.retrieval.index.documents.metadata import Condition, Filter
 from quiver.retrieval.index.engine_table import parse_engine
 from quiver.retrieval.index.engines import Setting, format_settings, parse_effort
 from quiver.retrieval.index.index import Index, open_index
-from quiver.retrieval.index.options import BuildOptions
+from quiver.retrieval.index.pieces import BuildOptions
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 SearchParams: TypeAlias = Mapping[str, Setting]
@@ -133,7 +133,7 @@ def _now() -> tuple[float, float]:
     return perf_counter(), process_time()
 
 
-class FolderModel:
+class _FolderModel:
     """A model that encodes documents by reading their vectors from a folder: the text of a document is its row.
 
     Attributes:
@@ -147,7 +147,6 @@ class FolderModel:
         self.card = ModelCard(path, vectors.kind, text_sha256(path), vectors.dim, "dot" if dense else "maxsim", 0, 0)
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> Any:
-        """Return the vectors of documents."""
         del role, progress
         reading = Clock()
         rows = np.array([int(text) for text in texts])
@@ -163,11 +162,11 @@ class FolderModel:
         return DenseEncoding(vectors, tokens) if self.card.kind == "dense" else TokenEncoding(np.split(vectors, ends), tokens, split_ids)
 
 
-def build_quiver(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
+def _build_quiver(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
     """Build a Quiver index as its users do: durable, with ids, committed to disk."""
     del threads
     engine = parse_engine(system.name).name
-    model = FolderModel(vectors)
+    model = _FolderModel(vectors)
     # No calibration: the benchmark measures recall itself.
     options = BuildOptions(engine=engine, settings=system.settings, store_text=False, calibrate=False)
     documents = [Document(key, str(row)) for row, key in enumerate(vectors.ids)]
@@ -192,7 +191,7 @@ def warm_up_settings(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     return {name: "Flat" if name == "factory" else value for name, value in settings.items() if name in ("bits", "factory")}
 
 
-class QuiverIndex:
+class _QuiverIndex:
     """A Quiver index."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
@@ -201,13 +200,11 @@ class QuiverIndex:
         self._dense = vectors.kind == "dense"
 
     def prepare(self, queries: Sequence[NDArray[np.float32]]) -> tuple[list[Any], Any]:
-        """The forms that `Index.search` takes."""
         if self._dense:
             return [query[None] for query in queries], np.stack(queries)
         return [[query] for query in queries], list(queries)
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search queries, a share of them on each thread."""
         effort: Any = point.params.get("preset", point.params)
         allowed = None if point.allowed is None else Filter((Condition(_PLACE, "<", (point.allowed,)),))
         if threads == 1:
@@ -219,11 +216,11 @@ class QuiverIndex:
             return list(pool.map(lambda part: self._index.search(part, k, filter=allowed, effort=effort), parts))
 
     def rows(self, found: Any) -> list[list[int | str]]:
-        """Document ids; the parent maps them to rows, so that a table of ids is not counted as memory of the index."""
+        # Ids; the parent maps them to rows, so that a table of ids is not counted as memory of the index.
         return [list(ids) for hits in found for ids in hits.ids]
 
 
-def build_faiss(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
+def _build_faiss(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
     """Build a FAISS index from its factory string."""
     _faiss.omp_set_num_threads(threads)
     matrix, clock = _matrix(vectors), Clock()
@@ -238,15 +235,13 @@ class _MatrixQueries:
     """Queries are rows of a matrix; results are labels, negative ones stand for missing hits."""
 
     def prepare(self, queries: Sequence[NDArray[np.float32]]) -> tuple[list[Any], Any]:
-        """Matrices of one row, and of all."""
         return [np.ascontiguousarray(query[None]) for query in queries], np.stack(queries)
 
     def rows(self, found: Any) -> list[list[int]]:
-        """Rows as integers."""
         return [[row for row in query if row >= 0] for query in found.astype(np.int64).tolist()]
 
 
-class FaissIndex(_MatrixQueries):
+class _FaissIndex(_MatrixQueries):
     """A FAISS index, which searches many queries on its own threads."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
@@ -256,7 +251,6 @@ class FaissIndex(_MatrixQueries):
         self._set: SearchParams = {}
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search queries."""
         del threads
         if point.params != self._set:
             text = ",".join(f"{name}={value}" for name, value in point.params.items())
@@ -265,7 +259,7 @@ class FaissIndex(_MatrixQueries):
         return self._index.search(queries, k)[1]
 
 
-def build_hnswlib(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
+def _build_hnswlib(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
     """Build an hnswlib graph with the settings of its documentation."""
     del system
     hnswlib = importlib.import_module("hnswlib")
@@ -277,7 +271,7 @@ def build_hnswlib(vectors: VectorFolder, system: System, out: Path, threads: int
     return clock.built({"M": 16, "ef_construction": 200})
 
 
-class HnswlibIndex(_MatrixQueries):
+class _HnswlibIndex(_MatrixQueries):
     """An hnswlib graph."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
@@ -287,13 +281,13 @@ class HnswlibIndex(_MatrixQueries):
         self._documents = len(vectors)
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search queries; hnswlib requires ef >= k and at least k documents."""
+        # hnswlib requires ef >= k and at least k documents.
         depth = min(k, self._documents)
         self._index.set_ef(max(int(point.params["ef"] or 0), depth))
         return self._index.knn_query(queries, k=depth, num_threads=threads)[0]
 
 
-def build_usearch(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
+def _build_usearch(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
     """Build a usearch graph with its default settings, in float32."""
     del system
     index_class = importlib.import_module("usearch.index").Index
@@ -304,7 +298,7 @@ def build_usearch(vectors: VectorFolder, system: System, out: Path, threads: int
     return clock.built({"connectivity": int(index.connectivity), "expansion_add": int(index.expansion_add)})
 
 
-class UsearchIndex(_MatrixQueries):
+class _UsearchIndex(_MatrixQueries):
     """A usearch graph."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
@@ -314,12 +308,11 @@ class UsearchIndex(_MatrixQueries):
         self._documents = len(vectors)
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search queries."""
         self._index.expansion_search = point.params["expansion_search"]
         return self._index.search(queries, min(k, self._documents), threads=threads)
 
     def rows(self, found: Any) -> list[list[int]]:
-        """Rows as integers; results of many queries have a count per query."""
+        # Results of many queries have a count per query.
         keys = found.keys.astype(np.int64)
         if keys.ndim == 1:
             return [keys.tolist()]
@@ -330,17 +323,15 @@ class _TensorQueries:
     """Queries are tensors; a hit is a pair or a mapping."""
 
     def prepare(self, queries: Sequence[NDArray[np.float32]]) -> tuple[list[Any], Any]:
-        """Lists of one tensor, and of all."""
         torch = importlib.import_module("torch")
         tensors = [torch.from_numpy(np.array(query)) for query in queries]
         return [[tensor] for tensor in tensors], tensors
 
     def rows(self, found: Any) -> list[list[int]]:
-        """Rows as integers."""
         return [[int(hit["id"] if isinstance(hit, dict) else hit[0]) for hit in hits] for hits in found]
 
 
-def build_fast_plaid(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
+def _build_fast_plaid(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
     """Build a PLAID index with the default of 4 bits; called directly, because PyLate's index reads a file of ids for every search."""
     del system, threads
     index_class = importlib.import_module("fast_plaid.search").FastPlaid
@@ -349,7 +340,7 @@ def build_fast_plaid(vectors: VectorFolder, system: System, out: Path, threads: 
     return clock.built({"bits": 4})
 
 
-class FastPlaidIndex(_TensorQueries):
+class _FastPlaidIndex(_TensorQueries):
     """A PLAID index in memory, as PyLate opens it."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
@@ -357,7 +348,6 @@ class FastPlaidIndex(_TensorQueries):
         self._index = importlib.import_module("fast_plaid.search").FastPlaid(index=str(folder / "plaid"), device="cpu", low_memory=False)
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search queries, a share of them on each thread."""
         return self._index.search(
             queries,
             top_k=k,
@@ -368,7 +358,7 @@ class FastPlaidIndex(_TensorQueries):
         )
 
 
-def build_warp(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
+def _build_warp(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
     """Build a WARP index as PyLate does, with the default of 4 bits."""
     del system
     tensors, clock = _tensors(vectors), Clock()
@@ -376,7 +366,7 @@ def build_warp(vectors: VectorFolder, system: System, out: Path, threads: int) -
     return clock.built({"bits": 4})
 
 
-class WarpIndex(_TensorQueries):
+class _WarpIndex(_TensorQueries):
     """A WARP index as PyLate opens it."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
@@ -384,13 +374,12 @@ class WarpIndex(_TensorQueries):
         self._index = _open_warp(folder, threads)
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search queries."""
         del threads
         self._index.n_ivf_probe = point.params["n_ivf_probe"]
         return self._index(queries, k=k)
 
 
-def build_voyager(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
+def _build_voyager(vectors: VectorFolder, system: System, out: Path, threads: int) -> Built:
     """Build a graph of all token vectors as PyLate does."""
     del system, threads
     documents, clock = _split(vectors), Clock()
@@ -399,7 +388,7 @@ def build_voyager(vectors: VectorFolder, system: System, out: Path, threads: int
     return clock.built({"M": 64, "ef_construction": 200})
 
 
-class VoyagerIndex(_TensorQueries):
+class _VoyagerIndex(_TensorQueries):
     """A graph of token vectors with PyLate's retriever, which scores the candidates of the tokens in full."""
 
     def __init__(self, vectors: VectorFolder, system: System, folder: Path, threads: int) -> None:
@@ -408,7 +397,6 @@ class VoyagerIndex(_TensorQueries):
         self._retriever = importlib.import_module("pylate.retrieve").ColBERT(index=self._index)
 
     def search(self, queries: Any, k: int, point: Point, threads: int) -> Any:
-        """Search queries."""
         del threads
         self._index.ef_search = point.params["ef_search"]
         return self._retriever.retrieve(queries_embeddings=queries, k=k, k_token=point.params["k_token"], device="cpu")
@@ -471,12 +459,12 @@ def _points(default: SearchParams, *changes: SearchParams) -> tuple[Point, ...]:
 
 
 LIBRARIES: Mapping[str, Library] = {
-    OWN: Library(("dense", "colbert"), build_quiver, QuiverIndex, (), "quiver-retrieval", (), ("quiver-retrieval", "faiss-cpu", "numba")),
-    "faiss": Library(("dense",), build_faiss, FaissIndex, ("faiss",), "faiss-cpu", ("faiss",), ("faiss-cpu",)),
+    OWN: Library(("dense", "colbert"), _build_quiver, _QuiverIndex, (), "quiver-retrieval", (), ("quiver-retrieval", "faiss-cpu", "numba")),
+    "faiss": Library(("dense",), _build_faiss, _FaissIndex, ("faiss",), "faiss-cpu", ("faiss",), ("faiss-cpu",)),
     "hnswlib": Library(
         ("dense",),
-        build_hnswlib,
-        HnswlibIndex,
+        _build_hnswlib,
+        _HnswlibIndex,
         ("hnswlib",),
         "hnswlib",
         ("hnswlib",),
@@ -485,8 +473,8 @@ LIBRARIES: Mapping[str, Library] = {
     ),
     "usearch": Library(
         ("dense",),
-        build_usearch,
-        UsearchIndex,
+        _build_usearch,
+        _UsearchIndex,
         ("usearch",),
         "usearch",
         ("usearch.index",),
@@ -495,8 +483,8 @@ LIBRARIES: Mapping[str, Library] = {
     ),
     "fast-plaid": Library(
         ("colbert",),
-        build_fast_plaid,
-        FastPlaidIndex,
+        _build_fast_plaid,
+        _FastPlaidIndex,
         ("fast_plaid",),
         "fast-plaid",
         ("fast_plaid.search",),
@@ -506,8 +494,8 @@ LIBRARIES: Mapping[str, Library] = {
     ),
     "warp": Library(
         ("colbert",),
-        build_warp,
-        WarpIndex,
+        _build_warp,
+        _WarpIndex,
         ("xtr_warp", "pylate"),
         "'pylate[warp]'",
         ("pylate.indexes",),
@@ -516,8 +504,8 @@ LIBRARIES: Mapping[str, Library] = {
     ),
     "voyager": Library(
         ("colbert",),
-        build_voyager,
-        VoyagerIndex,
+        _build_voyager,
+        _VoyagerIndex,
         ("voyager", "pylate"),
         # PyLate 1.6 passes lists of vectors, which Voyager accepts up to version 2.1.
         "'pylate[voyager]' 'voyager<2.2'",

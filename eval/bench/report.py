@@ -106,14 +106,14 @@ def text_table(name: str, header: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 
 def make_report(
-    benchmark: Benchmark, *, conditions: str, sections: Iterable[Section], draw: Callable[[], Drawing] | None, alt: str
+    benchmark: Benchmark, *, conditions: str, sections: Iterable[Block], draw: Callable[[], Drawing] | None, alt: str
 ) -> Report:
     """Put together a report.
 
     Args:
         benchmark: The results.
         conditions: How they were measured, in some sentences.
-        sections: Tables, one section each.
+        sections: Sections with tables.
         draw: Draws the chart; None for no chart.
         alt: The chart in words.
     """
@@ -277,6 +277,8 @@ def draw_search(title: str, searches: Groups, sizes: Mapping[str, float], *, qua
             look = {"color": PALETTE[1 + place % (len(PALETTE) - 1)], "marker": _MARKERS[place % len(_MARKERS)]}
             speed.plot([row.series["p50"].median for row in ordered], heights, label=name, linewidth=1.6, **look)
         speed.set_xscale("log")
+        speed.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        speed.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
         speed.set_xlabel("milliseconds per query, p50")
         if quality is None:
             speed.set_yticks(range(len(names)), names)

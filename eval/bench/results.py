@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from quiver.encoder.files import write_json
 from quiver.eval.decoding import encode, read_record
-from quiver.eval.provenance import Provenance
+from quiver.eval.results import Provenance
 
 SCHEMA = "quiver-benchmark/1"
 """Name and version of the format, the value of ``schema`` in the file."""

@@ -2,5 +2,5 @@
 
 This package knows nothing of models, runs or scores; ``quiver.eval.benchmark`` makes benchmarks of its entries.
 The order of a collection's rows is that of its files, which is another in an archive than on the hub; neither a ranking nor the checksum of
-the data (``quiver.eval.provenance``) depends on it.
+the data (``quiver.eval.results``) depends on it.
 """

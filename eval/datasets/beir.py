@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quiver.eval.datasets.entry import Entry
-from quiver.eval.datasets.facts import Facts
-from quiver.eval.datasets.layouts import HubTable
-from quiver.eval.datasets.origins import HubTables, Origin, ZipArchive
+from quiver.eval.datasets.metadata import Entry, Metadata
+from quiver.eval.datasets.sources import HubTable, HubTables, Source, ZipArchive
 
 _ARCHIVES = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 _CQADUPSTACK_MD5 = "4e41456d7df8ee7760a7f866133bda78"
@@ -142,20 +140,20 @@ def mteb_tables(unit: str, repository: str, revision: str, splits: tuple[str, ..
 def _entry(row: _Set) -> Entry:
     key = f"beir/{row.name}"
     archive = ZipArchive(f"{key}/zip", f"{_ARCHIVES}/{row.name}.zip", row.md5, row.bytes, row.name)
-    origins: dict[str, Origin] = {
+    sources: dict[str, Source] = {
         "zip": archive,
         "hub": beir_tables(f"{key}/hub", row.name, row.splits),
         "mteb": mteb_tables(f"{key}/mteb", row.mteb, row.mteb_revision, row.splits),
     }
-    facts = Facts(row.licence, archive.revision, archive.url, row.documents, row.queries, bytes=row.bytes)
-    return Entry(key, row.name, row.splits[0], row.splits, origins, facts, row.exclude_self, note=row.note)
+    metadata = Metadata(row.licence, archive.revision, archive.url, row.documents, row.queries, bytes=row.bytes)
+    return Entry(key, row.name, row.splits[0], row.splits, sources, metadata, row.exclude_self, note=row.note)
 
 
 def _forum(forum: str, documents: int, queries: int, repository: str, revision: str) -> Entry:
     key = f"beir/cqadupstack/{forum}"
     url = f"{_ARCHIVES}/cqadupstack.zip"
     archive = ZipArchive("beir/cqadupstack/zip", url, _CQADUPSTACK_MD5, _CQADUPSTACK_BYTES, f"cqadupstack/{forum}")
-    origins: dict[str, Origin] = {"zip": archive, "mteb": mteb_tables(f"{key}/mteb", repository, revision, ("test",))}
-    facts = Facts("apache-2.0", archive.revision, url, documents, queries, "cqadupstack", len(_FORUMS), _CQADUPSTACK_BYTES)
+    sources: dict[str, Source] = {"zip": archive, "mteb": mteb_tables(f"{key}/mteb", repository, revision, ("test",))}
+    metadata = Metadata("apache-2.0", archive.revision, url, documents, queries, "cqadupstack", len(_FORUMS), _CQADUPSTACK_BYTES)
     note = "One of twelve forums, each with its own corpus; CQADupStack is their unweighted mean and counts once. One archive has them all."
-    return Entry(key, f"cqadupstack-{forum}", "test", ("test",), origins, facts, note=note)
+    return Entry(key, f"cqadupstack-{forum}", "test", ("test",), sources, metadata, note=note)

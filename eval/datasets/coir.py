@@ -6,17 +6,15 @@ where there are any: each entry has the convention of the harness whose numbers 
 so ``exclude_self`` has nothing to do.
 
 Source: arXiv:2407.02883; layouts of https://huggingface.co/CoIR-Retrieval and https://huggingface.co/mteb; numbers, licences and
-revisions from mteb 2.26, which holds all of CoIR's CodeSearchNet in one repository (the second origin here, and the one whose revision is
+revisions from mteb 2.26, which holds all of CoIR's CodeSearchNet in one repository (the second source here, and the one whose revision is
 fixed).
 """
 
 from __future__ import annotations
 
 from quiver.eval.datasets.beir import mteb_tables
-from quiver.eval.datasets.entry import Entry
-from quiver.eval.datasets.facts import Facts
-from quiver.eval.datasets.layouts import HubTable
-from quiver.eval.datasets.origins import HubTables, Origin
+from quiver.eval.datasets.metadata import Entry, Metadata
+from quiver.eval.datasets.sources import HubTable, HubTables, Source
 
 _COIR_CODESEARCHNET = ("CoIR-Retrieval/CodeSearchNet", "4adc7bc41202b5c13543c9c886a25f340634dab3")
 _MTEB_CODESEARCHNET = ("mteb/CodeSearchNetRetrieval", "68e8f0731a656fa4bd5b7c81936d95ad48a39bfe")
@@ -61,14 +59,14 @@ def coir_tables(unit: str, task: str) -> HubTables:
 def _coir_codesearchnet(language: str, documents: int, queries: int) -> Entry:
     key = f"coir/codesearchnet/{language}"
     tables = coir_tables(f"{key}/coir", f"CodeSearchNet-{language}")
-    origins: dict[str, Origin] = {"coir": tables, "mteb": mteb_tables(f"{key}/mteb", *_COIR_CODESEARCHNET, _SPLITS, f"{language}-")}
+    sources: dict[str, Source] = {"coir": tables, "mteb": mteb_tables(f"{key}/mteb", *_COIR_CODESEARCHNET, _SPLITS, f"{language}-")}
     return Entry(
         key,
         f"coir-codesearchnet-{language}",
         "test",
         _SPLITS,
-        origins,
-        Facts("mit", tables.revision, tables.url, documents, queries, "coir-codesearchnet", len(_LANGUAGES)),
+        sources,
+        Metadata("mit", tables.revision, tables.url, documents, queries, "coir-codesearchnet", len(_LANGUAGES)),
         use_title=False,
         note="Code to comment: the query is a function, the documents are comments. One of six languages; CodeSearchNet in CoIR is their "
         "mean. Titles are left away, as CoIR does. Not mteb/codesearchnet, which is comment to code among 1,000.",
@@ -78,14 +76,14 @@ def _coir_codesearchnet(language: str, documents: int, queries: int) -> Entry:
 def _stackoverflow() -> Entry:
     key, documents, queries = "coir/stackoverflow-qa", 19_931, 1_994
     tables = coir_tables(f"{key}/coir", "stackoverflow-qa")
-    origins: dict[str, Origin] = {"coir": tables, "mteb": mteb_tables(f"{key}/mteb", *_MTEB_STACKOVERFLOW, ("test",))}
+    sources: dict[str, Source] = {"coir": tables, "mteb": mteb_tables(f"{key}/mteb", *_MTEB_STACKOVERFLOW, ("test",))}
     return Entry(
         key,
         "coir-stackoverflow-qa",
         "test",
         _SPLITS,
-        origins,
-        Facts("mit", tables.revision, tables.url, documents, queries),
+        sources,
+        Metadata("mit", tables.revision, tables.url, documents, queries),
         use_title=False,
         note="Question to answer; many queries are longer than 512 tokens. Titles are left away, as CoIR does; mteb's StackOverflowQA puts "
         "them before the texts, and its numbers are not comparable.",
@@ -101,7 +99,7 @@ def _mteb_codesearchnet(language: str) -> Entry:
         "test",
         ("test",),
         {"mteb": tables},
-        Facts("mit", tables.revision, tables.url, 1_000, 1_000, "mteb-codesearchnet", len(_LANGUAGES)),
+        Metadata("mit", tables.revision, tables.url, 1_000, 1_000, "mteb-codesearchnet", len(_LANGUAGES)),
         note="Comment to code: the query is a comment, the documents are 1,000 functions; mteb's CodeSearchNetRetrieval. One of six "
         "languages. Not CoIR's CodeSearchNet (coir/codesearchnet), which is code to comment among all of a language.",
     )
@@ -116,7 +114,7 @@ def _touche() -> Entry:
         "test",
         ("test",),
         {"mteb": tables},
-        Facts("cc-by-sa-4.0", tables.revision, tables.url, documents, queries),
+        Metadata("cc-by-sa-4.0", tables.revision, tables.url, documents, queries),
         note="Version 3 of Touche-2020: short arguments removed from the corpus, holes in the judgements filled. Not the one in BEIR's "
         "paper and tables, which is beir/webis-touche2020.",
     )

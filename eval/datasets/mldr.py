@@ -9,10 +9,8 @@ licence from mteb 2.26; the revision is the one that public pipelines pin.
 
 from __future__ import annotations
 
-from quiver.eval.datasets.entry import Entry
-from quiver.eval.datasets.facts import Facts
-from quiver.eval.datasets.layouts import HubTable
-from quiver.eval.datasets.origins import HubTables
+from quiver.eval.datasets.metadata import Entry, Metadata
+from quiver.eval.datasets.sources import HubTable, HubTables
 from quiver.retrieval.data.corpus import Columns
 
 _REPOSITORY = "Shitao/MLDR"
@@ -59,7 +57,7 @@ def _entry(language: str, documents: int, queries: int) -> Entry:
         "test",
         splits,
         {"hub": tables},
-        Facts("mit", _REVISION, tables.url, documents, queries),
+        Metadata("mit", _REVISION, tables.url, documents, queries),
         note=f"All {documents:,} documents are searched, not only the relevant ones. Out-of-domain, or in-domain for a model trained on "
         "MLDR's training pairs. The documents have no titles.",
     )

@@ -10,10 +10,8 @@ Source: https://huggingface.co/zeta-alpha-ai; numbers of documents and queries, 
 from __future__ import annotations
 
 from quiver.eval.datasets.beir import mteb_tables
-from quiver.eval.datasets.entry import Entry
-from quiver.eval.datasets.facts import Facts
-from quiver.eval.datasets.layouts import HubTable
-from quiver.eval.datasets.origins import HubTables, Origin
+from quiver.eval.datasets.metadata import Entry, Metadata
+from quiver.eval.datasets.sources import HubTable, HubTables, Source
 
 # BEIR's name, the repository's, documents, queries, bytes; mteb's repository and its revision.
 _SETS = (
@@ -49,14 +47,14 @@ def nano_tables(unit: str, repository: str) -> HubTables:
 def _entry(name: str, repository: str, documents: int, queries: int, size: int, mteb: str, mteb_revision: str) -> Entry:
     key = f"nanobeir/{name}"
     tables = nano_tables(f"{key}/hub", f"zeta-alpha-ai/{repository}")
-    origins: dict[str, Origin] = {"hub": tables, "mteb": mteb_tables(f"{key}/mteb", f"mteb/{mteb}", mteb_revision, ("train",))}
+    sources: dict[str, Source] = {"hub": tables, "mteb": mteb_tables(f"{key}/mteb", f"mteb/{mteb}", mteb_revision, ("train",))}
     return Entry(
         key,
         f"nano-{name}",
         "train",
         ("train",),
-        origins,
-        Facts("cc-by-4.0", tables.revision, tables.url, documents, queries, bytes=size),
+        sources,
+        Metadata("cc-by-4.0", tables.revision, tables.url, documents, queries, bytes=size),
         note="A cut of the data set of that name in BEIR: a quick look, not a number to compare with BEIR's. The split is called train; "
         "nothing is trained on it.",
     )

@@ -10,10 +10,10 @@ from quiver.encoder.errors import InputError
 from quiver.eval.datasets.beir import beir
 from quiver.eval.datasets.cache import Cache, Record
 from quiver.eval.datasets.coir import coir, mteb
-from quiver.eval.datasets.entry import Entry
+from quiver.eval.datasets.metadata import Entry
 from quiver.eval.datasets.mldr import mldr
 from quiver.eval.datasets.nanobeir import nanobeir
-from quiver.eval.datasets.origins import Origin
+from quiver.eval.datasets.sources import Source
 
 
 @cache
@@ -72,15 +72,15 @@ def near(name: str) -> str:
     return f"did you mean {' or '.join(found)}?" if found else "quiver collections list shows the names"
 
 
-def held(entry: Entry, cache: Cache) -> tuple[Origin, Record] | None:
-    """The first of an entry's origins that is in the cache, and its record; None where none is.
+def held(entry: Entry, cache: Cache) -> tuple[Source, Record] | None:
+    """The first of an entry's sources that is in the cache, and its record; None where none is.
 
     One whose record is damaged is not there: a warning says so.
     """
-    for origin in entry.origins.values():
-        record = cache.record(origin)
+    for source in entry.sources.values():
+        record = cache.record(source)
         if record is not None:
-            return origin, record
+            return source, record
     return None
 
 

@@ -1,24 +1,81 @@
-"""Question answering data in SQuAD's JSON as a BEIR folder: a question asks for the paragraph that it was asked about.
+"""SQuAD and KorQuAD as retrieval collections: paragraphs are documents, questions are queries. Malformed files are reported by position.
 
-Some such data, KorQuAD among it, may be passed on only as it is; so the collection is made where it is used. A paragraph's id is the id
-of its first question without the last part, ``p``, and the paragraph's number in its article: ``6548850-1p1``. A paragraph that comes
-again is one document, and one without questions is left out: both as in mteb's SQuADKorV1Retrieval, whose 5,774 queries and 960
-documents these then are.
+KorQuAD may be redistributed only unchanged, so that the collection is made on the user's machine. The id of a paragraph is the id of its
+first question without the last part, ``p``, and the number of the paragraph in its article: ``6548850-1p1``. A repeated paragraph is one
+document, and a paragraph without questions is left out, as in mteb's SQuADKorV1Retrieval with its 5,774 queries and 960 documents.
 
-Source: SQuAD, arXiv:1606.05250, section 3, for the format; KorQuAD 1.0, https://korquad.github.io.
+Source: SQuAD, arXiv:1606.05250 and arXiv:1806.03822; KorQuAD 1.0, arXiv:1909.07005; the files of both.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from quiver.encoder.errors import InputError
-from quiver.encoder.files import atomic_file
-from quiver.eval.datasets.squad_json import RawParagraph, is_impossible, read_paragraphs, text_under
+from quiver.encoder.files import atomic_file, read_json
 from quiver.retrieval.data.corpus import read_judgements
+
+
+class RawParagraph(NamedTuple):
+    """A paragraph and what is asked about it."""
+
+    number: int
+    """Its place in its article."""
+    context: str
+    """The text."""
+    questions: list[object]
+    """As they stand in the file."""
+    where: str
+    """File, article and paragraph, for errors."""
+
+
+def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
+    """The paragraphs of a file in their order.
+
+    Args:
+        path: ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
+
+    Raises:
+        InputError: The file is missing or not of this form; names the article and the paragraph.
+    """
+    for article_number, article in enumerate(list_under(read_json(path), "data", f"{path}")):
+        for number, paragraph in enumerate(list_under(article, "paragraphs", f"{path}: data[{article_number}]")):
+            where = f"{path}: data[{article_number}].paragraphs[{number}]"
+            yield RawParagraph(number, text_under(paragraph, "context", where), list_under(paragraph, "qas", where), where)
+
+
+def is_impossible(question: object) -> bool:
+    """Whether version 2 says that a question has no answer in its paragraph."""
+    return isinstance(question, Mapping) and question.get("is_impossible") is True
+
+
+def list_under(value: object, key: str, where: str) -> list[object]:
+    """The list that an object has under a key.
+
+    Raises:
+        InputError: There is none.
+    """
+    found = value.get(key) if isinstance(value, Mapping) else None
+    if not isinstance(found, list):
+        raise InputError(f"{where}: not SQuAD's format, '{key}' must be a list")
+    return found
+
+
+def text_under(value: object, key: str, where: str) -> str:
+    """The text that an object has under a key.
+
+    Raises:
+        InputError: There is none, or it is blank.
+    """
+    found = value.get(key) if isinstance(value, Mapping) else None
+    if not isinstance(found, str) or not found.strip():
+        raise InputError(f"{where}: not SQuAD's format, '{key}' must be text")
+    return found
+
 
 ALL = "test"
 """The split that judges all questions."""

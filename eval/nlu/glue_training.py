@@ -29,10 +29,9 @@ from quiver.encoder.files import file_sha256, write_json
 from quiver.encoder.heads import SequenceClassifier
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.tokenizer import Tokenizer
-from quiver.eval.nlu.fine_tuning.loop import Course
 from quiver.eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
 from quiver.eval.nlu.fine_tuning.start import save_tokenizer
-from quiver.eval.nlu.fine_tuning.task import TaskBatch
+from quiver.eval.nlu.fine_tuning.task import Schedule, TaskBatch
 from quiver.eval.nlu.glue_data import GlueExample, read_split
 from quiver.eval.nlu.glue_model import open_glue_model, predict, tokenise
 from quiver.eval.nlu.glue_recipe import GlueRecipe
@@ -191,7 +190,7 @@ def _prepared(recipe: GlueRecipe, task: GlueTask, start: Start, request: Request
 
     return Prepared(
         learnt,
-        Course(updates, recipe.training, f"tasks.{task.name}", len(examples)),
+        Schedule(updates, recipe.training, f"tasks.{task.name}", len(examples)),
         facts,
         {
             "examples": len(examples),

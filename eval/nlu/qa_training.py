@@ -26,9 +26,8 @@ from quiver.encoder.heads import SpanQA
 from quiver.encoder.packing import pack_ids
 from quiver.encoder.tokenizer import Tokenizer
 from quiver.eval.nlu.answering import answer_questions
-from quiver.eval.nlu.fine_tuning.loop import Course
 from quiver.eval.nlu.fine_tuning.run import Prepared, Request, run_fine_tuning
-from quiver.eval.nlu.fine_tuning.task import TaskBatch
+from quiver.eval.nlu.fine_tuning.task import Schedule, TaskBatch
 from quiver.eval.nlu.qa_model import open_span_qa, save_qa_model
 from quiver.eval.nlu.qa_recipe import QaDataSection, QaRecipe
 from quiver.eval.nlu.qa_results import PREDICTIONS, RESULTS, QaResults, answer_texts, score_predictions, write_qa_results
@@ -155,7 +154,7 @@ def _prepared(recipe: QaRecipe, request: Request) -> Prepared[SpanQA, LabelledWi
 
     return Prepared(
         task,
-        Course(recipe.updates, recipe.training, "updates", len(windows)),
+        Schedule(recipe.updates, recipe.training, "updates", len(windows)),
         {"sha256": _checksums(recipe.data)},
         {"questions": len(sets.train), "windows": len(windows), "with_answer": with_answer, "development": len(sets.development)},
         lambda: first,

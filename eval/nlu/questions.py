@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.squad_json import is_impossible, list_under, read_paragraphs, text_under
+from quiver.eval.datasets.squad import is_impossible, list_under, read_paragraphs, text_under
 from quiver.retrieval.data.corpus import read_judgements
 
 

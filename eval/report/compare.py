@@ -20,8 +20,7 @@ from quiver.eval.metrics import DEFAULT
 from quiver.eval.report.blocks import Block, Column, Paragraph, Report, Section, Span, table
 from quiver.eval.report.render import check_format, shorten, write
 from quiver.eval.report.systems import LABELS, differently_scored, label_systems, points
-from quiver.eval.results import HEADLINE, CollectionResult, FileReference, Results
-from quiver.eval.results_folder import FILE, read_results
+from quiver.eval.results import FILE, HEADLINE, CollectionResult, FileReference, Results, read_results
 from quiver.eval.significance import CHANGED, PERMUTATIONS, Change, PairedComparison, compare_parts, holm
 
 ALPHA = 0.05

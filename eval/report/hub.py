@@ -30,8 +30,7 @@ from quiver.encoder.files import check_target, write_json, write_text
 from quiver.eval.averages import grouped, is_whole
 from quiver.eval.datasets.registry import registry
 from quiver.eval.report.systems import LABELS, index_name
-from quiver.eval.results import HEADLINE, CollectionResult, Results
-from quiver.eval.results_folder import read_results
+from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
 
 
 @dataclass(frozen=True)
@@ -155,15 +154,15 @@ def hub_id(collection: CollectionResult) -> str | None:
     task = task_of(collection)
     if task is not None:
         return task.data_set
-    urls = [entry.origin.url for entry in registry().values() if entry.name == collection.name and collection.revision is not None]
+    urls = [entry.source.url for entry in registry().values() if entry.name == collection.name and collection.revision is not None]
     return next((url.removeprefix(HUB) for url in urls if url.startswith(HUB)), None)
 
 
 def _has_published_size(collection: CollectionResult) -> bool:
     for entry in registry().values():
         if entry.name == collection.name:
-            queries = entry.facts.queries if entry.split == collection.split else collection.queries
-            return (collection.documents, collection.queries) == (entry.facts.documents, queries)
+            queries = entry.metadata.queries if entry.split == collection.split else collection.queries
+            return (collection.documents, collection.queries) == (entry.metadata.documents, queries)
     return False
 
 

@@ -32,8 +32,7 @@ from quiver.eval.report.blocks import Cell, Report, Row, RowKind, Section, Table
 from quiver.eval.report.blocks import Column as TableColumn
 from quiver.eval.report.render import check_format, write
 from quiver.eval.report.systems import ScoredRow, check_data, collections, label_systems, rows
-from quiver.eval.results import HEADLINE, CollectionResult, Results
-from quiver.eval.results_folder import read_results
+from quiver.eval.results import HEADLINE, CollectionResult, Results, read_results
 
 Kind: TypeAlias = Literal["dense", "colbert", "bm25"]
 """Kind of a system."""

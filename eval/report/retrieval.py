@@ -49,8 +49,7 @@ from quiver.eval.report.systems import (
     row_data_sets,
     rows,
 )
-from quiver.eval.results import HEADLINE, CollectionResult, Results, ShownDocument, WorstQuery
-from quiver.eval.results_folder import read_results
+from quiver.eval.results import HEADLINE, CollectionResult, Results, ShownDocument, WorstQuery, read_results
 
 MEBIBYTE = 2**20
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,37 +26,36 @@ from quiver.cli.output import (
     show_progress,
     vector_cache,
 )
-from quiver.encoder import InputError
-from quiver.eval.bench import encoder as encoder_bench
-from quiver.eval.bench import index as index_bench
-from quiver.eval.bench import training as training_bench
-from quiver.eval.bench.encoder_backends import BACKENDS, TEXT_BACKENDS
-from quiver.eval.bench.encoder_backends import Settings as EncoderSettings
-from quiver.eval.bench.harness import check_out
-from quiver.eval.bench.index_backends import (
-    BASELINES,
-    System,
-    baseline_systems,
-    default_baselines,
-    quiver_points,
-    quiver_system,
-    with_filters,
-)
-from quiver.eval.bench.index_data import VectorFolder, encode_collection
-from quiver.eval.bench.report import PAGE, PLOT, REPORT, tables, write_report
-from quiver.eval.bench.results import Benchmark, to_json, write_benchmark
-from quiver.eval.bench.training_backends import Settings as TrainingSettings
-from quiver.eval.report.charts import check_matplotlib
-from quiver.retrieval.data.corpus import read_documents
-from quiver.retrieval.models.loading import default_device
-from quiver.retrieval.training.rules import LOSSES
+from quiver.encoder.errors import InputError
+
+if TYPE_CHECKING:
+    from quiver.eval.bench.encoder import Workload
+    from quiver.eval.bench.encoder_backends import Settings as EncoderSettings
+    from quiver.eval.bench.index_backends import System
+    from quiver.eval.bench.index_data import VectorFolder
+    from quiver.eval.bench.results import Benchmark
 
 app = typer.Typer(
     invoke_without_command=True, callback=help_alone, help="Measure speed, memory and quality beside other libraries in the same run."
 )
 
-RESULTS = "results.json"
-"""File with the results in the output folder."""
+# Names of help texts are literals, so that --help imports no library; a test compares them with what exists.
+SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
+BACKENDS = ("quiver-optimized", "quiver-int8", "quiver-compiled", "transformers-sdpa", "transformers-flash")
+TEXT_BACKENDS = (
+    "quiver-int8",
+    "sentence-transformers",
+    "sentence-transformers-onnx",
+    "sentence-transformers-onnx-int8",
+    "sentence-transformers-openvino",
+    "sentence-transformers-openvino-int8",
+)
+WORKLOADS = ("msmarco", "long")
+KINDS = ("dense", "colbert")
+BASELINES = ("faiss", "hnswlib", "usearch", "fast-plaid", "warp", "voyager")
+
+RESULTS, REPORT, PAGE, PLOT = "results.json", "report.md", "report.html", "plot.png"
+"""Files in the output folder."""
 
 TEXTS = 500
 """Default number of documents of --data to encode."""
@@ -79,24 +78,20 @@ def encoder(
         Path | None,
         typer.Option("--data", "-d", help="Texts to encode with a bi-encoder instead of token ids: BEIR folder or .jsonl[.gz] file."),
     ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", help=f"Set of the ModernBERT paper: {', '.join(encoder_bench.PAPER_SETS)}; repeatable.")
-    ] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help=f"Set of the ModernBERT paper: {', '.join(SETS)}; repeatable.")] = None,
     lengths: Annotated[
         list[str] | None, typer.Option("--lengths", help="Document lengths in tokens, such as 512x8, 512x2+32x14, 4096+2500; repeatable.")
     ] = None,
     table: Annotated[str, typer.Option(help="Cases without --set and --lengths: paper (four sets) or cpu (six small cases).")] = "paper",
     docs: Annotated[
         int | None,
-        typer.Option(
-            min=1, help=f"Documents of each --set (at most {encoder_bench.PAPER_DOCUMENTS:,}; default: one batch) or of --data ({TEXTS})."
-        ),
+        typer.Option(min=1, help=f"Documents of each --set (at most 8,192; default: one batch) or of --data ({TEXTS})."),
     ] = None,
     backends: Annotated[
         list[str] | None,
         typer.Option(
             "--backend",
-            help=f"Backend to time beside quiver: {', '.join(list(BACKENDS)[1:])}; with --data {', '.join(list(TEXT_BACKENDS)[1:])}."
+            help=f"Backend to time beside quiver: {', '.join(BACKENDS)}; with --data {', '.join(TEXT_BACKENDS)}."
             " Repeatable. Default: other libraries that can run.",
         ),
     ] = None,
@@ -112,8 +107,7 @@ def encoder(
         int | None,
         typer.Option(
             min=1,
-            help="Average tokens per batch instead of --batch-size."
-            f" Default: {encoder_bench.BATCH_TOKENS['cpu']:,}, on a GPU {encoder_bench.BATCH_TOKENS['cuda']:,}.",
+            help="Average tokens per batch instead of --batch-size. Default: 8,192, on a GPU 131,072.",
         ),
     ] = None,
     memory: Annotated[bool, MemoryOption] = False,
@@ -133,7 +127,11 @@ def encoder(
     Examples: quiver bench encoder --model modernbert-base --table cpu --threads 2 --memory --out bench;
     quiver bench encoder --model MODEL --data data/scifact --docs 500
     """
-    settings = EncoderSettings(
+    from quiver.eval.bench import encoder as subject
+    from quiver.eval.bench.encoder_backends import Settings
+    from quiver.retrieval.models.loading import default_device
+
+    settings = Settings(
         device=device or default_device(),
         dtype=dtype,
         threads=threads,
@@ -151,7 +149,7 @@ def encoder(
     if data is not None:
         if sets or lengths:
             raise InputError("--data is for texts, --set and --lengths are for token ids; give one of them")
-        result = encoder_bench.bench_texts(
+        result = subject.bench_texts(
             model,
             _texts(data, docs or TEXTS),
             settings,
@@ -162,10 +160,10 @@ def encoder(
         )
     else:
         workloads = _workloads(sets or [], lengths or [], table, docs, settings)
-        result = encoder_bench.bench_token_ids(
+        result = subject.bench_token_ids(
             model, workloads, settings, backends=chosen, command=command_line(), progress=show_progress(progress)
         )
-    _finish(encoder_bench, result, out, as_json=as_json)
+    _finish(subject, result, out, as_json=as_json)
 
 
 @app.command("training")
@@ -173,10 +171,10 @@ def training(
     model: Annotated[str, typer.Option("--model", "-m", help="Folder, Hugging Face Hub id, or preset (ettin-17m, ...; random weights).")],
     workloads: Annotated[
         list[str] | None,
-        typer.Option("--workload", help=f"Batches: {', '.join(training_bench.WORKLOADS)}; repeatable. Default: msmarco."),
+        typer.Option("--workload", help=f"Batches: {', '.join(WORKLOADS)}; repeatable. Default: msmarco."),
     ] = None,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(LOSSES)}; repeatable. Default: both.")
+        list[str] | None, typer.Option("--kind", help=f"Kind of model: {', '.join(KINDS)}; repeatable. Default: both.")
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help="Loss of a single --kind, as in recipes. Default: mnrl, and contrastive for a ColBERT.")
@@ -200,8 +198,11 @@ def training(
     Examples: quiver bench training --model sentence-transformers/all-MiniLM-L6-v2 --threads 2 --memory --out bench-training;
     quiver bench training --model ettin-17m --workload long --data data/designdocs_long
     """
-    settings = TrainingSettings(
-        losses=_losses(kinds or list(LOSSES), loss),
+    from quiver.eval.bench import training as subject
+    from quiver.eval.bench.training_backends import Settings
+
+    settings = Settings(
+        losses=_losses(kinds or list(KINDS), loss),
         threads=threads,
         rounds=rounds,
         seed=seed,
@@ -211,18 +212,18 @@ def training(
         memory=memory,
     )
     names = list(dict.fromkeys(workloads or ["msmarco"]))
-    if unknown := [name for name in names if name not in training_bench.WORKLOADS]:
-        raise InputError(f"unknown workload {unknown[0]!r}; choose from {', '.join(training_bench.WORKLOADS)}")
+    if unknown := [name for name in names if name not in subject.WORKLOADS]:
+        raise InputError(f"unknown workload {unknown[0]!r}; choose from {', '.join(subject.WORKLOADS)}")
     _check_out(out, overwrite=overwrite)
-    result = training_bench.bench_training(
+    result = subject.bench_training(
         model,
-        [training_bench.WORKLOADS[name] for name in names],
+        [subject.WORKLOADS[name] for name in names],
         settings,
-        source=training_bench.synthetic_source if data is None else training_bench.texts_of_collection(data, split),
+        source=subject.synthetic_source if data is None else subject.texts_of_collection(data, split),
         command=command_line(),
         progress=show_progress(progress),
     )
-    _finish(training_bench, result, out, as_json=as_json)
+    _finish(subject, result, out, as_json=as_json)
 
 
 @app.command("index")
@@ -273,7 +274,7 @@ def index(
     seed: Annotated[int, typer.Option(min=0, help="Random seed for the noise of --synthetic.")] = 0,
     timeout: Annotated[
         float, typer.Option(min=0.01, help="Time limit of one build or one pass over the queries, in minutes; slower systems are left out.")
-    ] = index_bench.TIMEOUT / 60,
+    ] = 120.0,
     out: Annotated[Path | None, OutOption] = None,
     overwrite: Annotated[bool, OverwriteOption] = False,
     progress: Annotated[bool | None, ProgressOption] = None,
@@ -286,10 +287,12 @@ def index(
     Examples: quiver bench index data/scifact --model MODEL --engine auto --engine exact --effort balanced --effort fast --out bench-index;
     quiver bench index vectors --engine ivf-tokens:bits=4 --engine ivf-tokens:bits=3 --baseline fast-plaid --threads 2 --out bench-index
     """
+    from quiver.eval.bench import index as subject
+
     _check_out(out, overwrite=overwrite)
     shown = show_progress(progress)
-    counts = index_bench.threads_up_to(threads)
-    settings = index_bench.Settings(k=k, deep=max(100, k), rounds=rounds, threads=counts, build_threads=threads)
+    counts = subject.threads_up_to(threads)
+    settings = subject.Settings(k=k, deep=max(100, k), rounds=rounds, threads=counts, build_threads=threads)
     with TemporaryDirectory(prefix="quiver-bench-") as temporary:
         work = Path(temporary) if out is None else out / "work"
         if overwrite and out is not None:
@@ -299,7 +302,7 @@ def index(
             folder = _vectors(data, model, split, work / _VECTORS, cache=(cache, no_cache), limit_docs=limit_docs, progress=shown)
             folder = replace(folder, synthetic=synthetic, seed=seed, limit_queries=limit_queries)
             folder.check()
-            result = index_bench.bench_index(
+            result = subject.bench_index(
                 folder,
                 _systems(folder, engines or ["auto", "exact"], efforts or [], shares or [], [] if no_baselines else baselines),
                 settings,
@@ -307,24 +310,30 @@ def index(
                 name=data.resolve().name,
                 model=model,
                 command=command_line(),
-                running=index_bench.Running(progress=shown, timeout=60 * timeout),
+                running=subject.Running(progress=shown, timeout=60 * timeout),
             )
         finally:
             # As large as the collection, and written again from the cache of vectors when the command is repeated.
             if model is not None:
                 shutil.rmtree(work / _VECTORS, ignore_errors=True)
-    _finish(index_bench, result, out, as_json=as_json)
+    _finish(subject, result, out, as_json=as_json)
 
 
 def _check_out(out: Path | None, *, overwrite: bool) -> None:
     """Check before the benchmark that results and plots can be written."""
     if out is not None:
+        from quiver.eval.bench.harness import check_out
+        from quiver.eval.report.charts import check_matplotlib
+
         check_matplotlib()
         check_out(out, RESULTS, overwrite=overwrite)
 
 
 def _finish(subject: ModuleType, result: Benchmark, out: Path | None, *, as_json: bool) -> None:
     """Write results, report and plots, and print the tables or JSON."""
+    from quiver.eval.bench.report import tables, write_report
+    from quiver.eval.bench.results import to_json, write_benchmark
+
     report = subject.report(result)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -341,6 +350,8 @@ def _finish(subject: ModuleType, result: Benchmark, out: Path | None, *, as_json
 
 def _texts(data: Path, docs: int) -> list[str]:
     """Documents spread evenly over the corpus."""
+    from quiver.retrieval.data.corpus import read_documents
+
     contents = [document.content() for document in read_documents(data)]
     if not contents:
         raise InputError(f"{data}: no documents")
@@ -348,24 +359,26 @@ def _texts(data: Path, docs: int) -> list[str]:
     return [contents[place * len(contents) // count] for place in range(count)]
 
 
-def _workloads(
-    sets: list[str], lengths: list[str], table: str, docs: int | None, settings: EncoderSettings
-) -> list[encoder_bench.Workload]:
+def _workloads(sets: list[str], lengths: list[str], table: str, docs: int | None, settings: EncoderSettings) -> list[Workload]:
+    from quiver.eval.bench.encoder import CPU_TABLE, PAPER_SETS, default_documents, paper_workload, parse_lengths
+
     if table not in ("paper", "cpu"):
         raise InputError(f"--table must be paper or cpu, got {table!r}")
     if not sets and not lengths:
         if table == "cpu":
-            lengths = list(encoder_bench.CPU_TABLE)
+            lengths = list(CPU_TABLE)
         else:
-            sets = list(encoder_bench.PAPER_SETS)
+            sets = list(PAPER_SETS)
     if docs is not None and not sets:
         raise InputError("--docs is for --set and --data; --lengths has the number of documents itself, such as 512x8")
-    named = [encoder_bench.paper_workload(name, documents=docs or encoder_bench.default_documents(name, settings)) for name in sets]
-    return [*named, *map(encoder_bench.parse_lengths, lengths)]
+    named = [paper_workload(name, documents=docs or default_documents(name, settings)) for name in sets]
+    return [*named, *map(parse_lengths, lengths)]
 
 
 def _losses(kinds: list[str], loss: str | None) -> dict[str, str]:
     """Kind -> loss: the first of each kind unless one is named."""
+    from quiver.retrieval.training.rules import LOSSES
+
     if unknown := [kind for kind in kinds if kind not in LOSSES]:
         raise InputError(f"--kind must be one of {', '.join(LOSSES)}, got {unknown[0]!r}")
     if loss is None:
@@ -386,6 +399,8 @@ def _vectors(
     progress: bool,
 ) -> VectorFolder:
     """The given vectors, or those of a collection encoded by a model."""
+    from quiver.eval.bench.index_data import VectorFolder, encode_collection
+
     if model is None:
         if limit_docs is not None or cache[0] is not None:
             raise InputError("--limit-docs and --cache need --model, which encodes a collection")
@@ -397,6 +412,8 @@ def _systems(
     folder: VectorFolder, engines: Sequence[str], efforts: Sequence[str], shares: Sequence[float], baselines: Sequence[str] | None
 ) -> list[System]:
     """The systems to measure, each once."""
+    from quiver.eval.bench.index_backends import baseline_systems, default_baselines, quiver_points, quiver_system, with_filters
+
     points = quiver_points(efforts)
     systems = [with_filters(quiver_system(text, points), shares, len(folder)) for text in engines]
     for text in default_baselines(folder.kind) if baselines is None else baselines:

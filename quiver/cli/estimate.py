@@ -221,8 +221,8 @@ def _collections(collection: Collection, cut: int) -> dict[str, Corpus]:
 
     counts: dict[str, int] = {}
     for entry in beir():
-        name = entry.facts.group or entry.name
-        counts[name] = counts.get(name, 0) + (entry.facts.documents or 0)
+        name = entry.metadata.group or entry.name
+        counts[name] = counts.get(name, 0) + (entry.metadata.documents or 0)
     if collection is Collection.BILLION:
         return {"a billion passages": from_words(BILLION, TEXTS[PASSAGE], length=cut, source="words of MS MARCO's passages")}
     chosen = [PASSAGE] if collection is Collection.MSMARCO else list(counts)

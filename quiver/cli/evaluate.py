@@ -34,8 +34,8 @@ from quiver.encoder.errors import InputError
 
 if TYPE_CHECKING:
     from quiver.eval.datasets.cache import Cache
-    from quiver.eval.datasets.entry import Entry
-    from quiver.eval.datasets.origins import Origin
+    from quiver.eval.datasets.metadata import Entry
+    from quiver.eval.datasets.sources import Source
     from quiver.eval.quickstart import QuickstartResult
     from quiver.eval.report.compare import Comparison
     from quiver.eval.results import CollectionResult, Results
@@ -203,7 +203,7 @@ def evaluate(
     """
     from quiver.eval.evaluation import evaluate as run_evaluation
     from quiver.eval.report.retrieval import write_report
-    from quiver.eval.results_folder import REPORTS
+    from quiver.eval.results import REPORTS
     from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index.engines import parse_effort
 
@@ -386,9 +386,9 @@ def collections_list(
         (
             entry.key,
             entry.split,
-            _count(entry.facts.queries),
-            _count(entry.facts.documents),
-            "" if entry.facts.bytes is None else f"{entry.facts.bytes / 1e6:,.1f}",
+            _count(entry.metadata.queries),
+            _count(entry.metadata.documents),
+            "" if entry.metadata.bytes is None else f"{entry.metadata.bytes / 1e6:,.1f}",
             "yes" if held(entry, cache) else "",
         )
         for entry in entries
@@ -411,21 +411,21 @@ def collections_show(
     if as_json:
         print_json(described)
         return
-    for entry, facts in zip(entries, described, strict=True):
+    for entry, known in zip(entries, described, strict=True):
         rows = [
             ("name", entry.name),
             ("split", f"{entry.split} (of {', '.join(entry.splits)})"),
-            ("queries", _count(entry.facts.queries)),
-            ("documents", _count(entry.facts.documents)),
+            ("queries", _count(entry.metadata.queries)),
+            ("documents", _count(entry.metadata.documents)),
             ("counted in averages", _group(entry)),
             ("the query's own document", "dropped" if entry.exclude_self else "kept"),
             ("titles", "prepended to the texts" if entry.use_title else "left out"),
-            ("licence", entry.facts.licence or "not stated"),
-            *((f"from {key}", f"{origin.url} ({origin.revision or 'no fixed revision'})") for key, origin in entry.origins.items()),
-            ("download", _size(entry.facts.bytes) or "size unknown"),
+            ("licence", entry.metadata.licence or "not stated"),
+            *((f"from {key}", f"{source.url} ({source.revision or 'no fixed revision'})") for key, source in entry.sources.items()),
+            ("download", _size(entry.metadata.bytes) or "size unknown"),
             (
                 "cached",
-                f"{facts['folder']}, {facts['held']}" if facts["folder"] else f"no; download with: quiver collections fetch {entry.key}",
+                f"{known['folder']}, {known['held']}" if known["folder"] else f"no; download with: quiver collections fetch {entry.key}",
             ),
             ("note", entry.note or "none"),
         ]
@@ -435,7 +435,7 @@ def collections_show(
 @collections_app.command("fetch", epilog="Example: quiver collections fetch beir/scifact nanobeir")
 def collections_fetch(
     names: Annotated[list[str], typer.Argument(help="Collections, groups or families.")],
-    origin: Annotated[
+    source: Annotated[
         str | None, typer.Option("--from", help="Source to download from, as listed by quiver collections show. Default: the first.")
     ] = None,
     progress: Annotated[bool | None, ProgressOption] = None,
@@ -444,11 +444,11 @@ def collections_fetch(
     from quiver.eval.datasets.cache import Cache
 
     cache, entries = Cache.usual(), _entries(names)
-    if origin is not None and (without := [entry for entry in entries if origin not in entry.origins]):
-        raise InputError(f"{without[0].key} has no source {origin!r}; its sources are {', '.join(without[0].origins)}")
+    if source is not None and (without := [entry for entry in entries if source not in entry.sources]):
+        raise InputError(f"{without[0].key} has no source {source!r}; its sources are {', '.join(without[0].sources)}")
     done: set[str] = set()
     for entry in entries:
-        chosen = _origin(entry, origin, cache)
+        chosen = _origin(entry, source, cache)
         if chosen.unit in done:  # an archive that holds several collections
             continue
         done.add(chosen.unit)
@@ -473,7 +473,7 @@ def collections_missing(
     if not absent:
         say(f"nothing is missing: all {len(entries)} collections are in {cache.root}")
         return
-    archives = {entry.origin.unit: entry.facts.bytes for entry in absent}
+    archives = {entry.source.unit: entry.metadata.bytes for entry in absent}
     known = sum(size for size in archives.values() if size is not None)
     rest = "" if None not in archives.values() else ", and those of unknown size"
     say(f"{len(absent)} of {len(entries)} collections are not in {cache.root}: {_size(known) or '0 MB'} to download{rest}")
@@ -505,14 +505,14 @@ def _entries(names: Iterable[str] | None) -> list[Entry]:
     return list({entry.key: entry for name in names for entry in require(name)}.values())
 
 
-def _origin(entry: Entry, asked: str | None, cache: Cache) -> Origin:
+def _origin(entry: Entry, asked: str | None, cache: Cache) -> Source:
     """The source that was asked for, else the cached one, else the first."""
     from quiver.eval.datasets.registry import held
 
     if asked is not None:
-        return entry.origins[asked]
+        return entry.sources[asked]
     present = held(entry, cache)
-    return entry.origin if present is None else present[0]
+    return entry.source if present is None else present[0]
 
 
 def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
@@ -526,8 +526,8 @@ def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
         "splits": list(entry.splits),
         "exclude_self": entry.exclude_self,
         "use_title": entry.use_title,
-        **dataclasses.asdict(entry.facts),
-        "origins": {key: {"url": origin.url, "revision": origin.revision} for key, origin in entry.origins.items()},
+        **dataclasses.asdict(entry.metadata),
+        "sources": {key: {"url": source.url, "revision": source.revision} for key, source in entry.sources.items()},
         "folder": None if present is None else str(cache.folder(present[0])),
         "held": None if present is None else present[1].revision,
         "note": entry.note,
@@ -535,7 +535,7 @@ def _metadata(entry: Entry, cache: Cache) -> dict[str, Any]:
 
 
 def _group(entry: Entry) -> str:
-    return "by itself" if entry.facts.group is None else f"as one of the {entry.facts.group_size} parts of {entry.facts.group}"
+    return "by itself" if entry.metadata.group is None else f"as one of the {entry.metadata.group_size} parts of {entry.metadata.group}"
 
 
 def _count(number: int | None) -> str:

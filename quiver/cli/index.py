@@ -37,7 +37,7 @@ from quiver.retrieval.units import parse_duration
 if TYPE_CHECKING:
     from quiver.retrieval.index import Index
     from quiver.retrieval.index.engines import Setting
-    from quiver.retrieval.index.recall_table import Rung
+    from quiver.retrieval.index.recall_table import GridPoint
     from quiver.retrieval.index.repair import RepairReport
     from quiver.retrieval.models.biencoder import BiEncoder
     from quiver.retrieval.models.colbert import ColBERT
@@ -376,7 +376,7 @@ def _describe(index: Index, as_json: bool) -> None:
         content = {**dataclasses.asdict(manifest), "kind": manifest.kind, "tokens": dataclasses.asdict(manifest.tokens)}
         content["presets"] = index.presets()
         content["preset_recall"] = {
-            str(k): {name: dataclasses.asdict(rung) for name, rung in presets.items()} for k, presets in index.preset_recall().items()
+            str(k): {name: dataclasses.asdict(point) for name, point in presets.items()} for k, presets in index.preset_recall().items()
         }
         sizes = {"documents": len(index), "deleted": manifest.deleted, "vectors": manifest.vectors, "bytes": manifest.bytes}
         print_json(
@@ -419,10 +419,10 @@ def _print_presets(index: Index) -> None:
     k = 10 if 10 in ks else ks[0]
     measured = _measured(index, k)
     rows = []
-    for name, knobs in index.presets(k).items():
-        rung = measured.get(_knobs(knobs))
-        unknown = ("not measured" if knobs else "exact", "-")
-        rows.append((name, _knobs(knobs), *(unknown if rung is None else (_recall(rung), f"{rung.p50_ms:.2f}"))))
+    for name, params in index.presets(k).items():
+        point = measured.get(_params(params))
+        unknown = ("not measured" if params else "exact", "-")
+        rows.append((name, _params(params), *(unknown if point is None else (_recall(point), f"{point.p50_ms:.2f}"))))
     title = f"search for {k} results"
     if index.calibration is not None:
         queries = next(table.queries for table in index.calibration.tables if table.k == k)
@@ -436,24 +436,24 @@ def _print_calibration(index: Index) -> None:
     """Print every measured point of the parameter grid."""
     rows = []
     for table in () if index.calibration is None else index.calibration.tables:
-        presets = {name: _knobs(knobs) for name, knobs in index.presets(table.k).items()}
-        for text, rung in _measured(index, table.k).items():
-            names = ", ".join(name for name, knobs in presets.items() if knobs == text)
-            rows.append((str(table.k), names, text, _recall(rung), f"{rung.p50_ms:.2f}", f"{rung.p95_ms:.2f}"))
+        presets = {name: _params(params) for name, params in index.presets(table.k).items()}
+        for text, point in _measured(index, table.k).items():
+            names = ", ".join(name for name, params in presets.items() if params == text)
+            rows.append((str(table.k), names, text, _recall(point), f"{point.p50_ms:.2f}", f"{point.p95_ms:.2f}"))
     print_table(str(index.path), ("k", "preset", "search parameters", "recall", "p50 (ms)", "p95 (ms)"), rows)
 
 
-def _measured(index: Index, k: int) -> dict[str, Rung]:
+def _measured(index: Index, k: int) -> dict[str, GridPoint]:
     """Search parameters -> the measured point of the grid, for k results."""
     tables = () if index.calibration is None else index.calibration.tables
-    return {_knobs(rung.knobs): rung for table in tables if table.k == k for rung in table.rungs}
+    return {_params(point.search_params): point for table in tables if table.k == k for point in table.points}
 
 
-def _knobs(knobs: Mapping[str, Setting]) -> str:
-    if not knobs or knobs.get("exhaustive"):
+def _params(params: Mapping[str, Setting]) -> str:
+    if not params or params.get("exhaustive"):
         return "exhaustive"
-    return ", ".join(f"{name}={value:g}" for name, value in knobs.items() if isinstance(value, int | float) and value)
+    return ", ".join(f"{name}={value:g}" for name, value in params.items() if isinstance(value, int | float) and value)
 
 
-def _recall(rung: Rung) -> str:
-    return f"{rung.recall:.3f} ({rung.low:.3f}-{rung.high:.3f})"
+def _recall(point: GridPoint) -> str:
+    return f"{point.recall:.3f} ({point.low:.3f}-{point.high:.3f})"

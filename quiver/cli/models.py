@@ -89,7 +89,7 @@ def _scores(folder: Path) -> ModelScores:
     import yaml
 
     from quiver.eval.report.hub import render_model_index
-    from quiver.eval.results_folder import read_results
+    from quiver.eval.results import read_results
     from quiver.retrieval.models.export.export import ModelScores
 
     found = read_results(folder)

@@ -179,7 +179,7 @@ class Opened:
 
         def system(queries: Sequence[Query], k: int) -> Run:
             target = choices.target_recall
-            self.efforts[name] = index.presets(k)[choices.effort] if target is None else index.effort_for(target, k)
+            self.efforts[name] = index.presets(k)[choices.effort] if target is None else index.search_params_for(target, k)
             found = search(searched, model, queries, k, filter=choices.filter, effort=self.efforts[name], progress=choices.progress)
             self.missing = found.missing or self.missing
             return found.run

@@ -15,11 +15,10 @@ from typing import Any
 from quiver.retrieval.cluster.plan import Sharding, ShardPlan, plan_shards
 from quiver.retrieval.cluster.replicas import ReplicaSet, Timeouts, scatter
 from quiver.retrieval.cluster.shard import PackedRequest, ShardLauncher, ShardSpec
-from quiver.retrieval.index.documents.filters import Filter, FilterLike
+from quiver.retrieval.index.documents.metadata import Filter, FilterLike
 from quiver.retrieval.index.engines import Preset, Setting
-from quiver.retrieval.index.index import Index, open_manifest
-from quiver.retrieval.index.merging import PartHits, merged
-from quiver.retrieval.index.queries import SearchRequest
+from quiver.retrieval.index.index import Index, SearchRequest, open_manifest
+from quiver.retrieval.index.segments import PartHits, merged
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import Manifest
 from quiver.retrieval.index.store.reading import newest_manifest, open_newest
@@ -272,9 +271,9 @@ class ShardedIndex:
             self._closed = True
             self._fleet.retire()
 
-    def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
-        """See `quiver.retrieval.index.index.Index.effort_for`."""
-        return self.whole.effort_for(target_recall, k)
+    def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
+        """See `quiver.retrieval.index.index.Index.search_params_for`."""
+        return self.whole.search_params_for(target_recall, k)
 
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
         """See `quiver.retrieval.index.index.Index.presets`."""

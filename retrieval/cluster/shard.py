@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.cluster.plan import PlannedShard
-from quiver.retrieval.index.documents.filters import Filter
-from quiver.retrieval.index.index import Index, open_manifest
-from quiver.retrieval.index.merging import NamedHits
-from quiver.retrieval.index.queries import SearchRequest
+from quiver.retrieval.index.documents.metadata import Filter
+from quiver.retrieval.index.index import Index, SearchRequest, open_manifest
+from quiver.retrieval.index.segments import NamedHits
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import Manifest
 from quiver.retrieval.records import Hits, Missing
@@ -36,14 +35,14 @@ class PackedRequest:
         vectors: (Q, d) for one vector per text; (N, d) for one per token, query after query.
         ends: End of the vectors of each query, (Q,); None for one vector per text.
         k: Number of hits per query.
-        effort: Search parameters in the form of the codec.
+        params: Search parameters in the form of the codec.
         filter: Condition on the documents.
     """
 
     vectors: NDArray[np.float32]
     ends: NDArray[np.int64] | None
     k: int
-    effort: Any
+    params: Any
     filter: Filter | None
 
     @classmethod
@@ -51,15 +50,15 @@ class PackedRequest:
         """Pack a request."""
         queries = request.queries
         if isinstance(queries, np.ndarray):
-            return cls(queries, None, request.k, request.effort, request.filter)
+            return cls(queries, None, request.k, request.params, request.filter)
         vectors = np.concatenate(queries) if queries else np.zeros((0, 0), np.float32)
         ends = np.cumsum([len(query) for query in queries], dtype=np.int64)
-        return cls(vectors, ends, request.k, request.effort, request.filter)
+        return cls(vectors, ends, request.k, request.params, request.filter)
 
     def request(self) -> SearchRequest:
         """Unpack the request; its queries are views."""
         queries = self.vectors if self.ends is None else np.split(self.vectors, self.ends[:-1]) if len(self.ends) else []
-        return SearchRequest(queries, self.k, self.effort, self.filter)
+        return SearchRequest(queries, self.k, self.params, self.filter)
 
     @property
     def queries(self) -> int:

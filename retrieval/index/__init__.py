@@ -1,4 +1,4 @@
-"""Indexes: documents that can be searched by vectors, in memory or as a folder whose every change is whole or not there."""
+"""Indexes: documents that are searched by vectors, in memory or in a folder whose changes are atomic."""
 
 import lazy_loader
 

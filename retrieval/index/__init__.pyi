@@ -1,11 +1,11 @@
 from .build import add_documents as add_documents
 from .build import build_index as build_index
+from .build import calibrate_index as calibrate_index
+from .build import compact_index as compact_index
+from .build import delete_documents as delete_documents
 from .calibration import calibrate as calibrate
-from .changes import calibrate_index as calibrate_index
-from .changes import compact_index as compact_index
-from .changes import delete_documents as delete_documents
-from .documents.filters import Condition as Condition
-from .documents.filters import Filter as Filter
+from .documents.metadata import Condition as Condition
+from .documents.metadata import Filter as Filter
 from .engine_table import EngineSpec as EngineSpec
 from .engine_table import check_engine as check_engine
 from .engine_table import parse_engine as parse_engine
@@ -13,7 +13,7 @@ from .errors import DamagedIndexError as DamagedIndexError
 from .index import Index as Index
 from .index import open_index as open_index
 from .memory import index_vectors as index_vectors
-from .options import BuildOptions as BuildOptions
+from .pieces import BuildOptions as BuildOptions
 from .recall_table import Calibration as Calibration
 from .repair import repair_index as repair_index
 from .store.checking import check_index as check_index

@@ -1,6 +1,6 @@
-"""From documents and a model to an index on the disk, and documents added to one: streamed, within a budget of memory, resumable.
+"""Build and change an index: build, add, delete, compact and calibrate.
 
-This is the order of things: the lock, one reading of all documents, the work that can be resumed (`retrieval.index.pieces`), the commit.
+Each operation is a lock, the work, and one atomic commit. A build or an addition that is interrupted resumes when it is started again.
 """
 
 from __future__ import annotations
@@ -20,28 +20,37 @@ import numpy as np
 import torch
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.calibration import HITS, LEAST_HITS, allowed_seconds, calibrate, is_approximate
+from quiver.retrieval.index.calibration import HITS, LEAST_HITS, QUERIES, allowed_seconds, calibrate, is_approximate
 from quiver.retrieval.index.disk import REAL, Disk
 from quiver.retrieval.index.documents.table import is_described
-from quiver.retrieval.index.encoded import Model
 from quiver.retrieval.index.engine_table import engine, engine_name, parse_engine
 from quiver.retrieval.index.engines import AnyCodec
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.extents import Extent, first_merged, held
 from quiver.retrieval.index.index import Index, check_model, open_index, open_manifest
 from quiver.retrieval.index.mapped import Files
 from quiver.retrieval.index.memory import build_in_memory
-from quiver.retrieval.index.options import DEFAULTS, BuildOptions
-from quiver.retrieval.index.pieces import ENCODES_NOTHING, CodecPlace, Pieces, piece_extent
-from quiver.retrieval.index.segments import Contents, OpenSegment, open_segment
-from quiver.retrieval.index.source import Source, survey
+from quiver.retrieval.index.pieces import (
+    DEFAULTS,
+    ENCODES_NOTHING,
+    BuildOptions,
+    CodecPlace,
+    Extent,
+    Pieces,
+    WorkFolder,
+    first_merged,
+    groups,
+    held,
+    piece_extent,
+)
+from quiver.retrieval.index.segments import Contents, OpenSegment, merge_segments, open_segment
+from quiver.retrieval.index.source import Model, Source, survey
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.index.store.reading import NOTHING_COMMITTED, verify_files
 from quiver.retrieval.index.store.writing import StoreWriter, writing
-from quiver.retrieval.index.work import WorkFolder
 from quiver.retrieval.models.loading import with_absolute_source
+from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import IN_PROCESS, Executor
-from quiver.retrieval.records import Document, ModelCard
+from quiver.retrieval.records import DenseEncoding, Document, ModelCard
 from quiver.retrieval.versions import installed_version
 
 logger = logging.getLogger(__name__)
@@ -62,25 +71,25 @@ def build_index(  # noqa: PLR0913 - the public entry: one option for each choice
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
-    """Encode a corpus into a new index and open it; a build of the same that was killed goes on where it was.
+    """Encode a corpus into a new index and open it. An interrupted build of the same corpus resumes.
 
     Args:
-        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents; it is read several times, and what can be gone
-            through only once is written to the index's folder first.
+        corpus: A ``.jsonl[.gz]`` file, a folder with ``corpus.jsonl[.gz]``, or documents. It is read several times; an iterator is written
+            to the index's folder first.
         model: Encodes the documents.
         out: Folder to write; until the index is complete it opens as what it was before, or not at all. None keeps the index in memory.
-        options: How it is built.
-        executor: Who encodes: by default this process. Whoever it is, the index has the same bytes. Other workers load the model by its
-            card, and need ``out`` on a file system that they share with this process.
-        overwrite: Replace an index that is at ``out``.
+        options: Engine, settings and limits.
+        executor: Runs the encoding, by default in this process; the index has the same bytes with any executor. Workers load the model
+            from its card and need ``out`` on a shared file system.
+        overwrite: Replace an existing index at ``out``.
         wait: Seconds to wait for another writer to finish.
         progress: Show bars over the documents.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Raises:
         InputError: A malformed corpus (file:line), no documents, an id twice, a field to filter by that no document has, a vector that is
             not finite, options that do not go with the model, ``out`` is taken, or a worker cannot see it or load the model.
-        WorkerError: Workers died, again and again; run it once more, which resumes.
+        WorkerError: Workers died repeatedly; run the build again to resume.
     """
     begun = time.monotonic()
     spec = parse_engine(options.engine)
@@ -142,9 +151,9 @@ def add_documents(
     progress: bool = False,
     disk: Disk = REAL,
 ) -> Index:
-    """Add documents to an index, with the codec that it has; an addition that was killed goes on where it was.
+    """Add documents to an index with its existing codec. An interrupted addition resumes.
 
-    Small segments are merged with the addition where there are several (`retrieval.index.extents.first_merged`), so that an index that
+    Small segments are merged with the addition where there are several (`retrieval.index.pieces.first_merged`), so that an index that
     grows by single documents is searched about as fast as a compacted one. What was measured of the index stays where it still holds
     (`quiver.retrieval.index.recall_table.Calibration.holds_for`); otherwise the index is measured again.
 
@@ -152,11 +161,11 @@ def add_documents(
         path: The index.
         corpus: As for `build_index`.
         model: The one that built the index.
-        replace_existing: A document whose id is in the index takes the place of that one.
-        memory: Bytes that it may hold beside the model and one chunk of texts.
+        replace_existing: Replace documents whose ids are in the index already.
+        memory: Memory limit in bytes, beside the model and one chunk of texts.
         wait: Seconds to wait for another writer to finish.
         progress: Show a bar over the documents.
-        disk: Takes all changes.
+        disk: Performs all writes.
 
     Returns:
         The index with the documents.
@@ -206,7 +215,9 @@ def measured(index: Index, begun: float, *, memory: int, seed: int, progress: bo
         ks: Numbers of hits.
     """
     if _MAKING * sum(segment.vectors.size.resident for segment in index.segments) > memory:
-        logger.warning("%s: recall is not measured, which takes more memory than allowed; quiver index calibrate does it", index.path)
+        logger.warning(
+            "%s: recall is not measured because that needs more memory than allowed; run quiver index calibrate later", index.path
+        )
         return None
     found = calibrate(index, ks=ks, seed=seed, seconds=allowed_seconds(time.monotonic() - begun), progress=progress)
     return found.to_json()
@@ -367,3 +378,129 @@ def _added(writer: StoreWriter, segments: Sequence[tuple[Path, Contents]]) -> li
     for folder, each in segments:
         entries.append(writer.add_segment(folder, each.holds, documents=each.documents, vectors=each.vectors, tokens=each.tokens))
     return entries
+
+
+def delete_documents(path: Path | str, ids: Sequence[str], *, wait: float = 0.0, disk: Disk = REAL) -> Index:
+    """Delete documents: nobody finds them any more; the room they take is given back when the index is compacted.
+
+    Args:
+        path: The index.
+        ids: Ids of its documents; one that is there twice is deleted once.
+        wait: Seconds to wait for another writer to finish.
+        disk: Performs all writes.
+
+    Returns:
+        The index without them.
+
+    Raises:
+        InputError: There is no such document; none is deleted then.
+    """
+    path = Path(path)
+    with writing(path, wait=wait, disk=disk) as writer:
+        before = committed(writer)
+        index = open_manifest(writer.layout, before)
+        wanted = list(dict.fromkeys(ids))
+        missing = [key for key, place in zip(wanted, index.locate(wanted), strict=True) if place is None]
+        if missing:
+            others = f" (nor are {len(missing) - 1} others)" if len(missing) > 1 else ""
+            raise InputError(f"{path}: document '{missing[0]}' is not in this index{others}; nothing was deleted")
+        if wanted:
+            changed = zip(index.segments, without(index, wanted), before.segments, strict=True)
+            segments = [entry if after is former else writer.delete(entry, after.kept) for former, after, entry in changed]
+            writer.commit(replace(before, operation="delete", versions=versions(), segments=tuple(segments)))
+        writer.collect_garbage()
+    return open_index(path)
+
+
+def compact_index(path: Path | str, *, memory: int = DEFAULTS.memory, wait: float = 0.0, disk: Disk = REAL) -> Index:
+    """Make as few segments as the memory allows, without the documents that are deleted; nothing is encoded or trained again.
+
+    An index that was measured is measured again where it gets a larger segment than it had then.
+
+    Args:
+        path: The index.
+        memory: Bytes that it may hold.
+        wait: Seconds to wait for another writer to finish.
+        disk: Performs all writes.
+
+    Returns:
+        The index; the one that was there if there is nothing to do.
+    """
+    path, begun = Path(path), time.monotonic()
+    with writing(path, wait=wait, disk=disk) as writer:
+        before = committed(writer)
+        index = open_manifest(writer.layout, before)
+        extents = [live_extent(segment, entry) for segment, entry in zip(index.segments, before.segments, strict=True)]
+        segments: list[SegmentEntry] = []
+        for run in groups(index.codec, extents, memory) if extents else ():
+            segments += _compacted(writer, index, run)
+        if tuple(segments) != before.segments:
+            draft = replace(before, operation="compact", versions=versions(), segments=tuple(segments))
+            opened = open_manifest(writer.layout, draft).segments
+            writer.commit(remeasured(draft, index, opened, begun, memory=memory, progress=False))
+        writer.collect_garbage()
+    return open_index(path)
+
+
+def calibrate_index(  # noqa: PLR0913 - the public entry: one option for each choice
+    path: Path | str,
+    model: Model | None = None,
+    *,
+    queries: Sequence[str] | None = None,
+    count: int = QUERIES,
+    ks: Sequence[int] = HITS,
+    seed: int = 0,
+    wait: float = 0.0,
+    progress: bool = False,
+    disk: Disk = REAL,
+) -> Index:
+    """Measure the recall and latency of an index, and keep what was measured in it: a new generation, of the same documents.
+
+    Args:
+        path: The index.
+        model: The one that built the index; wanted with queries.
+        queries: Texts of real queries, which tell more than those that are made of the index's own vectors where there are none.
+        count: Queries that are searched, at most.
+        ks: Numbers of hits; as for `quiver.retrieval.index.calibration.calibrate`.
+        seed: Of what is chosen at random.
+        wait: Seconds to wait for another writer to finish.
+        progress: Show bars.
+        disk: Performs all writes.
+
+    Returns:
+        The index; its ``calibration`` is what was measured.
+
+    Raises:
+        InputError: Another model built the index, or there is nothing to find.
+        ValueError: Queries without a model, or ``count`` or ``ks`` is too small.
+    """
+    path = Path(path)
+    with writing(path, wait=wait, disk=disk) as writer:
+        before = committed(writer)
+        index = open_manifest(writer.layout, before)
+        vectors = None if queries is None else _encoded(index, model, queries, progress=progress)
+        found = calibrate(index, queries=vectors, count=count, ks=ks, seed=seed, progress=progress)
+        writer.commit(replace(before, operation="calibrate", versions=versions(), calibration=found.to_json()))
+        writer.collect_garbage()
+    return open_index(path)
+
+
+def _encoded(index: Index, model: Model | None, queries: Sequence[str], *, progress: bool) -> Any:
+    """The vectors of queries, as ``Index.search`` takes them."""
+    if model is None:
+        raise ValueError("model is required to encode queries")
+    index.check_model(model.card)
+    encoding = model.encode(queries, "query", progress=progress)
+    return comparable(encoding.vectors, model.card) if isinstance(encoding, DenseEncoding) else encoding.vectors
+
+
+def _compacted(writer: StoreWriter, index: Index, run: range) -> list[SegmentEntry]:
+    """Some successive segments as one, or as none where all their documents are deleted."""
+    chosen = [index.segments[number] for number in run]
+    if not any(segment.kept.any() for segment in chosen):
+        return []
+    if len(chosen) == 1 and chosen[0].alive is None:
+        return [index.manifest.segments[run[0]]]
+    folder = writer.scratch("compact")
+    merged = merge_segments(chosen, index.codec, folder, writer.disk)
+    return [writer.add_segment(folder, merged.holds, documents=merged.documents, vectors=merged.vectors, tokens=merged.tokens)]

@@ -1,16 +1,16 @@
-"""Measuring an index: how much of what exact search finds, and how fast, at efforts from cheap to thorough.
+"""Calibration: measured recall and latency of an index at each point of its engine's parameter grid.
 
-The first ten queries are searched at every effort of the engine's ladder, from the cheapest up to the first that finds about everything;
-the others are searched at these efforts only. What most indexes need is measured in any case, up to two steps beyond the ``balanced`` of
-an index that was not measured; only an index whose documents lie almost anywhere is measured at more.
+The first ten queries run at every point, from the cheapest to the first that finds nearly everything; the other queries run only up to
+that point. At least two points beyond the uncalibrated ``balanced`` are measured.
 
-Exact search is that of the index at its effort ``exact``: scores by the best vectors that it keeps. What it cost to compress them is not
-seen here. A search is timed as a user makes it, one query at a time, FAISS on one thread; the efforts take turns, so that whatever
-else the machine does slows all of them alike.
+Recall is relative to the index's own ``exact`` search, which scores by the best vectors that the index keeps; the loss of compression is
+not included. Queries are timed one at a time with FAISS on one thread; the points alternate, so that other load on the machine slows all of
+them alike.
 
-Where there are no real queries they are made of the index's own vectors, see `quiver.retrieval.index.pseudo_queries`.
+Without given queries, pseudo queries are mixed from vectors of the index (`pseudo_queries`); the documents that a pseudo query is made of
+do not count as hits.
 
-Shapes: n queries, k hits a query.
+Shapes: n queries, k hits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,67 @@ from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.engines import AnyCodec, Setting
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.index.pseudo_queries import MIXED, MeasuredQuery, pseudo_queries
-from quiver.retrieval.index.recall_table import Calibration, RecallTable, Rung, interval
+from quiver.retrieval.index.recall_table import Calibration, GridPoint, RecallTable, interval
+from quiver.retrieval.index.segments import OpenSegment
 from quiver.retrieval.index.threads import one_thread
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.versions import installed_version
+
+MIXED = {"dense": 3, "colbert": 4}
+"""Documents that a query is made of, for each kind of model."""
+
+# Tokens of a query: what short questions have.
+_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class MeasuredQuery:
+    """A query, and what it was made of.
+
+    Attributes:
+        vectors: (1, d) for one vector a document; a list with one array (n, d) for one a token: what ``Index.search`` takes.
+        sources: Ids of the documents that it was made of, which any search finds: they do not count. None of a real query.
+    """
+
+    vectors: Any
+    sources: frozenset[str]
+
+
+def pseudo_queries(segments: Sequence[OpenSegment], kind: str, *, count: int, seed: int) -> list[MeasuredQuery]:
+    """Queries made of documents chosen at random.
+
+    Args:
+        segments: Of an index; deleted documents and those without a vector are left out.
+        kind: ``dense`` for one vector a document, ``colbert`` for one a token.
+        count: Queries, at most: no more than there are documents.
+        seed: Equal segments and seed give equal queries.
+    """
+    rng = np.random.default_rng(seed)
+    rows = [np.flatnonzero(segment.kept & (segment.vectors.lengths > 0)) for segment in segments]
+    begins = np.append(0, np.cumsum([len(each) for each in rows], dtype=np.int64))
+    total, made = int(begins[-1]), []
+    for _ in range(min(count, total)):
+        parts, ids = [], []
+        for number in rng.choice(total, min(MIXED[kind], total), replace=False).tolist():
+            place = int(np.searchsorted(begins, number, side="right")) - 1
+            row = int(rows[place][number - begins[place]])
+            parts.append(segments[place].vectors.vectors(np.array([row]))[0])
+            ids.append(segments[place].documents.ids.strings[row])
+        vectors = np.mean(parts, axis=0) if kind == "dense" else [np.concatenate([_some(part, rng) for part in parts])]
+        made.append(MeasuredQuery(vectors, frozenset(ids)))
+    return made
+
+
+def _some(tokens: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
+    """Some tokens of one document, in their order."""
+    size = min(_TOKENS // MIXED["colbert"], len(tokens))
+    return tokens[np.sort(rng.choice(len(tokens), size, replace=False))]
+
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +97,9 @@ HITS = (10, 100)
 LEAST_HITS = max(MIXED.values()) + 1
 """Hits that can be measured without real queries: the documents that a query is made of are hits, and do not count."""
 
-# So many queries are searched however long it takes: a table of fewer says nothing. They say how far up the ladder the others go.
+# So many queries are searched however long it takes: a table of fewer says nothing. They say how far up the param_grid the others go.
 _LEAST = 10
-# The first effort with this recall for the first queries is the last; there are at least so many beyond the preset ``balanced``.
+# The first point with this recall for the first queries is the last; there are at least so many beyond the preset ``balanced``.
 _FOUND = 0.99
 _BEYOND = 2
 # Of the time of a build, and in any case.
@@ -68,7 +120,7 @@ def calibrate(
     seconds: float | None = None,
     progress: bool = False,
 ) -> Calibration:
-    """Measure recall and latency of an index at the efforts of its engine's ladder; log a warning where ``balanced`` finds too little.
+    """Measure recall and latency of an index at the points of its engine's param_grid; log a warning where ``balanced`` finds too little.
 
     Args:
         index: The index; nothing of it is changed.
@@ -90,7 +142,7 @@ def calibrate(
     kind = index.manifest.model.kind
     asked = pseudo_queries(index.segments, kind, count=count, seed=seed) if queries is None else _given(queries, kind, count, seed)
     if not asked or not any((segment.kept & (segment.vectors.lengths > 0)).any() for segment in index.segments):
-        raise InputError(f"{index.path}: there is nothing to measure: no queries, or no document with a vector")
+        raise InputError(f"{index.path}: nothing to measure: there are no queries, or no document has a vector")
     ks = sorted(set(ks))
     with one_thread():
         course = _Course(index, ks)
@@ -129,25 +181,25 @@ def allowed_seconds(spent: float) -> float:
 
 def is_approximate(codec: AnyCodec) -> bool:
     """Whether there is anything to measure: an exact engine finds all there is to find."""
-    return len(codec.ladder(HITS[0], documents=1)) > 1
+    return len(codec.param_grid(HITS[0], documents=1)) > 1
 
 
 @dataclass
-class _Effort:
-    """One effort for k hits: its knobs, and of each query that was searched with it the recall and the milliseconds."""
+class _Point:
+    """One grid point for k hits: its search parameters, and recall and milliseconds of every query that was searched with it."""
 
     k: int
-    knobs: Mapping[str, Setting]
+    search_params: Mapping[str, Setting]
     recalls: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
 
-    def rung(self, counted: Sequence[int]) -> Rung:
+    def point(self, counted: Sequence[int]) -> GridPoint:
         low, high = interval(np.array(self.recalls), np.array(counted))
-        return Rung(self.knobs, float(np.mean(self.recalls)), low, high, *_percentiles(self.times))
+        return GridPoint(self.search_params, float(np.mean(self.recalls)), low, high, *_percentiles(self.times))
 
 
 class _Course:
-    """Queries searched at every effort, for every number of hits.
+    """Measurements of every grid point, for every number of hits.
 
     Args:
         index: The index.
@@ -158,38 +210,38 @@ class _Course:
         self._index = index
         self._ks = ks
         codec, documents = index.codec, max(len(segment.documents) for segment in index.segments)
-        ladders = {k: [asdict(effort) for effort in codec.ladder(k, documents=documents)] for k in ks}
-        self._efforts = {k: [_Effort(k, knobs) for knobs in ladders[k][:-1]] for k in ks}
-        # Of the efforts for k hits so many are measured in any case.
-        self._always = {k: ladders[k].index(asdict(codec.effort("balanced", k=k))) + 1 + _BEYOND for k in ks}
+        grids = {k: [asdict(point) for point in codec.param_grid(k, documents=documents)] for k in ks}
+        self._points = {k: [_Point(k, search_params) for search_params in grids[k][:-1]] for k in ks}
+        # Of the points for k hits so many are measured in any case.
+        self._always = {k: grids[k].index(asdict(codec.preset_params("balanced", k=k))) + 1 + _BEYOND for k in ks}
         # What the others are compared with: it looks at everything for any number of hits, so it is searched once for all of them.
-        self._exact = _Effort(ks[-1], ladders[ks[-1]][-1])
-        self._exact_knobs = {k: ladders[k][-1] for k in ks}
+        self._exact = _Point(ks[-1], grids[ks[-1]][-1])
+        self._exact_params = {k: grids[k][-1] for k in ks}
         self._counted: dict[int, list[int]] = {k: [] for k in ks}
         self.queries = 0
 
     def climb(self, queries: Sequence[MeasuredQuery]) -> None:
-        """Search the first queries effort after effort, and drop the efforts beyond the first that finds about everything."""
+        """Search the first queries point after point, and drop the points beyond the first that finds about everything."""
         self._ids(queries[0], self._exact)  # to warm up, as below
         wanted = [self._wanted(query) for query in queries]
-        for k, efforts in self._efforts.items():
-            for number, effort in enumerate(efforts, start=1):
-                self._ids(queries[0], effort)
+        for k, points in self._points.items():
+            for number, point in enumerate(points, start=1):
+                self._ids(queries[0], point)
                 for query, best in zip(queries, wanted, strict=True):
                     if k in best:
-                        self._measure(query, effort, best[k])
-                if number >= self._always[k] and np.mean(effort.recalls) >= _FOUND:
-                    del efforts[number:]
+                        self._measure(query, point, best[k])
+                if number >= self._always[k] and np.mean(point.recalls) >= _FOUND:
+                    del points[number:]
                     break
 
     def run(self, query: MeasuredQuery) -> None:
-        """Search one query at every effort, each time in another order."""
+        """Search one query at every point, each time in another order."""
         wanted = self._wanted(query)
-        efforts = [effort for k in wanted for effort in self._efforts[k]]
-        if efforts:  # not timed: it brings back into the caches what a look at everything has driven out
-            self._ids(query, efforts[0])
-        for place in np.random.default_rng(self.queries).permutation(len(efforts)).tolist():
-            self._measure(query, efforts[place], wanted[efforts[place].k])
+        points = [point for k in wanted for point in self._points[k]]
+        if points:  # not timed: it brings back into the caches what a look at everything has driven out
+            self._ids(query, points[0])
+        for place in np.random.default_rng(self.queries).permutation(len(points)).tolist():
+            self._measure(query, points[place], wanted[points[place].k])
 
     def _wanted(self, query: MeasuredQuery) -> dict[int, set[str]]:
         """What the next query is to find, for each number of hits that it is searched for."""
@@ -203,24 +255,24 @@ class _Course:
         self.queries += 1
         return wanted
 
-    def _measure(self, query: MeasuredQuery, effort: _Effort, wanted: set[str]) -> None:
+    def _measure(self, query: MeasuredQuery, point: _Point, wanted: set[str]) -> None:
         begun = time.perf_counter()
-        found = self._ids(query, effort)
-        effort.times.append(1000 * (time.perf_counter() - begun))
-        effort.recalls.append(len(wanted & set(found)) / len(wanted))
+        found = self._ids(query, point)
+        point.times.append(1000 * (time.perf_counter() - begun))
+        point.recalls.append(len(wanted & set(found)) / len(wanted))
 
-    def _ids(self, query: MeasuredQuery, effort: _Effort) -> Sequence[str]:
-        return self._index.search(query.vectors, effort.k, effort=effort.knobs).ids[0]
+    def _ids(self, query: MeasuredQuery, point: _Point) -> Sequence[str]:
+        return self._index.search(query.vectors, point.k, effort=point.search_params).ids[0]
 
     def tables(self) -> tuple[RecallTable, ...]:
         """What was measured."""
         return tuple(RecallTable(k, len(counted), (*self._rungs(k), self._last(k))) for k, counted in self._counted.items())
 
-    def _rungs(self, k: int) -> list[Rung]:
-        return [effort.rung(self._counted[k]) for effort in self._efforts[k]]
+    def _rungs(self, k: int) -> list[GridPoint]:
+        return [point.point(self._counted[k]) for point in self._points[k]]
 
-    def _last(self, k: int) -> Rung:
-        return Rung(self._exact_knobs[k], 1.0, 1.0, 1.0, *_percentiles(self._exact.times))
+    def _last(self, k: int) -> GridPoint:
+        return GridPoint(self._exact_params[k], 1.0, 1.0, 1.0, *_percentiles(self._exact.times))
 
 
 def _percentiles(times: Sequence[float]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-"""The engines by name: how a codec is trained, and how one is opened.
+"""The table of engines: how a codec is trained and opened, and how an engine is named with its settings.
 
-An engine has one line here. A codec's files are opened only after their checksums hold.
+A new engine is one entry of `ENGINES`. A codec's files are opened only after their checksums were verified.
 """
 
 from __future__ import annotations

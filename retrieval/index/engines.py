@@ -1,15 +1,15 @@
-"""What an engine is: a kind of vectors with a codec that is trained once and segments that are written once.
+"""The interface of an engine: a codec that is trained once, and segments that are written once.
 
-A *codec* holds what all segments share: centroids, codebooks, ranges. A *segment* holds the vectors of some documents, which it knows
-by their row alone, 0 to P - 1. An engine knows nothing of ids, stores or manifests: whoever keeps segments gives it folders, a `Disk`
-to write through, and a bitmap of the rows that may be found. The table of engines by name is `quiver.retrieval.index.engine_table`.
+A *codec* holds what all segments share: centroids, codebooks, ranges. A *segment* holds the vectors of some documents, which it knows only
+by their rows 0 to P - 1. An engine knows nothing of ids, stores or manifests: its caller provides folders, a `Disk` to write through, and
+a bitmap of the rows that may be found. `quiver.retrieval.index.engine_table` lists the engines by name.
 
-Rules that every engine keeps:
-    - scores are the model's similarity as well as the segment knows it, on one scale for all segments of a codec: hits of several
-      segments are merged by score;
-    - a row is found at most once, never one that is not allowed or has no vector, and never a row < 0;
-    - where fewer than k rows can be found, all of them are;
-    - ties go to the greater rank (see ``ranks`` below), which makes a ranking independent of how documents are spread over segments;
+Every engine keeps these rules:
+    - scores are the model's similarity as exactly as the segment stores it, on one scale for all segments of a codec, so that hits of
+      several segments can be merged by score;
+    - a row is found at most once; a row that is not allowed or has no vector is never found, and no row is below 0;
+    - if fewer than k rows can be found, all of them are;
+    - ties go to the greater rank (see ``ranks`` below), so that a ranking does not depend on how documents are spread over segments;
     - equal input and seed give equal bytes.
 
 Shapes: Q queries, P documents (rows) of a segment, T vectors of all its documents, n_i vectors of text i, d width, k hits.
@@ -32,35 +32,34 @@ from quiver.retrieval.index.disk import Disk
 from quiver.retrieval.index.mapped import Files
 
 Preset: TypeAlias = Literal["exact", "balanced", "fast"]
-"""How much of an index a search looks at.
+"""Search effort: how much of an index a search visits.
 
-``exact`` looks at everything. Of an index that was measured (`retrieval.index.calibration`), ``balanced`` is the fastest effort with a
-recall of at least 0.95, and ``fast`` the fastest with at least 0.90; see `retrieval.index.recall_table.Calibration.preset`. Of one that
-was not, they are chosen from its size.
+``exact`` searches exhaustively. In a calibrated index (`quiver.retrieval.index.calibration`), ``balanced`` is the fastest grid point with a
+recall of at least 0.95, and ``fast`` the fastest with at least 0.90; see `RecallTable.preset`. Without calibration they depend on the size.
 """
 
 Setting: TypeAlias = str | int | float | bool | None
-"""A value of an engine's settings or knobs, as JSON and reports have it."""
+"""Value of an engine setting or a search parameter, as in JSON and reports."""
 
 Bitmap: TypeAlias = NDArray[np.bool_]
-"""One truth value a row, (P,)."""
+"""One boolean per row, (P,)."""
 
 Queries = TypeVar("Queries", contravariant=True)
-"""(Q, d) float32 for one vector a document; a list of Q arrays (n_i, d) float32 for one a token."""
+"""(Q, d) float32 for dense vectors; a list of Q arrays (n_i, d) float32 for token vectors."""
 
-Effort = TypeVar("Effort", contravariant=True)
-"""The knobs of a search: one frozen dataclass an engine, whose fields are numbers or truth values."""
+SearchParams = TypeVar("SearchParams", contravariant=True)
+"""Search parameters of an engine: a frozen dataclass whose fields are numbers or booleans."""
 
 SegmentType = TypeVar("SegmentType")
 """The engine's segments."""
 
-EffortType = TypeVar("EffortType", covariant=True)
+ParamsType = TypeVar("ParamsType", covariant=True)
 """The engine's efforts."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a segment found for one query.
+    """Hits of one segment for one query.
 
     Attributes:
         rows: Rows of the segment, best first, (n,) with n <= k.
@@ -73,7 +72,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a codec is trained on: the vectors of documents that were chosen at random.
+    """Training data of a codec: the vectors of documents chosen at random.
 
     Attributes:
         vectors: (n, d) float32, document after document.
@@ -87,7 +86,7 @@ class Sample:
 
 
 class Size(NamedTuple):
-    """What a segment takes, in bytes.
+    """Size of a segment in bytes.
 
     Attributes:
         resident: Read into memory when it is opened, for as long as it is open.
@@ -99,7 +98,7 @@ class Size(NamedTuple):
 
 
 class SegmentWriter(Protocol):
-    """Writes one segment, as it comes; what it holds in memory is at most what the codec's ``memory`` says."""
+    """Writes one segment as a stream; it holds at most ``Codec.memory`` bytes."""
 
     def add(
         self, vectors: NDArray[np.float32], lengths: NDArray[np.int64] | None = None, token_ids: NDArray[np.uint32] | None = None
@@ -119,7 +118,7 @@ class SegmentWriter(Protocol):
         """
 
 
-class Segment(Protocol[Queries, Effort]):
+class Segment(Protocol[Queries, SearchParams]):
     """The vectors of some documents, opened for searching. Several threads may search at once."""
 
     def __len__(self) -> int:
@@ -127,22 +126,24 @@ class Segment(Protocol[Queries, Effort]):
 
     @property
     def size(self) -> Size:
-        """What it takes in memory and on the disk."""
+        """Size in memory and on disk."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How many vectors each row has, (P,); for one vector a document all 1."""
+        """Vectors of each row, (P,); all 1 for dense vectors."""
 
-    def search(self, queries: Queries, k: int, *, effort: Effort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None) -> list[Found]:
+    def search(
+        self, queries: Queries, k: int, *, params: SearchParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+    ) -> list[Found]:
         """The k best rows of each query.
 
         Args:
             queries: Finite and of the codec's width; (Q, d), or Q arrays of (n_i >= 1, d).
             k: At least 1; may exceed the number of rows.
-            effort: The knobs of the search, as the codec's ``effort`` gives them.
+            params: Search parameters, as the codec's ``preset_params`` or ``search_params_from`` returns them.
             ranks: The rank of each row's document id among the ids of the segment, ascending, (P,): ties go to the greater. It may be
                 mapped, and is looked at only where scores are equal.
-            allowed: The rows that may be found, (P,); None for all. With an effort that looks at everything, the result is that of brute
+            allowed: The rows that may be found, (P,); None for all. With exhaustive parameters the result is that of brute
                 force over these rows.
 
         Returns:
@@ -171,8 +172,8 @@ class Segment(Protocol[Queries, Effort]):
         """The rows whose vectors a salvaged file has lost, (P,)."""
 
 
-class Codec(Protocol[SegmentType, EffortType]):
-    """What is trained once; every segment of an index is written and read with the same one."""
+class Codec(Protocol[SegmentType, ParamsType]):
+    """What is trained once; all segments of an index are written and read with the same codec."""
 
     @property
     def name(self) -> str:
@@ -184,7 +185,7 @@ class Codec(Protocol[SegmentType, EffortType]):
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """What a report says beside the name: sizes and settings that were chosen."""
+        """Sizes and settings for reports."""
 
     def save(self, folder: Path, disk: Disk) -> Mapping[str, str]:
         """Write the codec into an existing, empty folder; file name -> what it holds. Equal codecs give equal bytes."""
@@ -219,32 +220,32 @@ class Codec(Protocol[SegmentType, EffortType]):
             File name -> what it holds; the bytes are those that a writer would have written of the same documents.
         """
 
-    def effort(self, preset: Preset, *, k: int) -> EffortType:
-        """The knobs of a preset for k hits of an index that was not measured; ``exact`` looks at everything the segment has."""
+    def preset_params(self, preset: Preset, *, k: int) -> ParamsType:
+        """Search parameters of a preset for k hits, for an index without calibration; ``exact`` searches exhaustively."""
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[EffortType]:
-        """Efforts for k hits from cheap to thorough, each once: what ``effort`` gives is among them, ``exact`` is last.
+    def param_grid(self, k: int, *, documents: int) -> Sequence[ParamsType]:
+        """The parameter grid for k hits, from cheap to exhaustive, without duplicates: the presets are among the points, ``exact`` is last.
 
         Args:
             k: Hits.
-            documents: Documents of the largest segment: the last efforts before ``exact`` look at about all of them.
+            documents: Documents of the largest segment: the last points before ``exact`` visit nearly all of them.
         """
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The knobs that look at as much of the index for k hits as these do for ``measured`` of them."""
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """Search parameters that visit as much of the index for k hits as the given ones do for ``measured`` hits."""
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> EffortType:
-        """The knobs from their names and values, as a manifest or a command line has them.
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> ParamsType:
+        """Search parameters from names and values, as in a manifest or on a command line.
 
-        What is not named is as in ``balanced`` of an index that was not measured.
+        Missing parameters have the value of the uncalibrated ``balanced``.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
 
 
 AnyCodec: TypeAlias = Codec[Any, Any]
-"""A codec of either kind of vectors, with knobs of its own."""
+"""A codec of dense or token vectors, with its own search parameters."""
 
 AnySegment: TypeAlias = Segment[Any, Any]
 """A segment of either kind of vectors."""

@@ -1,4 +1,4 @@
-"""Damage to an index on the disk as a type of its own, so that a program can tell it from a mistyped path."""
+"""Errors of damaged indexes, as types of their own: programs can tell damage from a wrong path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LostTextError(InputError):
 def unreadable(path: Path, error: OSError) -> InputError:
     """The error to raise where a file cannot be read: damage only where the file is at fault, since repair replaces what is damaged."""
     if error.errno in _SPOILT:
-        return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged: quiver index repair")
+        return DamagedIndexError(f"{path}: cannot be read ({error.strerror}); the index is damaged, run quiver index repair")
     if error.errno in _TOO_MANY:
         return InputError(f"{path}: cannot be read ({error.strerror}); raise the limit, such as with ulimit -n 4096")
     return InputError(f"{path}: cannot be read ({error.strerror})")

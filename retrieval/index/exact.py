@@ -308,8 +308,8 @@ _BUFFERS = 4 << 20
 
 
 @dataclass(frozen=True)
-class ExactEffort:
-    """Exact search has no knobs."""
+class ExactParams:
+    """Exact search has no search parameters."""
 
 
 class ExactDenseSegment:
@@ -342,10 +342,10 @@ class ExactDenseSegment:
         return np.ones(len(self), np.int64)
 
     def search(
-        self, queries: DenseVectors, k: int, *, effort: ExactEffort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+        self, queries: DenseVectors, k: int, *, params: ExactParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`."""
-        del effort
+        del params
         norm, all_exact = self._largest_norm, self._all_exact
         found = search_dense(self._rows, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact)
         return [Found(rows, scores) for rows, scores in found]
@@ -408,10 +408,10 @@ class ExactTokenSegment:
         return np.diff(self.offsets)
 
     def search(
-        self, queries: Sequence[TokenVectors], k: int, *, effort: ExactEffort, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
+        self, queries: Sequence[TokenVectors], k: int, *, params: ExactParams, ranks: NDArray[np.uint32], allowed: Bitmap | None = None
     ) -> list[Found]:
         """See `quiver.retrieval.index.engines.Segment`."""
-        del effort
+        del params
         norm, all_exact = self._largest_norm, self._all_exact
         found = search_tokens(self._rows, self.offsets, queries, k, largest_norm=norm, ids=ranks, allowed=allowed, all_exact=all_exact)
         return [Found(rows, scores) for rows, scores in found]
@@ -519,25 +519,25 @@ class ExactCodec(Generic[ExactSegment]):
                 writer.add(vectors, lengths)
         return writer.close()
 
-    def effort(self, preset: Preset, *, k: int) -> ExactEffort:
+    def preset_params(self, preset: Preset, *, k: int) -> ExactParams:
         """See `quiver.retrieval.index.engines.Codec`."""
         del preset, k
-        return ExactEffort()
+        return ExactParams()
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[ExactEffort]:
+    def param_grid(self, k: int, *, documents: int) -> Sequence[ExactParams]:
         """See `quiver.retrieval.index.engines.Codec`."""
         del documents
-        return [self.effort("exact", k=k)]
+        return [self.preset_params("exact", k=k)]
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
         """See `quiver.retrieval.index.engines.Codec`."""
         del measured, k
-        return knobs
+        return search_params
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> ExactEffort:
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> ExactParams:
         """See `quiver.retrieval.index.engines.Codec`."""
-        check_names(f"this {self.name} index", "search parameter", knobs, ())
-        return ExactEffort()
+        check_names(f"this {self.name} index", "search parameter", search_params, ())
+        return ExactParams()
 
 
 def codec_content(kind: str, dim: int) -> Mapping[str, bytes] | None:
@@ -622,7 +622,7 @@ def _parsed(content: bytes, path: Path) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamagedIndexError(f"{path}: not JSON ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{path}: not JSON ({error}); run quiver index repair") from error
 
 
 def _number(content: Any, name: str, path: Path) -> float:
@@ -630,7 +630,7 @@ def _number(content: Any, name: str, path: Path) -> float:
     try:
         value = float(content[name])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedIndexError(f"{path}: does not hold {name} ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{path}: does not hold {name} ({error}); run quiver index repair") from error
     if not value >= 0:
-        raise DamagedIndexError(f"{path}: {name} is {value}; quiver index repair")
+        raise DamagedIndexError(f"{path}: {name} is {value}; run quiver index repair")
     return value

@@ -1,39 +1,193 @@
-"""An index, opened: the segments of one committed state, searched as one.
+"""An opened index: the segments of one committed generation, searched as one.
 
-What was opened does not change, whatever is added, deleted or compacted meanwhile: open it again to see that.
+An opened index never changes, whatever is added, deleted or compacted in its folder; open it again to see changes.
 
-Shapes: Q queries, k hits a query, n_i token vectors of text i, d vector width.
+Shapes: Q queries, k hits, n_i token vectors of text i, d vector width.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.filters import Filter, FilterLike, as_filter
-from quiver.retrieval.index.documents.metadata import describe
+from quiver.retrieval.index.documents.metadata import Filter, FilterLike, as_filter, describe
 from quiver.retrieval.index.documents.strings import LOOK
 from quiver.retrieval.index.engine_table import ENGINES, open_codec
 from quiver.retrieval.index.engines import AnyCodec, Bitmap, Preset, Setting, check_preset
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file
-from quiver.retrieval.index.live import LiveDocuments, LiveIds, Place
-from quiver.retrieval.index.merging import SegmentHits, merged
-from quiver.retrieval.index.queries import SearchRequest, dense_queries, token_queries
 from quiver.retrieval.index.ranking import check_k
-from quiver.retrieval.index.recall_table import Calibration, Rung, check_target
-from quiver.retrieval.index.segments import OpenSegment, open_segment, shared_documents
+from quiver.retrieval.index.recall_table import Calibration, GridPoint, check_target
+from quiver.retrieval.index.segments import OpenSegment, SegmentHits, merged, open_segment, shared_documents
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import Manifest, SegmentEntry
 from quiver.retrieval.index.store.reading import open_files, open_newest, read_alive, read_generation, verify_files
-from quiver.retrieval.records import Document, Hits, ModelCard
+from quiver.retrieval.records import DenseVectors, Document, Hits, ModelCard, TokenVectors
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a search asks, once it has been checked; any segments of the index can answer it.
+
+    Attributes:
+        queries: As `dense_queries` or `token_queries` gives them.
+        k: Hits a query, at least 1.
+        params: Search parameters, as the codec has them.
+        filter: Which documents may be found; None for all.
+    """
+
+    queries: Any
+    k: int
+    params: Any
+    filter: Filter | None
+
+
+def dense_queries(queries: ArrayLike, dim: int) -> DenseVectors:
+    """Queries of one vector each as a matrix, (Q, d).
+
+    Args:
+        queries: (Q, d).
+        dim: Width d of the index.
+
+    Raises:
+        ValueError: They have another shape, or one is not finite, or not so in float32.
+    """
+    given: NDArray[Any] = np.asarray(queries)
+    if given.ndim != 2 or given.shape[1] != dim:
+        raise ValueError(f"queries must have the shape (Q, {dim}), got {given.shape}")
+    matrix = _single(given)
+    finite = np.isfinite(matrix)
+    if not finite.all():
+        raise ValueError(f"the vector of query {int(finite.all(axis=1).argmin())} is not finite")
+    return matrix
+
+
+def token_queries(queries: Sequence[ArrayLike], dim: int) -> list[TokenVectors]:
+    """Queries of one vector a token as matrices, Q arrays of (n_i, d).
+
+    Args:
+        queries: Q arrays of (n_i, d), n_i >= 1.
+        dim: Width d of the index.
+
+    Raises:
+        ValueError: One is empty, of another shape, or not finite, or not so in float32.
+    """
+    checked = []
+    for row, query in enumerate(queries):
+        given: NDArray[Any] = np.asarray(query)
+        if given.ndim != 2 or not len(given) or given.shape[1] != dim:
+            raise ValueError(f"query {row} must have the shape (>= 1, {dim}), got {given.shape}")
+        matrix = _single(given)
+        if not np.isfinite(matrix).all():
+            raise ValueError(f"a vector of query {row} is not finite")
+        checked.append(matrix)
+    return checked
+
+
+def _single(matrix: NDArray[Any]) -> NDArray[np.float32]:
+    """The matrix itself where it is contiguous float32 already."""
+    if matrix.dtype == np.float32:
+        return np.ascontiguousarray(matrix)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused as such
+        return np.ascontiguousarray(matrix, np.float32)
+
+
+class Place(NamedTuple):
+    """Where a document is: the number of its segment, and its row there."""
+
+    segment: int
+    row: int
+
+
+class _Places:
+    """The places of all documents."""
+
+    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+        self._rows = [None if segment.alive is None else np.flatnonzero(segment.alive) for segment in segments]
+        counts = [len(segment.documents) if rows is None else len(rows) for segment, rows in zip(segments, self._rows, strict=True)]
+        self._ends = np.cumsum(counts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __iter__(self) -> Iterator[Place]:
+        begin = 0
+        for segment, (rows, end) in enumerate(zip(self._rows, self._ends.tolist(), strict=True)):
+            for row in range(end - begin) if rows is None else rows.tolist():
+                yield Place(segment, row)
+            begin = end
+
+    def __getitem__(self, number: int) -> Place:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"document {number} of {len(self)}")
+        number %= len(self)
+        segment = int(np.searchsorted(self._ends, number, side="right"))
+        row, rows = number - (int(self._ends[segment - 1]) if segment else 0), self._rows[segment]
+        return Place(segment, row if rows is None else int(rows[row]))
+
+
+class LiveIds(Sequence[str]):
+    """The ids of the documents.
+
+    Args:
+        segments: The segments of an index.
+    """
+
+    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+        self._strings = [segment.documents.ids.strings for segment in segments]
+        self._places = _Places(segments)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._strings[place.segment][place.row] for place in self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        place = self._places[index]
+        return self._strings[place.segment][place.row]
+
+
+class LiveDocuments:
+    """The documents of an index that was built with texts.
+
+    Args:
+        segments: The segments of an index.
+    """
+
+    def __init__(self, segments: Sequence[OpenSegment]) -> None:
+        self._segments = segments
+        self._places = _Places(segments)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Document]:
+        return map(self.at, self._places)
+
+    def __getitem__(self, number: int) -> Document:
+        return self.at(self._places[number])
+
+    def at(self, place: Place) -> Document:
+        """The document at a place."""
+        texts = self._segments[place.segment].documents.texts
+        if texts is None:
+            raise ValueError("this segment was opened without its texts")
+        return texts[place.row]
+
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +197,10 @@ _FILTERS = 4
 
 
 class Index:
-    """What `open_index` gives.
+    """An opened index; see `open_index`.
 
     Args:
-        path: The folder.
+        path: Folder of the index.
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
@@ -54,7 +208,7 @@ class Index:
         verified: See below.
 
     Attributes:
-        path: The folder.
+        path: Folder of the index.
         manifest: What the index is and holds.
         codec: What its segments share.
         segments: Its segments, in the order in which documents were added.
@@ -81,7 +235,7 @@ class Index:
         # Not a cached method: it would form a reference cycle and keep deleted files mapped until the next garbage collection.
         remembered = lru_cache(maxsize=_FILTERS)(partial(_allowed_rows, self.segments))
         self.matching: Callable[[Filter], tuple[Bitmap | None, ...]] = remembered
-        self._efforts: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
+        self._preset_params: dict[tuple[Preset, int], Mapping[str, Setting]] = {}
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[str, ...]]:
@@ -104,17 +258,17 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """Size of what is searched, documents left out."""
+        """Size of the searched vectors in bytes, without documents."""
         return sum(sum(segment.vectors.size) for segment in self.segments)
 
     @property
     def parameters(self) -> Mapping[str, Setting]:
-        """What a report says beside the kind."""
+        """Settings of the engine, for reports."""
         return self.codec.parameters
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """What was measured of it; None where nothing was.
+        """Measured recall and latency; None without calibration.
 
         Raises:
             InputError: Another Quiver measured it, in a way that this one does not know.
@@ -141,14 +295,14 @@ class Index:
             k: Hits a query; capped at the number of documents that have a vector and may be found.
             filter: Which documents may be found: a condition as on the command line, such as ``"year>=2015"``, several that must all hold,
                 or a `Filter`. It is applied inside the search, so that k are found if there are k.
-            effort: How much of the index is looked at: a preset, see ``presets``, or the engine's knobs by name; None for ``balanced``.
-            target_recall: Instead of an effort, the share of the k best documents that is to be found, on average over queries; see
-                ``effort_for``. It was measured without a filter; under one a search looks more widely.
+            effort: Search effort: a preset, see ``presets``, or search parameters of the engine by name. Default: ``balanced``.
+            target_recall: Recall to reach, instead of an effort: the share of the k best documents that a search finds, averaged over
+                queries; see ``search_params_for``. It was measured without a filter; filtered searches look more widely.
 
         Raises:
             InputError: The filter is malformed or names a field that no document has, there is no such preset, the engine has no such
-                knob, or its recall was not measured.
-            ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target.
+                parameter, or its recall was not measured.
+            ValueError: k < 1, the queries are not finite or of another width than the index, or both an effort and a target recall.
         """
         return self.answer(self.request(queries, k, filter=filter, effort=effort, target_recall=target_recall))
 
@@ -161,7 +315,7 @@ class Index:
         effort: str | Mapping[str, Setting] | None = None,
         target_recall: float | None = None,
     ) -> SearchRequest:
-        """What `search` is asked, checked, with the knobs of the effort that was chosen; see there.
+        """The checked arguments of `search`, with the chosen search parameters.
 
         Raises:
             InputError: As `search`.
@@ -171,10 +325,10 @@ class Index:
         asked = self._checked(queries)
         if target_recall is not None:
             if effort is not None:
-                raise ValueError("give either an effort or a target_recall")
-            effort = self.effort_for(target_recall, k)
+                raise ValueError("give either effort or target_recall, not both")
+            effort = self.search_params_for(target_recall, k)
         chosen = self.check_filter(filter)
-        return SearchRequest(asked, k, self._knobs("balanced" if effort is None else effort, k), chosen)
+        return SearchRequest(asked, k, self._params("balanced" if effort is None else effort, k), chosen)
 
     def answer(self, request: SearchRequest) -> Hits:
         """The hits of a request, which may have been checked by an index of more segments than this one has: nothing else is asked here.
@@ -188,12 +342,12 @@ class Index:
         for segment, allowed in zip(self.segments, bitmaps, strict=True):
             if allowed is None or allowed.any():
                 ranks = segment.documents.ids.ranks
-                results = segment.vectors.search(asked, k, effort=request.effort, ranks=ranks, allowed=allowed)
+                results = segment.vectors.search(asked, k, params=request.params, ranks=ranks, allowed=allowed)
                 found.append((segment.documents.ids.strings, results))
         return merged([[SegmentHits(strings, results[query]) for strings, results in found] for query in range(len(asked))], k)
 
-    def effort_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
-        """The knobs of the fastest effort that was measured to reach a recall, by the lower end of its 95% interval.
+    def search_params_for(self, target_recall: float, k: int) -> Mapping[str, Setting]:
+        """The fastest search parameters that were measured to reach a recall, by the lower end of its 95% interval.
 
         Args:
             target_recall: Above 0 and at most 1: the share of the k documents with the best scores that a search finds, on average, by the
@@ -201,8 +355,7 @@ class Index:
             k: Hits a query. Where so many were not measured, the next greater number is looked up, and as many candidates are taken.
 
         Returns:
-            The engine's knobs by name: those of the effort that looks at everything where no other reaches the target; none for an exact
-            engine.
+            Search parameters by name: those of exhaustive search if no others reach the target; none for an exact engine.
 
         Raises:
             InputError: Nothing was measured, or not so many hits.
@@ -210,21 +363,21 @@ class Index:
         """
         check_target(target_recall)
         k = check_k(k)
-        ladder = self.codec.ladder(k, documents=1)
-        if len(ladder) == 1:
-            return asdict(ladder[0])
+        param_grid = self.codec.param_grid(k, documents=1)
+        if len(param_grid) == 1:
+            return asdict(param_grid[0])
         if self.calibration is None:
-            raise InputError(f"{self.path}: recall was not measured; measure it with quiver index calibrate")
+            raise InputError(f"{self.path}: recall was not measured; run quiver index calibrate")
         wanted = max(1, min(k, len(self)))
-        measured, rung = self.calibration.choose(target_recall, wanted)
-        return self.codec.resized(rung.knobs, measured=measured, k=k)
+        measured, point = self.calibration.choose(target_recall, wanted)
+        return self.codec.resized(point.search_params, measured=measured, k=k)
 
     def presets(self, k: int = 10) -> Mapping[Preset, Mapping[str, Setting]]:
-        """The knobs of the presets for k hits.
+        """Search parameters of the presets for k hits.
 
         ``exact`` looks at everything. Where recall was measured, ``balanced`` is the fastest effort with a recall of 0.95, and ``fast``
         that with 0.90 (`retrieval.index.recall_table.RecallTable.preset`). Where it was not, they are chosen from the size of the index;
-        for more hits than were measured each knob is the greater of that choice and of the preset for the most that were.
+        for more hits than were measured each parameter is the greater of that choice and of the preset for the most that were.
         """
         k = check_k(k)
         return {name: self._preset(name, k) for name in _PRESETS}
@@ -239,15 +392,15 @@ class Index:
         Raises:
             InputError: There is no such preset or search parameter.
         """
-        return asdict(self._knobs(effort, check_k(k)))
+        return asdict(self._params(effort, check_k(k)))
 
-    def preset_recall(self) -> Mapping[int, Mapping[Preset, Rung]]:
+    def preset_recall(self) -> Mapping[int, Mapping[Preset, GridPoint]]:
         """What was measured of the presets, by the number of hits; nothing where recall was not measured."""
         tables = () if self._measured is None else self._measured.tables
         return {table.k: {name: table.preset(name) for name in _PRESETS} for table in tables}
 
     def locate(self, ids: Sequence[str]) -> list[Place | None]:
-        """Where documents are; None where there is no such document."""
+        """Segment and row of each document; None for an unknown id."""
         places: list[Place | None] = [None] * len(ids)
         for number, segment in enumerate(self.segments):
             rows = segment.rows_of(ids)
@@ -260,7 +413,7 @@ class Index:
         return sum(shared_documents(mine, theirs) for mine in self.segments for theirs in other.segments)
 
     def scores(self, query: NDArray[np.float32], ids: Sequence[str]) -> NDArray[np.float32]:
-        """Scores of some documents by the best vectors that the index keeps, (len(ids),).
+        """Scores of given documents by the most exact stored vectors, (len(ids),).
 
         Args:
             query: One query, (d,), or for one vector a token (n, d).
@@ -305,7 +458,7 @@ class Index:
             InputError: The index was built without texts.
         """
         if not self.manifest.policy.store_text:
-            raise InputError(f"{self.path}: built without texts; build it with them to show documents")
+            raise InputError(f"{self.path}: the index was built without texts; build it with texts to show documents")
         return LiveDocuments(self.segments)
 
     def check_filter(self, filter: FilterLike) -> Filter | None:
@@ -322,7 +475,7 @@ class Index:
         return chosen
 
     def check_model(self, card: ModelCard) -> None:
-        """Refuse a model that would put queries elsewhere than the documents are.
+        """Refuse a model other than the one that built the index.
 
         Raises:
             InputError: The fingerprint is not that of the model which built the index; names both.
@@ -331,7 +484,7 @@ class Index:
 
     def _place(self, key: str, place: Place | None) -> Place:
         if place is None:
-            raise InputError(f"{self.path}: no document '{key}' in this index")
+            raise InputError(f"{self.path}: the index has no document '{key}'")
         return place
 
     def _checked(self, queries: Any) -> Any:
@@ -339,29 +492,29 @@ class Index:
         card = self.manifest.model
         return dense_queries(queries, card.dim) if card.kind == "dense" else token_queries(queries, card.dim)
 
-    def _knobs(self, effort: str | Mapping[str, Setting], k: int) -> Any:
-        """An effort as the engine has it."""
+    def _params(self, effort: str | Mapping[str, Setting], k: int) -> Any:
+        """A search effort as parameters of the engine."""
         if not isinstance(effort, str):
-            return self.codec.effort_from(effort)
+            return self.codec.search_params_from(effort)
         check_preset(effort)
-        return self.codec.effort_from(self._preset(cast("Preset", effort), k))
+        return self.codec.search_params_from(self._preset(cast("Preset", effort), k))
 
     def _preset(self, name: Preset, k: int) -> Mapping[str, Setting]:
-        """The knobs of a preset; see `presets`."""
-        found = self._efforts.get((name, k))
+        """Search parameters of a preset; see `presets`."""
+        found = self._preset_params.get((name, k))
         if found is None:
-            found = self._efforts[name, k] = self._chosen(name, k)
+            found = self._preset_params[name, k] = self._chosen(name, k)
         return found
 
     def _chosen(self, name: Preset, k: int) -> Mapping[str, Setting]:
-        usual = asdict(self.codec.effort(name, k=k))
+        usual = asdict(self.codec.preset_params(name, k=k))
         if self._measured is None or name == "exact":
             return usual
         table = self._measured.table(max(1, min(k, len(self))))
         if table is not None:
-            return self.codec.resized(table.preset(name).knobs, measured=table.k, k=k)
-        most = self._measured.tables[-1].preset(name).knobs
-        return {knob: max(value, most.get(knob, value)) for knob, value in usual.items()}  # numbers and truth values
+            return self.codec.resized(table.preset(name).search_params, measured=table.k, k=k)
+        most = self._measured.tables[-1].preset(name).search_params
+        return {parameter: max(value, most.get(parameter, value)) for parameter, value in usual.items()}  # numbers and truth values
 
     @cached_property
     def _measured(self) -> Calibration | None:
@@ -369,10 +522,10 @@ class Index:
         try:
             calibration = self.calibration
             for table in () if calibration is None else calibration.tables:
-                for rung in table.rungs:
-                    self.codec.effort_from(rung.knobs)
+                for point in table.points:
+                    self.codec.search_params_from(point.search_params)
         except InputError as error:
-            logger.warning("%s: the presets are chosen from the size of the index: %s", self.path, error)
+            logger.warning("%s: the calibration is ignored, presets depend on the size of the index: %s", self.path, error)
             return None
         return calibration
 
@@ -448,7 +601,7 @@ def _open(layout: Layout, manifest: Manifest, codec: AnyCodec, entry: SegmentEnt
     files = open_files(folder, entry.files, verify=verify)
     segment = open_segment(files, codec, entry.documents, texts=manifest.policy.store_text, alive=read_alive(layout, entry))
     if len(segment.vectors) != entry.documents:
-        raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; quiver index repair")
+        raise DamagedIndexError(f"{folder}: {len(segment.vectors)} rows where the manifest has {entry.documents}; run quiver index repair")
     return segment
 
 

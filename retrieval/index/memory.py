@@ -19,19 +19,18 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import checked_document, read_documents
 from quiver.retrieval.index.disk import MemoryDisk
-from quiver.retrieval.index.documents.ids import IdTable
 from quiver.retrieval.index.documents.metadata import MetadataTable
+from quiver.retrieval.index.documents.strings import IdTable
 from quiver.retrieval.index.documents.table import DocumentTable
-from quiver.retrieval.index.encoded import Encoded, Model, encode, joined
 from quiver.retrieval.index.engine_table import EngineSpec, engine, engine_name, parse_engine, train_codec
 from quiver.retrieval.index.engines import AnyCodec, AnySegment, Sample
 from quiver.retrieval.index.exact import DENSE, TOKENS, ExactDenseSegment, ExactTokenSegment, document_blocks, token_rows
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.mapped import CheckedArray, Files
-from quiver.retrieval.index.options import BuildOptions
+from quiver.retrieval.index.pieces import BuildOptions
 from quiver.retrieval.index.ranking import block_rows, check_new_ids, first_bad_row, largest_norm
 from quiver.retrieval.index.segments import OpenSegment, SegmentFolderWriter, open_segment
-from quiver.retrieval.index.source import survey
+from quiver.retrieval.index.source import Encoded, Model, encode, joined, survey
 from quiver.retrieval.index.store.manifest import CodecEntry, Manifest, Policy, SegmentEntry
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.protocols import MatrixRows, Rows

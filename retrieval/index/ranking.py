@@ -298,5 +298,5 @@ def check_new_ids(ids: Sequence[str], count: int) -> None:
     seen: set[str] = set()
     for key in ids:
         if key in seen:
-            raise InputError(f"document id '{key}' is there twice; ids must be unique")
+            raise InputError(f"document id '{key}' occurs twice; ids must be unique")
         seen.add(key)

@@ -33,11 +33,11 @@ _Z = 1.96
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One effort and what it was measured to do.
+class GridPoint:
+    """One point of the parameter grid with its measured recall and latency.
 
     Attributes:
-        knobs: The effort, by the names of its knobs.
+        search_params: Search parameters by name.
         recall: The share of the k documents with the best scores that it found, on average over the queries.
         low: Lower end of the 95% interval of the recall.
         high: Upper end.
@@ -45,7 +45,7 @@ class Rung:
         p95_ms: 95th percentile of it.
     """
 
-    knobs: Mapping[str, Setting]
+    search_params: Mapping[str, Setting]
     recall: float
     low: float
     high: float
@@ -60,14 +60,14 @@ class RecallTable:
     Attributes:
         k: Hits a query.
         queries: How many were searched, n.
-        rungs: Efforts from cheap to thorough; the last looks at everything, which is what the others are compared with: its recall is 1.
+        points: Efforts from cheap to thorough; the last looks at everything, which is what the others are compared with: its recall is 1.
     """
 
     k: int
     queries: int
-    rungs: tuple[Rung, ...]
+    points: tuple[GridPoint, ...]
 
-    def preset(self, name: Preset) -> Rung:
+    def preset(self, name: Preset) -> GridPoint:
         """What a preset looks at.
 
         Args:
@@ -77,14 +77,14 @@ class RecallTable:
         Returns:
             The effort. Where none but the look at everything reaches the recall, and that is slower, the one with the highest recall.
         """
-        everything, target = self.rungs[-1], PRESET_RECALL[name]
+        everything, target = self.points[-1], PRESET_RECALL[name]
         if name == "exact":
             return everything
-        reaching = [rung for rung in self.rungs if rung.recall >= target and rung.low >= target - _DOUBT]
+        reaching = [point for point in self.points if point.recall >= target and point.low >= target - _DOUBT]
         if len(reaching) > 1:
             return min(reaching, key=_latency)
-        faster = [rung for rung in self.rungs if rung.p50_ms < everything.p50_ms]
-        return max(faster, key=lambda rung: rung.recall, default=everything)
+        faster = [point for point in self.points if point.p50_ms < everything.p50_ms]
+        return max(faster, key=lambda point: point.recall, default=everything)
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,15 @@ class Calibration:
         """
         return max(segments, default=0) <= self.largest
 
-    def choose(self, target_recall: float, k: int) -> tuple[int, Rung]:
-        """The fastest effort whose recall is known to reach a target: the lower end of its interval does.
+    def choose(self, target_recall: float, k: int) -> tuple[int, GridPoint]:
+        """The fastest point whose recall reaches a target with the lower end of its interval.
 
         Args:
             target_recall: Above 0 and at most 1.
             k: Hits; the table is that of the next greater number that was measured.
 
         Returns:
-            The number of hits it was measured for, and the effort; the one that looks at everything where no other is known to do.
+            The number of hits that it was measured for, and the point; exhaustive search if no other point reaches the target.
 
         Raises:
             InputError: So many hits were not measured.
@@ -142,7 +142,7 @@ class Calibration:
             raise InputError(
                 f"recall was measured for up to {self.tables[-1].k} hits, not for {k}; measure it with quiver index calibrate -k {k}"
             )
-        return table.k, min((rung for rung in table.rungs if rung.low >= target_recall), key=_latency)
+        return table.k, min((point for point in table.points if point.low >= target_recall), key=_latency)
 
     def table(self, k: int) -> RecallTable | None:
         """What was measured for k hits, or for the next greater number; None where neither was."""
@@ -180,12 +180,12 @@ class Calibration:
             calibration = cls(**{**checked, "tables": tables})
             _check(calibration)
         except (TypeError, ValueError) as error:
-            raise InputError(f"not a calibration that this Quiver reads ({error}); measure it again with quiver index calibrate") from error
+            raise InputError(f"the calibration cannot be read ({error}); run quiver index calibrate") from error
         return calibration
 
 
-def _latency(rung: Rung) -> float:
-    return rung.p50_ms
+def _latency(point: GridPoint) -> float:
+    return point.p50_ms
 
 
 def check_target(target_recall: float) -> None:
@@ -230,7 +230,7 @@ def interval(recalls: NDArray[np.float64], counted: NDArray[np.int64]) -> tuple[
 def _check(calibration: Calibration) -> None:
     """Refuse what nobody could have measured."""
     if calibration.origin not in get_args(Origin) or not calibration.tables:
-        raise ValueError("the queries are from nowhere, or there is no table")
+        raise ValueError("origin must be index or given, and tables must not be empty")
     if any(not isinstance(value, int) for value in (calibration.documents, calibration.largest, calibration.seed)):
         raise TypeError("documents, largest and seed must be whole numbers")
     ks = [table.k for table in calibration.tables]
@@ -239,23 +239,23 @@ def _check(calibration: Calibration) -> None:
     for table in calibration.tables:
         if not isinstance(table.queries, int) or table.queries < 1:
             raise ValueError(f"nothing was searched for {table.k} hits")
-        if not table.rungs or table.rungs[-1].low < 1:
-            raise ValueError(f"the last effort for {table.k} hits does not find everything")
-        for rung in table.rungs:
-            if not 0 <= rung.low <= rung.recall <= rung.high <= 1 or not 0 <= rung.p50_ms <= rung.p95_ms:
-                raise ValueError(f"an effort for {table.k} hits has no recall or latency that can be")
+        if not table.points or table.points[-1].low < 1:
+            raise ValueError(f"the last grid point for {table.k} hits does not have recall 1")
+        for point in table.points:
+            if not 0 <= point.low <= point.recall <= point.high <= 1 or not 0 <= point.p50_ms <= point.p95_ms:
+                raise ValueError(f"a grid point for {table.k} hits has an impossible recall or latency")
 
 
 def _table(content: Any) -> RecallTable:
     checked = _record(RecallTable, content)
-    return RecallTable(**{**checked, "rungs": tuple(_rung(each) for each in _list(checked["rungs"]))})
+    return RecallTable(**{**checked, "points": tuple(_rung(each) for each in _list(checked["points"]))})
 
 
-def _rung(content: Any) -> Rung:
-    rung = Rung(**_record(Rung, content))
-    if not isinstance(rung.knobs, dict):
-        raise TypeError("the knobs of an effort must have names")
-    return rung
+def _rung(content: Any) -> GridPoint:
+    point = GridPoint(**_record(GridPoint, content))
+    if not isinstance(point.search_params, dict):
+        raise TypeError("search parameters must have names")
+    return point
 
 
 def _list(content: Any) -> Sequence[Any]:

@@ -1,19 +1,23 @@
-"""Repair of a damaged index: damage is confined to the blocks that are damaged, and nothing is deleted.
+"""Repair of a damaged index: keep everything that can still be read, and move damaged files to the quarantine.
 
-A repair commits one new generation. Its content is that of the newest generation whose manifest can be read, from the file of the
-manifest or from the copy in the head. Of a damaged segment it keeps every row whose blocks are whole:
+A repair commits one new generation. Its content is that of the newest generation whose manifest can be read, from the manifest or from its
+copy in HEAD. Of a damaged segment it keeps every row whose blocks are whole:
 
-1. A block in which one bit has flipped is corrected: its digest says which bit.
-2. A row whose vectors or id lie in another damaged block is lost; texts, metadata and token counts are optional parts of a row.
-3. A lost row is taken from an older generation, where that has it in a segment of its own.
+1. A block with one flipped bit is corrected: its digest locates the bit.
+2. A row with vectors or an id in another damaged block is lost; texts, metadata and token counts are optional parts of a row.
+3. A lost row is taken from an older generation that has it in a segment of its own.
 
-What is taken out of use is moved to a folder of ``quarantine``, from which nothing is read any more; its owner deletes it.
+Damaged files are moved to a folder in ``quarantine``, which no command reads; the owner deletes it.
+
+Ids, texts and metadata partly repeat each other. A lost id is taken from the stored text of its document, and lost metadata from the
+stored texts; only what is lost in both places is lost.
 
 Shapes: P documents of a segment.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence, Set
@@ -26,18 +30,108 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import exact
 from quiver.retrieval.index.disk import REAL, Disk, write_file
-from quiver.retrieval.index.documents.salvage import SalvagedDocuments, salvage_documents
+from quiver.retrieval.index.documents.metadata import MetadataTable, MetadataWriter, is_metadata
+from quiver.retrieval.index.documents.strings import STEM, IdTable, StringColumn, Texts, lost_line
+from quiver.retrieval.index.documents.table import DocumentTable, open_tokens
 from quiver.retrieval.index.engine_table import open_codec
 from quiver.retrieval.index.engines import AnyCodec, Bitmap
-from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.mapped import Files, SalvagedFile
+from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
+from quiver.retrieval.index.mapped import (
+    BLOCK,
+    CHECKSUMS,
+    CheckedArray,
+    Files,
+    SalvagedFile,
+    block_digest,
+    corrected,
+    count_blocks,
+    read_digests,
+)
 from quiver.retrieval.index.segments import OpenSegment, merge_segments
-from quiver.retrieval.index.store.blocks import BLOCK, CHECKSUMS, block_digest, corrected, count_blocks, read_digests
 from quiver.retrieval.index.store.checking import check_index
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import FileEntry, Manifest, SegmentEntry, parse_manifest, read_manifest
 from quiver.retrieval.index.store.reading import head_generation, head_manifest, read_alive, verify_alive, verify_file
 from quiver.retrieval.index.store.writing import StoreWriter, writing
+
+# How many ids are decoded at a time.
+_TOGETHER = 65_536
+
+
+@dataclass(frozen=True)
+class SalvagedDocuments:
+    """What is left of the documents of a segment.
+
+    Attributes:
+        table: The documents; the id of a row that has none left is empty.
+        ids: Their ids by row; None where an id is lost.
+        without_text: Rows whose text is lost, (P,).
+        without_fields: Rows whose metadata is lost, (P,).
+    """
+
+    table: DocumentTable
+    ids: Sequence[str | None]
+    without_text: NDArray[np.bool_]
+    without_fields: NDArray[np.bool_]
+
+
+def salvage_documents(files: Files, count: int, *, texts: bool, fields: Sequence[str] | None) -> SalvagedDocuments:
+    """Read the documents of a segment around the damage of its files.
+
+    Args:
+        files: The segment's, the damaged ones salvaged.
+        count: Number of documents P.
+        texts: Whether their texts were kept.
+        fields: The fields of the metadata that were kept; None for all.
+
+    Raises:
+        DamagedIndexError: The files do not fit each other.
+    """
+    strings = StringColumn.open(files, STEM, count)
+    lines = Texts(files, count) if texts else None
+    without_text = np.zeros(count, bool) if lines is None else lines.lost()
+    ids = _ids(strings, lines, without_text)
+    if lines is not None:
+        instead = {row: lost_line(ids[row] or "") for row in np.flatnonzero(without_text).tolist()}
+        lines = Texts(files, count, instead=instead)
+    metadata, without_fields = _metadata(files, count, lines, fields)
+    stored = open_tokens(files, count)
+    tokens = np.where(stored.damaged(), 0, stored.whole()).astype(np.uint32)
+    packed = StringColumn.pack(key or "" for key in ids)
+    nothing = CheckedArray(np.zeros(0, np.uint64))
+    table = DocumentTable(IdTable(packed, nothing, nothing, nothing), metadata, CheckedArray(tokens), lines)
+    return SalvagedDocuments(table, ids, without_text, without_fields)
+
+
+def _ids(strings: StringColumn, lines: Texts | None, without_text: NDArray[np.bool_]) -> list[str | None]:
+    lost = strings.lost()
+    ids: list[str | None] = [None] * len(strings)
+    whole = np.flatnonzero(~lost)
+    for start in range(0, len(whole), _TOGETHER):
+        rows = whole[start : start + _TOGETHER]
+        for row, key in zip(rows.tolist(), strings.take(rows), strict=True):
+            ids[row] = key
+    if lines is not None:
+        for row in np.flatnonzero(lost & ~without_text).tolist():
+            ids[row] = str(json.loads(lines.line(row))["_id"])
+    return ids
+
+
+def _metadata(files: Files, count: int, lines: Texts | None, fields: Sequence[str] | None) -> tuple[MetadataTable, NDArray[np.bool_]]:
+    """The columns, and the rows whose metadata is lost."""
+    if not any(is_metadata(name) for name in files.lost_names):
+        return MetadataTable.open(files), np.zeros(count, bool)
+    if lines is None:
+        return MetadataTable([]), np.ones(count, bool)
+    writer, lost = MetadataWriter(fields), np.zeros(count, bool)
+    for row in range(count):
+        try:
+            writer.add(lines[row].metadata)
+        except (LostTextError, DamagedIndexError):
+            writer.add(None)
+            lost[row] = True
+    return MetadataTable(writer.columns()), lost
+
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +292,7 @@ def _problems(layout: Layout) -> tuple[str, ...]:
     except DamagedIndexError as error:  # the file that says what the folder is
         return (str(error),)
     if not report.generations and not report.head_problems:
-        raise InputError(f"{layout.root}: nothing has been committed; build it again")
+        raise InputError(f"{layout.root}: nothing has been committed; build the index again")
     return (*report.head_problems, *(problem for each in report.generations for problem in each.problems))
 
 
@@ -249,7 +343,7 @@ def _plan(layout: Layout) -> tuple[_Plan, int | None]:
         plan = _Plan(manifest, folder, codec, parts, losses)
         if plan.documents or not manifest.documents:
             return plan, manifest.documents if manifest.generation == newest else None
-    raise InputError(f"{layout.root}: no document of this index can be restored; build it again")
+    raise InputError(f"{layout.root}: no document can be restored; build the index again")
 
 
 def _states(layout: Layout) -> list[Manifest]:
@@ -279,7 +373,7 @@ def _codec(layout: Layout, manifest: Manifest, losses: _Losses) -> tuple[_Folder
     if folder.is_lost and (content := exact.codec_content(manifest.kind, manifest.model.dim)) is not None:
         folder = _rebuilt(folder, content)
     if folder.is_lost:
-        raise DamagedIndexError(f"{folder.path}: the codec is damaged, without which no vector can be read")
+        raise DamagedIndexError(f"{folder.path}: the codec is damaged; no vector can be read without it")
     if not folder.salvaged:
         return folder, open_codec(manifest.kind, folder.path)
     with tempfile.TemporaryDirectory() as name:

@@ -1,22 +1,114 @@
-"""A segment on the disk: documents and their vectors in one folder, row by row the same.
+"""Segments: documents and their vectors, row by row, and the merge of several segments' hits into one ranking.
 
-Whoever writes, opens or merges segments does it here; the engine does not know of ids, nor the documents of vectors.
+Engines know only rows and vectors; the document table knows only rows, ids, texts and metadata. Segments are written, opened and merged
+here. Hits of segments, or of shards in other processes, have scores of one codec, and no document is in two of them: the k best of all
+parts are the ranking, ordered by score and then by document id, both descending.
+
+Shapes: P documents, Q queries, k hits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import compress
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.index.disk import Disk
+from quiver.retrieval.index.documents.strings import StringColumn
 from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
-from quiver.retrieval.index.engines import AnyCodec, AnySegment, Bitmap
+from quiver.retrieval.index.engines import AnyCodec, AnySegment, Bitmap, Found
 from quiver.retrieval.index.mapped import Files
-from quiver.retrieval.records import Document, TextTokens, TokenCounts
+from quiver.retrieval.index.ranking import in_order
+from quiver.retrieval.records import Document, Hits, TextTokens, TokenCounts
+
+
+class PartHits(Protocol):
+    """What one part found for one query, best first."""
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Scores, (n,) with n <= k."""
+
+    def names(self, kept: Bitmap | None) -> Sequence[str]:
+        """The ids of its documents, or of those that are kept, (n,); it is the merging that says whose ids have to be read."""
+
+
+@dataclass(frozen=True)
+class SegmentHits:
+    """What a segment found for one query; its ids are read from the segment's file.
+
+    Attributes:
+        strings: The segment's ids.
+        found: Rows and scores.
+    """
+
+    strings: StringColumn
+    found: Found
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Scores, (n,)."""
+        return self.found.scores
+
+    def names(self, kept: Bitmap | None) -> Sequence[str]:
+        """The ids, or those that are kept, (n,)."""
+        return self.strings.take(self.found.rows if kept is None else self.found.rows[kept])
+
+
+@dataclass(frozen=True)
+class NamedHits:
+    """What was found for one query, ids and all.
+
+    Attributes:
+        ids: Document ids, n of them.
+        scores: Scores, (n,).
+    """
+
+    ids: Sequence[str]
+    scores: NDArray[np.float32]
+
+    def names(self, kept: Bitmap | None) -> Sequence[str]:
+        """The ids, or those that are kept, (n,)."""
+        return self.ids if kept is None else [*compress(self.ids, kept.tolist())]
+
+
+def merged(found: Sequence[Sequence[PartHits]], k: int) -> Hits:
+    """The k best of each query.
+
+    Args:
+        found: For each query what the parts found, in any order.
+        k: Hits a query; fewer are given where fewer were found.
+
+    Example:
+        >>> left, right = NamedHits(["b", "c"], np.float32([2, 1])), NamedHits(["d", "a"], np.float32([1, 1]))
+        >>> hits = merged([[left, right]], 3)
+        >>> hits.ids, hits.scores[0].tolist()
+        ([['b', 'd', 'c']], [2.0, 1.0, 1.0])
+    """
+    best = [_merged(parts, k) for parts in found]
+    return Hits([ids for ids, _ in best], [scores for _, scores in best])
+
+
+def _merged(parts: Sequence[PartHits], k: int) -> tuple[Sequence[str], NDArray[np.float32]]:
+    if len(parts) == 1:
+        return parts[0].names(None), parts[0].scores
+    scores = np.concatenate([np.zeros(0, np.float32), *(part.scores for part in parts)])
+    if not len(scores):
+        return [], scores
+    lowest = np.partition(scores, len(scores) - k)[len(scores) - k] if len(scores) > k else -np.inf
+    names: list[str] = []
+    for part in parts:
+        names += part.names(part.scores >= lowest)
+    kept = scores[scores >= lowest]
+    ids = np.array(names, object)
+    rows, ordered = in_order(np.arange(len(kept)), kept, k, ids=ids)
+    return ids[rows].tolist(), ordered
+
 
 # Ids that are compared at a time.
 _TOGETHER = 1 << 20

@@ -1,10 +1,11 @@
-"""How many threads FAISS uses for a call, and torch for a while."""
+"""Threads: how many a library uses, and values that one thread creates for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import faiss
 import torch
@@ -43,3 +44,32 @@ def computing_with(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(former)
+
+
+Made = TypeVar("Made")
+
+
+class Lazy(Generic[Made]):
+    """A place for something that takes seconds to make, and several times its own memory: one thread makes it, the others wait.
+
+    Since Python 3.12 ``functools.cached_property`` lets every thread that comes in time make its own. How it is made is not kept: a bound
+    method here would lead back to its owner, and what was made would stay until Python looks for circles.
+
+    Example:
+        >>> calls = []
+        >>> once = Lazy()
+        >>> once.get(lambda: calls.append("made")), once.get(lambda: calls.append("made again")), calls
+        (None, None, ['made'])
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[Made] = []
+
+    def get(self, make: Callable[[], Made]) -> Made:
+        """What was made, now if it was not before; after an error the next one who asks tries again."""
+        if not self._made:
+            with self._lock:
+                if not self._made:
+                    self._made.append(make())
+        return self._made[0]

@@ -16,10 +16,10 @@ from quiver.retrieval.index.dense import settings as dense
 from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
 from quiver.retrieval.index.engine_table import engine, engine_name
 from quiver.retrieval.index.engines import Setting
-from quiver.retrieval.index.fast_scan import CODEWORDS, FastScanLists
+from quiver.retrieval.index.quantization import CODEWORDS, FastScanLists
 from quiver.retrieval.index.tokens import settings as tokens
-from quiver.retrieval.index.tokens.candidates import CODED_DIMENSIONS
-from quiver.retrieval.index.tokens.pooling import WINDOW
+from quiver.retrieval.index.tokens.coding import WINDOW
+from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS
 from quiver.retrieval.planning.rates import Rates
 from quiver.retrieval.records import Document, ModelCard
 

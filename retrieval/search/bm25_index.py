@@ -4,7 +4,7 @@ The postings of a segment depend only on its texts, which never change: they are
 so that searching needs no lock and writes nothing into the index. Document frequencies are summed at search time.
 
     CACHE/<key>/words.json                     sizes and checksums of the other files
-    CACHE/<key>/<block>.{words.utf8,words.ends,starts,documents,counts,lengths}
+    CACHE/<key>/<block>.{words.utf8,words.offsets,starts,documents,counts,lengths}
 
 The key is a hash of the texts' checksum and the tokenization rules, so a cached folder is never stale. Folders are written by one rename
 and may be deleted at any time; a damaged one is counted again.
@@ -34,8 +34,8 @@ from quiver.encoder.files import read_json
 from quiver.retrieval.cache import limit_of, mark_used, prune_cache
 from quiver.retrieval.index import Index
 from quiver.retrieval.index.disk import REAL, write_array, write_file
-from quiver.retrieval.index.documents.filters import FilterLike
-from quiver.retrieval.index.documents.strings import PackedStrings
+from quiver.retrieval.index.documents.metadata import FilterLike
+from quiver.retrieval.index.documents.strings import StringColumn
 from quiver.retrieval.index.engines import Bitmap
 from quiver.retrieval.index.errors import LostTextError
 from quiver.retrieval.index.mapped import Files, map_array
@@ -79,14 +79,14 @@ class WordTable:
         postings: Their postings.
     """
 
-    words: PackedStrings
+    words: StringColumn
     postings: Postings
 
     @classmethod
     def of(cls, words: Words) -> WordTable:
         """Count the words of texts."""
         ordered = sorted(words.vocabulary)
-        return cls(PackedStrings.pack(ordered), count_words(words, {word: number for number, word in enumerate(ordered)}))
+        return cls(StringColumn.pack(ordered), count_words(words, {word: number for number, word in enumerate(ordered)}))
 
     def select(self, words: Iterable[str]) -> Postings:
         """Return the postings of some words, numbered in the order given."""
@@ -121,7 +121,12 @@ def word_tables(
     """
     if cache is None:
         return [WordTable.of(words) for words in _split_blocks(texts, limits)]
-    rule = {"texts": texts_sha256, "bm25s": installed_version("bm25s"), **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")}}
+    rule = {
+        "layout": 2,
+        "texts": texts_sha256,
+        "bm25s": installed_version("bm25s"),
+        **{name: PARAMETERS[name] for name in ("stopwords", "stemmer")},
+    }
     folder = cache / hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:32]
     limit = limit_of(cache)
     if folder.is_dir():
@@ -197,7 +202,7 @@ def _open_block(stem: Path, sizes: Sequence[int]) -> WordTable:
     lengths = map_array(stem.with_name(f"{stem.name}.lengths"), np.uint32, (documents,))
     starts = map_array(stem.with_name(f"{stem.name}.starts"), np.int64, (words + 1,))
     return WordTable(
-        PackedStrings.open(Files(stem.parent), f"{stem.name}.words", words),
+        StringColumn.open(Files(stem.parent), f"{stem.name}.words", words),
         Postings(lengths, arrays["documents"], arrays["counts"], starts),
     )
 

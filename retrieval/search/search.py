@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.filters import FilterLike
+from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import check_k
@@ -67,7 +67,7 @@ def search(
     index.check_model(model.card)
     filter = index.check_filter(filter)
     if target_recall is not None:
-        index.effort_for(target_recall, k)  # says before anything is encoded that it was not measured
+        index.search_params_for(target_recall, k)  # says before anything is encoded that it was not measured
     if not queries:
         raise InputError("there are no queries to search")
     query_ids = [query.id for query in queries]

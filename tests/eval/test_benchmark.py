@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.benchmark import Benchmark, Facts, LocalFolder, Policy, cut, depth, resolve
+from quiver.eval.benchmark import Benchmark, LocalFolder, Metadata, Policy, cut, depth, resolve
 from quiver.eval.datasets.cache import RECORD, Cache
 from quiver.eval.datasets.registry import find, registry
 
@@ -23,7 +23,7 @@ def only(data: Path | str, split: str | None = None) -> Benchmark:
 def test_a_folder_is_a_benchmark(make_collection: Callable[..., Path]) -> None:
     folder = make_collection()
     benchmark = only(folder)
-    assert benchmark == Benchmark("tiny", "test", Policy(exclude_self=False, use_title=True), Facts(), LocalFolder(folder, "test"))
+    assert benchmark == Benchmark("tiny", "test", Policy(exclude_self=False, use_title=True), Metadata(), LocalFolder(folder, "test"))
     assert benchmark == Benchmark.of_folder(folder) == only(folder, "test")
     collection = benchmark.load()
     assert (len(collection.documents), len(collection.queries)) == (5, 3)
@@ -58,7 +58,7 @@ def test_a_folder_called_msmarco_is_scored_on_its_published_split(
     (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
     with caplog.at_level(logging.INFO, "quiver.eval.benchmark"):
         benchmark = only(folder)
-    assert benchmark == Benchmark("msmarco", "dev", Policy(), Facts(licence="msr-la-nc"), LocalFolder(folder, "dev"))
+    assert benchmark == Benchmark("msmarco", "dev", Policy(), Metadata(licence="msr-la-nc"), LocalFolder(folder, "dev"))
     assert caplog.messages == [f"{folder}: taken for beir/msmarco by its name; split dev"]
     assert [query.id for query in benchmark.load().queries] == ["q1"]
     assert only(folder, "test").split == Benchmark.of_folder(folder, "test").source.load().split == "test"
@@ -70,7 +70,7 @@ def test_a_folder_of_another_name_is_scored_on_test(make_collection: Callable[..
     for name in ("my-msmarco", "msmarco-v2"):
         folder = make_collection(name)
         (folder / "qrels" / "dev.tsv").write_text("q1\td1\t1\n", encoding="utf-8")
-        assert only(folder) == Benchmark(name, "test", Policy(), Facts(), LocalFolder(folder, "test"))
+        assert only(folder) == Benchmark(name, "test", Policy(), Metadata(), LocalFolder(folder, "test"))
 
 
 @pytest.mark.parametrize("root", ["cqadupstack", "CQADupStack"])
@@ -82,12 +82,12 @@ def test_the_forums_of_cqadupstack_are_one_data_set(
         make_collection(forum).rename(tmp_path / root / forum)
     android, english = only(tmp_path / root / "android"), only(tmp_path / root / "english")
     assert (android.name, english.name, android.split) == ("cqadupstack-android", "cqadupstack-english", "test")
-    assert android.facts == english.facts == Facts(licence="apache-2.0", group="cqadupstack", group_size=12)
-    assert android.facts.revision is None
+    assert android.metadata == english.metadata == Metadata(licence="apache-2.0", group="cqadupstack", group_size=12)
+    assert android.metadata.revision is None
     monkeypatch.chdir(tmp_path / root / "android")
     assert only(".").name == "cqadupstack-android"
     alone = make_collection("android")
-    assert only(alone) == Benchmark("android", "test", Policy(), Facts(), LocalFolder(alone, "test"))
+    assert only(alone) == Benchmark("android", "test", Policy(), Metadata(), LocalFolder(alone, "test"))
 
 
 def test_what_is_said_wins_over_what_the_name_says(make_collection: Callable[..., Path]) -> None:
@@ -147,12 +147,12 @@ def fetched(make_collection: Callable[..., Path], tmp_path: Path) -> Fetched:
     def put(*keys: str) -> Path:
         cache = Cache(tmp_path / "cache")
         for key in keys:
-            origin = registry()[key].origins["zip"]
-            inner = cache.folder(origin) / getattr(origin, "folder")  # noqa: B009 - of an archive, which these are
+            source = registry()[key].sources["zip"]
+            inner = cache.folder(source) / getattr(source, "folder")  # noqa: B009 - of an archive, which these are
             inner.parent.mkdir(parents=True, exist_ok=True)
             make_collection(key.replace("/", "-")).rename(inner)
-            record = {"url": origin.url, "revision": origin.revision, "files": {}}
-            (cache.folder(origin) / RECORD).write_text(json.dumps(record), encoding="utf-8")
+            record = {"url": source.url, "revision": source.revision, "files": {}}
+            (cache.folder(source) / RECORD).write_text(json.dumps(record), encoding="utf-8")
         return cache.root
 
     return put
@@ -162,8 +162,8 @@ def test_a_name_is_a_benchmark_with_its_facts(fetched: Fetched) -> None:
     (benchmark,) = resolve("beir/arguana", cache=fetched("beir/arguana"), offline=True)
     entry = registry()["beir/arguana"]
     assert (benchmark.name, benchmark.split, benchmark.policy) == ("arguana", "test", Policy(exclude_self=True))
-    assert benchmark.facts == entry.facts
-    assert (benchmark.facts.revision, benchmark.facts.licence) == ("md5:8ad3e3c2a5867cdced806d6503f29b99", "cc-by-sa-4.0")
+    assert benchmark.metadata == entry.metadata
+    assert (benchmark.metadata.revision, benchmark.metadata.licence) == ("md5:8ad3e3c2a5867cdced806d6503f29b99", "cc-by-sa-4.0")
     assert len(benchmark.load().documents) == 5
     assert str(benchmark.source).endswith("cache/beir/arguana/zip")
 
@@ -172,7 +172,7 @@ def test_a_group_is_several(fetched: Fetched) -> None:
     forums = [entry.key for entry in find("beir/cqadupstack")]
     benchmarks = resolve("beir/cqadupstack", cache=fetched(*forums), offline=True)
     assert [benchmark.name for benchmark in benchmarks] == [f"cqadupstack-{key.rpartition('/')[2]}" for key in forums]
-    assert {(benchmark.facts.group, benchmark.facts.group_size) for benchmark in benchmarks} == {("cqadupstack", 12)}
+    assert {(benchmark.metadata.group, benchmark.metadata.group_size) for benchmark in benchmarks} == {("cqadupstack", 12)}
     assert all(len(benchmark.load().documents) == 5 for benchmark in benchmarks)
 
 
@@ -180,9 +180,9 @@ def test_each_has_its_own_split_unless_another_is_asked_for(fetched: Fetched) ->
     cache = fetched("beir/msmarco")
     (published,) = resolve("beir/msmarco", cache=cache, offline=True)
     (other,) = resolve("beir/msmarco", "test", cache=cache, offline=True)
-    assert (published.split, published.facts.queries) == ("dev", 6_980)
-    assert (other.split, other.facts.queries) == ("test", None)
-    with pytest.raises(InputError, match="beir/msmarco: no split 'validation'; the splits there are dev, test, train"):
+    assert (published.split, published.metadata.queries) == ("dev", 6_980)
+    assert (other.split, other.metadata.queries) == ("test", None)
+    with pytest.raises(InputError, match="beir/msmarco: no split 'validation'; existing splits: dev, test, train"):
         resolve("beir/msmarco", "validation", cache=cache, offline=True)
 
 
@@ -204,8 +204,8 @@ def test_what_is_missing_is_fetched(monkeypatch: pytest.MonkeyPatch, fetched: Fe
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     asked: list[str] = []
 
-    def fetch(self: Cache, origin: object, *, progress: bool = False) -> None:
-        asked.append(getattr(origin, "unit"))  # noqa: B009
+    def fetch(self: Cache, source: object, *, progress: bool = False) -> None:
+        asked.append(getattr(source, "unit"))  # noqa: B009
         fetched(*(entry.key for entry in find("beir/cqadupstack")))
 
     monkeypatch.setattr(Cache, "fetch", fetch)
@@ -219,7 +219,7 @@ def test_a_folder_of_a_registered_name_is_taken_if_it_holds_a_corpus(
     cache = fetched("beir/scifact")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beir" / "scifact").mkdir(parents=True)
-    assert resolve("beir/scifact", cache=cache)[0].facts.licence == "cc-by-nc-4.0"
+    assert resolve("beir/scifact", cache=cache)[0].metadata.licence == "cc-by-nc-4.0"
     make_collection("scifact").rename(tmp_path / "beir" / "nfcorpus")
     assert resolve("beir/nfcorpus", cache=cache)[0].source == LocalFolder(Path("beir/nfcorpus"), "test")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.bm25 import bm25_run
+from quiver.eval.evaluation import bm25_run
 from quiver.eval.metrics import score
 from quiver.retrieval.data.corpus import Collection, load_collection
 from quiver.retrieval.records import Document, Query

@@ -18,10 +18,9 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.eval.benchmark import Benchmark, Policy
-from quiver.eval.evaluation import evaluate
+from quiver.eval.evaluation import evaluate, overlap
 from quiver.eval.metrics import DEFAULT, score
-from quiver.eval.ranking import overlap
-from quiver.eval.results_folder import read_results
+from quiver.eval.results import read_results
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.data.run import read_run
 from quiver.retrieval.records import Hits, Role, TextTokens, TokenEncoding

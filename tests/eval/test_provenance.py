@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quiver.eval.provenance import DataChecksum, provenance
+from quiver.eval.results import DataChecksum, provenance
 from quiver.retrieval.data.corpus import Collection, load_collection
 from quiver.retrieval.records import Document, Query
 
@@ -37,12 +37,12 @@ def test_what_this_process_is() -> None:
 
 
 def test_packages_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver.eval.provenance.PACKAGES", {"numpy": ("numpy",), "nothing": ("no-such-distribution",)})
+    monkeypatch.setattr("quiver.eval.results.PACKAGES", {"numpy": ("numpy",), "nothing": ("no-such-distribution",)})
     assert provenance(None).versions.keys() == {"python", "numpy"}
 
 
 def test_the_first_distribution_that_is_installed_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quiver.eval.provenance.PACKAGES", {"array": ("no-such-distribution", "numpy", "torch")})
+    monkeypatch.setattr("quiver.eval.results.PACKAGES", {"array": ("no-such-distribution", "numpy", "torch")})
     assert provenance(None).versions["array"] == version("numpy")
 
 

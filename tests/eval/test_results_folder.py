@@ -15,8 +15,7 @@ from quiver.encoder.errors import InputError
 from quiver.encoder.files import write_json
 from quiver.eval.benchmark import Benchmark
 from quiver.eval.evaluation import evaluate
-from quiver.eval.results import CollectionResult, Results, System
-from quiver.eval.results_folder import read_results, results_folder, write_results
+from quiver.eval.results import CollectionResult, Results, System, read_results, results_folder, write_results
 from quiver.retrieval.records import ModelCard
 
 

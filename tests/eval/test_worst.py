@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from quiver.eval.benchmark import Policy
+from quiver.eval.evaluation import QUERIES, SHOWN, worst_queries
 from quiver.eval.metrics import score
 from quiver.eval.results import SNIPPET, TokenMatch
-from quiver.eval.worst import QUERIES, SHOWN, worst_queries
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.records import Document, Query
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import compare
 import fixtures
-from interface import arguments, file, first_url, name, quiver, start, value
+from interface import NEW, arguments, file, first_url, name, quiver, start, value
 
 Item = dict[str, Any]
 DIGITS = 7
@@ -117,7 +117,12 @@ def checkpoint(folder: Path, *, work: Path) -> tuple[dict[str, Any], dict[str, s
 
 # ---- a. Evaluation.
 
-INDEXES = {"exact": None, "hnsw": "HNSW32,Flat?efSearch=128", "int8": None}
+# Engine and search effort of an evaluation; the first version wrote both as one factory string.
+INDEXES: dict[str, dict[str, str]] = {
+    "exact": {},
+    "hnsw": {"engine": "faiss-dense:factory=HNSW32,Flat", "effort": "efSearch=128"} if NEW else {"index": "HNSW32,Flat?efSearch=128"},
+    "int8": {},
+}
 
 
 def evaluation(collection: str, engine: str, work: Path) -> Item:
@@ -128,7 +133,7 @@ def evaluation(collection: str, engine: str, work: Path) -> Item:
         model=fixtures.minilm(),
         data=fixtures.data_folder() / collection,
         out=out,
-        index=INDEXES[engine],
+        **INDEXES[engine],
         int8=engine == "int8",
         cache=work / "vectors",
         no_bm25=engine != "exact",
@@ -162,7 +167,9 @@ def build(work: Path, label: str, corpus: Path, model: Path, engine: str, settin
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(exist_ok=True)
     given = [f"{key}={each}" for key, each in settings.items()]
-    quiver("index build", corpus, model=model, out=out, engine=value(engine), set=given, seed=3, no_calibrate=True, cwd=work)
+    one = f"{value(engine)}:{','.join(given)}" if given else value(engine)
+    chosen: dict[str, object] = {"engine": one} if NEW else {"engine": value(engine), "set": given}
+    quiver("index build", corpus, model=model, out=out, seed=3, no_calibrate=True, cwd=work, **chosen)
     return out
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quiver.eval.datasets.cache import RECORD, Cache, FetchedFile, Record
-from quiver.eval.datasets.origins import Origin
 from quiver.eval.datasets.registry import registry
+from quiver.eval.datasets.sources import Source
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def quiver(quiver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path
     return partial(quiver, "collections")
 
 
-def put(root: Path, origin: Origin, revision: str = "md5:feed") -> None:
-    folder = root / "collections" / origin.unit
+def put(root: Path, source: Source, revision: str = "md5:feed") -> None:
+    folder = root / "collections" / source.unit
     folder.mkdir(parents=True)
-    (folder / RECORD).write_text(json.dumps({"url": origin.url, "revision": revision, "files": {}}), encoding="utf-8")
+    (folder / RECORD).write_text(json.dumps({"url": source.url, "revision": revision, "files": {}}), encoding="utf-8")
 
 
 def test_list(quiver: Callable[..., Any], tmp_path: Path) -> None:
-    put(tmp_path, registry()["beir/scifact"].origin)
+    put(tmp_path, registry()["beir/scifact"].source)
     told = json.loads(quiver("list", "--json").out)
     assert len(told) == len(registry())
     by_key: dict[str, Any] = {row["key"]: row for row in told}
@@ -51,7 +51,7 @@ def test_show(quiver: Callable[..., Any]) -> None:
     assert "Comment to code" in quiver("show", "mteb/codesearchnet/go").out
     arguana = json.loads(quiver("show", "beir/arguana", "--json").out)
     assert arguana[0]["exclude_self"] is True
-    assert set(arguana[0]["origins"]) == {"zip", "hub", "mteb"}
+    assert set(arguana[0]["sources"]) == {"zip", "hub", "mteb"}
 
 
 def test_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
     # CQADupStack's archive counts once for its twelve forums.
     assert f"26 of 26 collections are not in {tmp_path / 'collections'}: 11,169.6 MB to download" in told.out
     assert told.out.rstrip().endswith("quiver collections fetch beir")
-    put(tmp_path, registry()["nanobeir/nq"].origin)
+    put(tmp_path, registry()["nanobeir/nq"].source)
     assert json.loads(quiver("missing", "nanobeir/nq", "mldr/ko", "--json").out) == ["mldr/ko"]
     assert quiver("missing", "nanobeir/nq").out.startswith("nothing is missing: all 1 collections are in ")
 
@@ -68,9 +68,9 @@ def test_missing(quiver: Callable[..., Any], tmp_path: Path) -> None:
 def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def fetch(self: Cache, origin: Origin, *, progress: bool = False) -> Record:
-        asked.append(origin.unit)
-        return Record(origin.url, "md5:feed", {"a": FetchedFile(2_000_000, "")})
+    def fetch(self: Cache, source: Source, *, progress: bool = False) -> Record:
+        asked.append(source.unit)
+        return Record(source.url, "md5:feed", {"a": FetchedFile(2_000_000, "")})
 
     monkeypatch.setattr(Cache, "fetch", fetch)
     done = quiver("fetch", "beir/cqadupstack", "beir/scifact", "beir/scifact")
@@ -78,15 +78,15 @@ def test_fetch_takes_each_archive_once(quiver: Callable[..., Any], tmp_path: Pat
     assert "2.0 MB, md5:feed" in done.out
     asked.clear()
     quiver("fetch", "beir/scifact", "--from", "mteb")
-    put(tmp_path, registry()["beir/nq"].origins["hub"])
+    put(tmp_path, registry()["beir/nq"].sources["hub"])
     quiver("fetch", "beir/nq")  # compares what is there rather than fetching it from elsewhere
     assert asked == ["beir/scifact/mteb", "beir/nq/hub"]
 
 
 def test_a_damaged_record_stops_nothing(quiver: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    archive = registry()["beir/cqadupstack/android"].origin
+    archive = registry()["beir/cqadupstack/android"].source
     put(tmp_path, archive)
-    put(tmp_path, registry()["beir/scifact"].origin)
+    put(tmp_path, registry()["beir/scifact"].source)
     (tmp_path / "collections" / archive.unit / RECORD).write_text("", encoding="utf-8")
     told = quiver("list", "--json")
     assert told.code == 0

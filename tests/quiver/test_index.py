@@ -122,7 +122,7 @@ def test_build_refuses_a_field_that_no_document_has(quiver: Callable[..., Any], 
     build = ("index", "build", corpus, "--model", model, "--out", tmp_path / "index")
     done = quiver(*build, "--field", "yaer", "--field", "tags")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "no document has the field 'yaer' to filter by; there are tags, year" in done.err
+    assert "no document has the field 'yaer' to filter by; the documents have tags, year" in done.err
     # A field that some documents lack is one; and nothing of the first try is in the way.
     assert json.loads(quiver(*build, "--field", "tags", "--json").out)["fields"] == {"tags": ["string"]}
 
@@ -242,7 +242,7 @@ def lists(quiver: Callable[..., Any], model: Path, tmp_path: Path) -> Path:
 def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., Any], lists: Path, tmp_path: Path) -> None:
     done = quiver("search", lists, "sea", "--target-recall", 0.9)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "recall was not measured; measure it with quiver index calibrate" in done.err
+    assert "recall was not measured; run quiver index calibrate" in done.err
     shown = quiver("index", "calibrate", lists, "-k", 10, "-k", 20, "--count", 20)
     assert shown.code == 0, shown.err
     for word in ("search parameters", "recall", "p50 (ms)", "fast", "balanced", "exact", "nprobe=4", "exhaustive"):
@@ -273,8 +273,8 @@ def test_calibrate_prints_what_search_then_chooses_from(quiver: Callable[..., An
 def test_search_says_which_effort_it_used(quiver: Callable[..., Any], lists: Path, index: Path) -> None:
     assert quiver("index", "calibrate", lists, "-k", 10, "--count", 15).code == 0
     (table,) = json.loads(quiver("index", "info", lists, "--json").out)["calibration"]["tables"]
-    reaching = [rung for rung in table["rungs"] if rung["low"] >= 0.8]
-    wanted = min(reaching, key=lambda rung: rung["p50_ms"])["knobs"]
+    reaching = [point for point in table["points"] if point["low"] >= 0.8]
+    wanted = min(reaching, key=lambda point: point["p50_ms"])["search_params"]
     hits = json.loads(quiver("search", lists, "the sea", "--target-recall", 0.8, "--json").out)
     assert [hit["effort"] for hit in hits] == [{"lists": wanted}] * 10
     hits = json.loads(quiver("search", lists, "the sea", "--effort", "exact", "--json").out)

@@ -254,7 +254,7 @@ def test_explanations_in_a_terminal(quiver: Quiver, built: Built, monkeypatch: p
         (("--fuse", "bm25", "--weights", "0,0"), "weights must be numbers >= 0, one of them above 0"),
         (("--fuse", "bm25", "--normalize", "z-score"), "--normalize applies only to --fusion weighted"),
         (("--fuse", "bm25", "--fuse", "bm25"), "--fuse bm25 is repeated"),
-        (("--fuse", "nowhere"), "nowhere: is not an index"),
+        (("--fuse", "nowhere"), "nowhere: the folder is not an index"),
         (("--rerank", "nowhere"), "nowhere"),
         (("--rerank", "{dense}"), "this index has a single vector per document"),
         (("--rerank", "{dense_model}"), "this model gives a single vector per text"),

@@ -14,7 +14,7 @@ import torch
 from quiver.encoder import Encoder, EncoderConfig, Tokenizer, init_weights
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, build_index
-from quiver.retrieval.index.tokens.pooling import pool
+from quiver.retrieval.index.tokens.coding import pool
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder
 from quiver.retrieval.models.pooling import Projection
@@ -125,7 +125,7 @@ def test_what_cannot_be_explained(tmp_path: Path, model: ColBERT, word_sum: Any,
     index = build_index(DOCUMENTS, word_sum, tmp_path / "dense")
     with pytest.raises(InputError, match="but the model given is word-sum-b"):
         explain(index, other_word_sum, QUERY, ["d1"])
-    with pytest.raises(InputError, match="no document 'd9'"):
+    with pytest.raises(InputError, match="has no document 'd9'"):
         explain(index, word_sum, QUERY, ["d9"])
     bare = build_index(DOCUMENTS, model, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="built without texts"):

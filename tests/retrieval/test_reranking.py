@@ -76,7 +76,7 @@ def test_a_score_that_is_no_number_is_no_missing_vector() -> None:
 
 
 def test_what_cannot_be_reranked(index: Index, word_by_word: Any) -> None:
-    with pytest.raises(InputError, match="no document 'other' in this index"):
+    with pytest.raises(InputError, match="the index has no document 'other'"):
         rerank({"q1": {"other": 1.0}}, QUERIES, IndexScorer(index, word_by_word), 3)
     with pytest.raises(InputError, match="but the model given is"):
         IndexScorer(index, type(word_by_word)("d" * 64))

@@ -64,7 +64,7 @@ def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: Dense
     many = [Document(f"d{number:03d}", f"word{number} text{number % 7} end{number % 3}") for number in range(120)]
     options = BuildOptions("ivf-dense", {"nlist": 8})
     index = build_index(many, word_sum, tmp_path / "i", options=options)
-    wanted = search(index, word_sum, QUERIES, 10, effort=index.effort_for(0.9, 10)).run
+    wanted = search(index, word_sum, QUERIES, 10, effort=index.search_params_for(0.9, 10)).run
     assert search(index, word_sum, QUERIES, 10, target_recall=0.9).run == wanted
     assert index_system(index, word_sum, target_recall=0.9)(QUERIES, 10) == wanted
     calls = len(word_sum.calls)
@@ -73,7 +73,7 @@ def test_a_target_of_recall_is_that_of_the_index(tmp_path: Path, word_sum: Dense
     with pytest.raises(ValueError, match="target_recall must be above 0"):
         search(index, word_sum, QUERIES, 10, target_recall=2)
     assert len(word_sum.calls) == calls, "said before anything is encoded"
-    with pytest.raises(ValueError, match="either an effort or a target_recall"):
+    with pytest.raises(ValueError, match="give either effort or target_recall, not both"):
         search(index, word_sum, QUERIES, 10, target_recall=0.9, effort="fast")
 
 

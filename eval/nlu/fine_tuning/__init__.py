@@ -1,1 +1,1 @@
-"""Fine-tuning an encoder with a head on labelled examples, whatever the head: one loop, runs that are resumed, early stopping."""
+"""Fine-tuning an encoder with a head on labelled examples: a task of the trainer, run folders, early stopping."""

@@ -25,9 +25,8 @@ from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, RunLog, curve, read_log
 from quiver.encoder.training.machine import keep_freed_memory, peak_memory
 from quiver.encoder.training.random_state import preserve_rng_state
-from quiver.eval.nlu.fine_tuning.loop import SCORE, Course, Session, fine_tune
-from quiver.eval.nlu.fine_tuning.snapshot import Progress
-from quiver.eval.nlu.fine_tuning.task import Example, Model, Task
+from quiver.encoder.training.trainer import Progress
+from quiver.eval.nlu.fine_tuning.task import SCORE, Example, Model, Schedule, Session, Task, fine_tune
 from quiver.retrieval.models.loading import default_device
 from quiver.retrieval.training.run_folder import (
     CHECKPOINTS,
@@ -61,7 +60,7 @@ class Prepared(Generic[Model, Example, Result]):
 
     Attributes:
         task: What is learnt.
-        course: How long and how fast.
+        schedule: How long and how fast.
         facts: What a session that goes on with it must have the same, as JSON: checksums of the data.
         counts: What was counted, as JSON, for the record.
         first_model: Gives the model that it starts from.
@@ -69,7 +68,7 @@ class Prepared(Generic[Model, Example, Result]):
     """
 
     task: Task[Model, Example]
-    course: Course
+    schedule: Schedule
     facts: Mapping[str, Any]
     counts: Mapping[str, Any]
     first_model: Callable[[], Model]
@@ -150,7 +149,7 @@ def _train(request: Request, prepared: Prepared[Model, Example, Result], now: Be
         RunLog(out / LOG).cut(step)
         logger.info("%s: going on from update %d", out, step)
     now.write(out)
-    session = Session(prepared.task, prepared.course, out, checkpoints, default_device(), request.progress)
+    session = Session(prepared.task, prepared.schedule, out, checkpoints, default_device(), request.progress)
     progress, last = fine_tune(session, prepared.first_model, step=step)
     model = last if progress.best_step in (None, progress.step) else _best(session, progress)
     shutil.rmtree(unfinished_model(out), ignore_errors=True)
@@ -183,13 +182,13 @@ def _best(session: Session[Model, Example], progress: Progress) -> Model:
 
 def _result(session: Session[Model, Example], progress: Progress) -> dict[str, Any]:
     """How the run went, from its log and its last progress."""
-    log, course = read_log(session.out / LOG), session.course
+    log, schedule = read_log(session.out / LOG), session.schedule
     about = ("epoch", "seconds")
     return {
         "steps": progress.step,
-        "planned_steps": course.steps,
-        "epochs": progress.step / course.per_epoch,
-        "stopped_early": progress.step < course.steps,
+        "planned_steps": schedule.steps,
+        "epochs": progress.step / schedule.per_epoch,
+        "stopped_early": progress.step < schedule.steps,
         "best_step": progress.best_step,
         "losses": curve(log, "loss"),
         "learning_rates": curve(log, "learning_rate"),

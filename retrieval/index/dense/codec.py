@@ -1,49 +1,61 @@
-"""The engines ``pq-dense`` and ``ivf-dense``: product codes find candidates, a byte a coordinate gives the scores.
+"""The engines ``pq-dense`` and ``ivf-dense``: product codes find candidates, int8 or int16 codes give the scores.
 
-    codec.json       width d, coordinates a code, number of lists, bits of a final code
+    codec.json       width d, coordinates per code, number of lists, bits of a code of the refine store
     centre.f32       of the refine store, (d,)
     spread.f32       of the refine store, (d,)
     centroids.f32    of the lists, (K, D)
     products.f32     codebooks of the product code, (M, 16, dsub)
 
-A segment is, beside its refine store, one file:
+A segment has, beside its refine store, one file:
 
     coarse.u8        product code and number of the list, (P, bytes)
 
-``pq-dense`` scans all codes: it is ``ivf-dense`` with one list, and finds what probing some of many lists misses.
+A record of ``coarse.u8`` is the product code of the residual, 4 bits for every ``dsub`` coordinates, and the number of the list in 2 or 4
+bytes (none if there is one list). Widths that are no multiple of ``dsub`` are padded with zero coordinates. ``pq-dense`` scans all codes:
+it is ``ivf-dense`` with one list.
 
-Shapes: n vectors, P documents, K lists, M product codes of a vector, d width, D = M * dsub its width filled up.
+Shapes: n vectors, P documents, K lists, M product codes of a vector, d width, D = M * dsub the padded width.
+Source: product quantization, Jegou et al., TPAMI 2011; with 4-bit codes and fast scan, FAISS, arXiv:2401.08281.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.dense.coarse import CoarseCoding
-from quiver.retrieval.index.dense.lists import InvertedLists
-from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
-from quiver.retrieval.index.dense.scalar import ScalarCoding, open_scalar, save_scalar
-from quiver.retrieval.index.dense.segment import DenseSegment, widened
+from quiver.retrieval.index.dense.refine import (
+    BLOCK,
+    DenseSegment,
+    RefineStore,
+    ScalarCoding,
+    holds,
+    open_scalar,
+    save_scalar,
+    widened,
+    write_codes,
+)
 from quiver.retrieval.index.dense.settings import (
     LISTS,
     SCAN,
-    ListEffort,
+    ListParams,
     ListSettings,
-    ScanEffort,
+    ScanParams,
     ScanSettings,
     bits_of,
     coordinates,
-    effort_grid,
     k_factor,
+    param_grid,
     probes,
     resized,
     sizes,
@@ -52,11 +64,169 @@ from quiver.retrieval.index.dense.settings import (
 from quiver.retrieval.index.disk import Disk, write_array, write_file
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.fast_scan import CODEWORDS
-from quiver.retrieval.index.lazy import Lazy
-from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.record_files import RecordFiles
+from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
+from quiver.retrieval.index.quantization import CODEWORDS, Clustering, FastScanLists, kmeans, product_quantizer, train_codebooks
+from quiver.retrieval.index.threads import Lazy, one_thread
 from quiver.retrieval.records import ModelCard
+
+# FAISS's type stubs know nothing of what its Python layer adds.
+_faiss: Any = faiss
+
+
+VECTORS_A_LIST = 32
+"""Vectors that k-means learns a centroid from, at most."""
+
+
+# Vectors that the codebooks are learned from: FAISS uses 256 for each of the 16 codewords.
+_RESIDUALS = 256 * CODEWORDS
+
+
+@dataclass(frozen=True)
+class CoarseCoding:
+    """What the records of all vectors share.
+
+    Attributes:
+        dim: Vector width d.
+        centroids: Of the lists, (K, D).
+        products: Codebooks of the product code, (M, 16, dsub).
+    """
+
+    dim: int
+    centroids: NDArray[np.float32]
+    products: NDArray[np.float32]
+
+    @classmethod
+    def learn(cls, vectors: NDArray[np.float32], *, lists: int, dsub: int, seed: int) -> CoarseCoding:
+        """Lists and codebooks from a sample.
+
+        Args:
+            vectors: (n, d), at least one.
+            lists: K, at most n are made.
+            dsub: Coordinates that one code stands for.
+            seed: Equal input and seed give equal codings.
+        """
+        filled = _filled(vectors, -(-vectors.shape[1] // dsub) * dsub)
+        rng = np.random.default_rng(seed)
+        with one_thread():  # several of them add in another order in every run
+            centroids = kmeans(filled, lists, vectors_a_centroid=VECTORS_A_LIST, seed=seed)
+            numbers = _clustering(centroids).assign(filled, None)
+            chosen = np.sort(rng.choice(len(filled), min(len(filled), _RESIDUALS), replace=False))
+            products = train_codebooks(filled[chosen] - centroids[numbers[chosen]], dsub)
+        return cls(vectors.shape[1], centroids, products)
+
+    @property
+    def dsub(self) -> int:
+        """Coordinates that one code stands for."""
+        return int(self.products.shape[2])
+
+    @property
+    def code_width(self) -> int:
+        """Bytes of a product code."""
+        return -(-len(self.products) // 2)
+
+    @property
+    def number_type(self) -> np.dtype[Any]:
+        """Type of a list's number."""
+        return np.dtype("<u2" if len(self.centroids) <= 1 << 16 else "<u4")
+
+    @property
+    def width(self) -> int:
+        """Bytes of a record."""
+        return self.code_width + (self.number_type.itemsize if len(self.centroids) > 1 else 0)
+
+    def encode(self, vectors: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Records of vectors, (n, width); that of one does not depend on what it is encoded with."""
+        filled = self.fill(vectors)
+        numbers = self._nearest.assign(filled, None)
+        codes: NDArray[np.uint8] = self._quantizer.compute_codes(filled - self.centroids[numbers])
+        if len(self.centroids) == 1:
+            return codes
+        stored = numbers.astype(self.number_type)
+        return np.concatenate([codes, stored.view(np.uint8).reshape(len(stored), stored.dtype.itemsize)], axis=1)
+
+    def numbers(self, records: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """The lists of records, (n,)."""
+        if len(self.centroids) == 1:
+            return np.zeros(len(records), np.int64)
+        stored = np.ascontiguousarray(records[:, self.code_width :]).view(self.number_type)[:, 0]
+        return stored.astype(np.int64)
+
+    def fill(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Vectors at the width that codes are made of, (n, D)."""
+        return _filled(vectors, self.centroids.shape[1])
+
+    @cached_property
+    def _nearest(self) -> Clustering:
+        return _clustering(self.centroids)
+
+    @cached_property
+    def _quantizer(self) -> Any:
+        return product_quantizer(self.products)
+
+
+def _filled(vectors: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+    if vectors.shape[1] == width:
+        return np.ascontiguousarray(vectors, np.float32)
+    filled = np.zeros((len(vectors), width), np.float32)
+    filled[:, : vectors.shape[1]] = vectors
+    return filled
+
+
+def _clustering(centroids: NDArray[np.float32]) -> Clustering:
+    """The lists as one group: each vector is assigned to the nearest of all."""
+    return Clustering(centroids, np.array([0, len(centroids)]))
+
+
+class InvertedLists:
+    """The documents of one segment in the lists of their centroids.
+
+    Args:
+        coding: Of the codec.
+        records: As it encodes them, (P, width); the numbers of their lists are below K.
+    """
+
+    def __init__(self, coding: CoarseCoding, records: NDArray[np.uint8]) -> None:
+        self._coding = coding
+        rows = np.arange(len(records), dtype=np.int64)
+        codes, numbers = records[:, : coding.code_width], coding.numbers(records)
+        self._lists = FastScanLists(coding.products, codes, numbers, rows, lists=len(coding.centroids))
+
+    @staticmethod
+    def nbytes(coding: CoarseCoding, documents: int) -> int:
+        """What the lists of so many documents take in memory, about."""
+        return FastScanLists.nbytes(documents, codebooks=len(coding.products), lists=len(coding.centroids))
+
+    def find(self, queries: NDArray[np.float32], count: int, *, nprobe: int, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+        """The documents that the codes put first for each query.
+
+        Args:
+            queries: (Q, d).
+            count: Documents a query, at most.
+            nprobe: Lists that are searched for each.
+            allowed: The rows that may be found, (P,); None for all.
+
+        Returns:
+            Rows in no order, each at most once: fewer than ``count`` where the lists hold fewer.
+        """
+        matrix = self._coding.fill(queries)
+        lists, closeness = self._probe(matrix, min(nprobe, len(self._coding.centroids)))
+        # Several threads make one query slower; many queries are theirs to share.
+        with one_thread() if len(matrix) == 1 else nullcontext():
+            _, rows = self._lists.search(matrix, count, lists=lists, closeness=closeness, allowed=allowed)
+        return [found if found[-1] >= 0 else found[found >= 0] for found in rows]  # -1 fills up what was not found
+
+    def _probe(self, queries: NDArray[np.float32], nprobe: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The lists whose centroids have the greatest inner products, best first, and these, (Q, nprobe)."""
+        lists, closeness = np.zeros((len(queries), nprobe), np.int64), np.zeros((len(queries), nprobe), np.float32)
+        if len(self._coding.centroids) == 1:
+            return lists, closeness  # how close the one is changes all scores alike
+        for number, query in enumerate(queries):  # one at a time: what a query finds does not depend on its company
+            products = self._coding.centroids @ query
+            best = np.argpartition(-products, nprobe - 1)[:nprobe]
+            best = best[np.argsort(-products[best], kind="stable")]
+            lists[number], closeness[number] = best, products[best]
+        return lists, closeness
+
 
 COARSE = "coarse.u8"
 """The file of a segment beside its refine store."""
@@ -68,15 +238,15 @@ _COPIES = 8
 # What the files of a segment hold back.
 _BUFFERS = 4 << 20
 
-ListsEffort: TypeAlias = ScanEffort | ListEffort
-"""The knobs of either engine."""
+ListsParams: TypeAlias = ScanParams | ListParams
+"""Search parameters of either engine."""
 
-ListsSegment: TypeAlias = DenseSegment[ListsEffort]
+ListsSegment: TypeAlias = DenseSegment[ListsParams]
 """A segment of either engine."""
 
 
 class ListFinder:
-    """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.segment.Finder`.
+    """Candidates from the lists of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
 
     Args:
         coding: Of the codec.
@@ -96,26 +266,26 @@ class ListFinder:
 
     @property
     def size(self) -> Size:
-        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        """See `quiver.retrieval.index.dense.refine.Finder`."""
         return Size(InvertedLists.nbytes(self._coding, len(self._records)), self._records.nbytes)
 
-    def find(self, queries: NDArray[np.float32], count: int, *, effort: ListsEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """See `quiver.retrieval.index.dense.segment.Finder`."""
-        return self._lists.get(self._make_lists).find(queries, count, nprobe=widened(effort.nprobe, allowed), allowed=allowed)
+    def find(self, queries: NDArray[np.float32], count: int, *, params: ListsParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+        """See `quiver.retrieval.index.dense.refine.Finder`."""
+        return self._lists.get(self._make_lists).find(queries, count, nprobe=widened(params.nprobe, allowed), allowed=allowed)
 
     def copy(self, files: RecordFiles, keep: Bitmap) -> None:
-        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        """See `quiver.retrieval.index.dense.refine.Finder`."""
         files.copy(COARSE, self._records, keep)
 
     def damaged(self) -> Bitmap:
-        """See `quiver.retrieval.index.dense.segment.Finder`."""
+        """See `quiver.retrieval.index.dense.refine.Finder`."""
         return self._records.damaged()
 
     def _make_lists(self) -> InvertedLists:
         records = self._records.whole()
         numbers = self._coding.numbers(records)
         if len(numbers) and int(numbers.max()) >= len(self._coding.centroids):
-            raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; quiver index repair")
+            raise DamagedIndexError(f"{self._path}: names a list that the codec does not have; run quiver index repair")
         return InvertedLists(self._coding, records)
 
 
@@ -215,29 +385,29 @@ class ListCodec:
             segment.copy(files, keep)
         return files.close()
 
-    def effort(self, preset: Preset, *, k: int) -> ListsEffort:
-        """The knobs of a preset for k hits."""
+    def preset_params(self, preset: Preset, *, k: int) -> ListsParams:
+        """Search parameters of a preset for k hits."""
         factor, exhaustive = k_factor(preset, k, dsub=self._coarse.dsub), preset == "exact"
         if self.name == SCAN:
-            return ScanEffort(factor, exhaustive)
-        return ListEffort(probes(len(self._coarse.centroids), preset), factor, exhaustive)
+            return ScanParams(factor, exhaustive)
+        return ListParams(probes(len(self._coarse.centroids), preset), factor, exhaustive)
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[ListsEffort]:
-        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
-        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
+    def param_grid(self, k: int, *, documents: int) -> Sequence[ListsParams]:
+        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return param_grid(fast, balanced, exact, k=k, lists=len(self._coarse.centroids), documents=documents)
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The knobs that look at as much for k hits as these do for others; see `quiver.retrieval.index.engines.Codec`."""
-        return resized(knobs, measured=measured, k=k)
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """Search parameters rescaled to k hits; see `quiver.retrieval.index.engines.Codec`."""
+        return resized(search_params, measured=measured, k=k)
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> ListsEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> ListsParams:
+        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
-        return turned(self.effort("balanced", k=10), knobs, engine=self.name)
+        return turned(self.preset_params("balanced", k=10), search_params, engine=self.name)
 
 
 def train_scan(sample: Sample, card: ModelCard, *, documents: int, vectors: int, settings: Mapping[str, Setting], seed: int) -> ListCodec:
@@ -256,13 +426,13 @@ def train_lists(sample: Sample, card: ModelCard, *, documents: int, vectors: int
 
 
 def check_scan(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Refuse settings of ``pq-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``pq-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
     del card
     ScanSettings.parse(settings)
 
 
 def check_lists(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Refuse settings of ``ivf-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``ivf-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
     del card
     ListSettings.parse(settings)
 
@@ -294,7 +464,7 @@ def _opened(name: str, folder: Path) -> ListCodec:
         if min(dim, dsub, lists) < 1:
             raise ValueError(f"width {dim}, {dsub} coordinates a code, {lists} lists")
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
     codes = -(-dim // dsub)
     centroids = np.array(map_array(folder / _CENTROIDS, np.float32, (lists, codes * dsub)))
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (codes, CODEWORDS, dsub)))

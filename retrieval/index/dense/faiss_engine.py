@@ -36,26 +36,32 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.dense.refine import BLOCK, RefineStore, holds, write_codes
-from quiver.retrieval.index.dense.scalar import ScalarCoding, open_scalar, save_scalar
-from quiver.retrieval.index.dense.segment import DenseSegment, widened
+from quiver.retrieval.index.dense.refine import (
+    BLOCK,
+    DenseSegment,
+    RefineStore,
+    ScalarCoding,
+    holds,
+    open_scalar,
+    save_scalar,
+    widened,
+    write_codes,
+)
 from quiver.retrieval.index.dense.settings import (
     FACTORY,
-    FactoryEffort,
     FactorySettings,
+    FaissParams,
     bits_of,
-    effort_grid,
-    factory_effort,
+    faiss_params,
+    param_grid,
     resized,
     turned,
 )
 from quiver.retrieval.index.disk import Disk, write_file
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting, Size
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.lazy import Lazy
-from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.record_files import RecordFiles
-from quiver.retrieval.index.threads import one_thread
+from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
+from quiver.retrieval.index.threads import Lazy, one_thread
 from quiver.retrieval.protocols import MatrixRows, Rows
 from quiver.retrieval.records import ModelCard
 
@@ -119,7 +125,7 @@ def read_index(content: NDArray[np.uint8], path: Path) -> Any:
         with _limits(max(len(content), _TABLES)):
             return faiss.read_index(_faiss.PyCallbackIOReader(stream.read, _BUFFER))
     except RuntimeError as error:
-        raise DamagedIndexError(f"{path}: FAISS cannot read it; quiver index repair") from error
+        raise DamagedIndexError(f"{path}: FAISS cannot read it; run quiver index repair") from error
 
 
 class _Stream:
@@ -169,7 +175,7 @@ def make_index(factory: str, dim: int) -> Any:
     except RuntimeError as error:
         raise InputError(f"index {factory!r}: FAISS cannot make it for width {dim} ({_reason(error)}); see its index factory") from error
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise InputError(f"index {factory!r}: it cannot rank by inner product; choose another")
+        raise InputError(f"index {factory!r}: it does not support inner product; choose another")
     return index
 
 
@@ -269,12 +275,12 @@ _BUFFERS = 4 << 20
 # Vectors of the sample that an index is tried with before the documents are encoded.
 _TRIED = 64
 
-FaissSegment: TypeAlias = DenseSegment[FactoryEffort]
+FaissSegment: TypeAlias = DenseSegment[FaissParams]
 """A segment of the engine."""
 
 
 class FaissFinder:
-    """Candidates from the index of one segment; see `quiver.retrieval.index.dense.segment.Finder`.
+    """Candidates from the index of one segment; see `quiver.retrieval.index.dense.refine.Finder`.
 
     Args:
         files: The segment's.
@@ -293,27 +299,29 @@ class FaissFinder:
 
     @property
     def size(self) -> Size:
-        """See `quiver.retrieval.index.dense.segment.Finder`; in memory an index takes about what its file does."""
+        """See `quiver.retrieval.index.dense.refine.Finder`; in memory an index takes about what its file does."""
         return Size(len(self._content), len(self._content))
 
-    def find(self, queries: NDArray[np.float32], count: int, *, effort: FactoryEffort, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
-        """See `quiver.retrieval.index.dense.segment.Finder`."""
+    def find(self, queries: NDArray[np.float32], count: int, *, params: FaissParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+        """See `quiver.retrieval.index.dense.refine.Finder`."""
         total, fetched = len(self), count
         read = self._read.get(self._read_index)
         told = allowed if read.takes_selectors else None
         if allowed is not None and told is None:
             fetched = min(total, -(-count * total // max(1, int(np.count_nonzero(allowed)))))
-        nprobe = widened(effort.nprobe, allowed)
-        knobs: dict[str, float] = {
+        nprobe = widened(params.nprobe, allowed)
+        search_params: dict[str, float] = {
             "nprobe": nprobe,
-            "efSearch": widened(effort.efSearch, allowed),
-            "quantizer_efSearch": max(effort.quantizer_efSearch, nprobe),
+            "efSearch": widened(params.efSearch, allowed),
+            "quantizer_efSearch": max(params.quantizer_efSearch, nprobe),
         }
         found: dict[int, NDArray[np.int64]] = {}
         pending = np.arange(len(queries))
         while len(pending):
             rest = []
-            for number, rows in zip(pending.tolist(), self._search(read.index, queries[pending], fetched, knobs, told), strict=True):
+            for number, rows in zip(
+                pending.tolist(), self._search(read.index, queries[pending], fetched, search_params, told), strict=True
+            ):
                 met = rows[rows >= 0]  # -1 fills up what was not found
                 kept = met if allowed is None else met[allowed[met]]
                 found[number] = kept[:count]
@@ -333,7 +341,7 @@ class FaissFinder:
         return self._shape[0]
 
     def _search(
-        self, index: Any, queries: NDArray[np.float32], count: int, knobs: Mapping[str, float], allowed: Bitmap | None
+        self, index: Any, queries: NDArray[np.float32], count: int, search_params: Mapping[str, float], allowed: Bitmap | None
     ) -> NDArray[np.int64]:
         """Rows of each query, best first, (Q, count), -1 behind the last."""
         selector = None
@@ -342,7 +350,7 @@ class FaissFinder:
             selector = _faiss.IDSelectorBitmap(len(self), _faiss.swig_ptr(packed))
         # Several threads make one query slower; many queries are theirs to share.
         with one_thread() if len(queries) == 1 else nullcontext():
-            parameters = search_parameters(index, {name: knobs[name] for name in search_settings(index)}, selector)
+            parameters = search_parameters(index, {name: search_params[name] for name in search_settings(index)}, selector)
             _, rows = index.search(queries, count, params=parameters)
         found: NDArray[np.int64] = rows
         return found
@@ -350,7 +358,7 @@ class FaissFinder:
     def _read_index(self) -> _Read:
         index = read_index(self._content.whole(), self._path)
         if (index.ntotal, index.d) != self._shape:
-            raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; quiver index repair")
+            raise DamagedIndexError(f"{self._path}: {index.ntotal} vectors of width {index.d}, not {self._shape}; run quiver index repair")
         return _Read(index, _takes_selectors(index, *self._shape))
 
 
@@ -467,26 +475,26 @@ class FaissCodec:
             writer.copy(segment, keep)
         return writer.close()
 
-    def effort(self, preset: Preset, *, k: int) -> FactoryEffort:
-        """The knobs of a preset for k hits."""
-        return factory_effort(preset, k, search_settings(self._trained), lists=lists_of(self._trained))
+    def preset_params(self, preset: Preset, *, k: int) -> FaissParams:
+        """Search parameters of a preset for k hits."""
+        return faiss_params(preset, k, search_settings(self._trained), lists=lists_of(self._trained))
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[FactoryEffort]:
-        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
-        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return effort_grid(fast, balanced, exact, k=k, lists=lists_of(self._trained), documents=documents)
+    def param_grid(self, k: int, *, documents: int) -> Sequence[FaissParams]:
+        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return param_grid(fast, balanced, exact, k=k, lists=lists_of(self._trained), documents=documents)
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The knobs that look at as much for k hits as these do for others; see `quiver.retrieval.index.engines.Codec`."""
-        return resized(knobs, measured=measured, k=k)
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """Search parameters rescaled to k hits; see `quiver.retrieval.index.engines.Codec`."""
+        return resized(search_params, measured=measured, k=k)
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> FactoryEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> FaissParams:
+        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
-        return turned(self.effort("balanced", k=10), knobs, engine=f"{self.name} ({self.factory})")
+        return turned(self.preset_params("balanced", k=10), search_params, engine=f"{self.name} ({self.factory})")
 
     def index_of(self, store: RefineStore) -> Any:
         """The index of the vectors of a refine store.
@@ -531,7 +539,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
-    """Refuse settings of ``faiss-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
+    """Check settings of ``faiss-dense``; see `quiver.retrieval.index.engine_table.Engine`."""
     _made(FactorySettings.parse(settings).factory, card.dim)
 
 
@@ -546,18 +554,18 @@ def open_codec(folder: Path) -> FaissCodec:
     try:
         dim, factory, bits = int(described["dim"]), str(described["factory"]), bits_of(described)
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
     path = folder / _TRAINED
     trained = read_index(map_array(path, np.uint8, (-1,)), path)
     if (trained.ntotal, trained.d) != (0, dim):
-        raise DamagedIndexError(f"{path}: not an empty index of width {dim}; quiver index repair")
+        raise DamagedIndexError(f"{path}: not an empty index of width {dim}; run quiver index repair")
     return FaissCodec(factory, trained, open_scalar(folder, dim, bits))
 
 
 def _made(factory: str, dim: int) -> Any:
     index = make_index(factory, dim)
     if any(isinstance(part, _faiss.IndexRefine) for part in parts_of(index)):
-        raise InputError(f"index {factory!r}: {FACTORY} keeps codes of its own to refine with; leave the refining out")
+        raise InputError(f"index {factory!r}: {FACTORY} refines with its own codes; remove the refine part of the factory string")
     return index
 
 

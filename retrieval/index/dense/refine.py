@@ -1,27 +1,176 @@
-"""The refine store: the codes of all vectors of a segment in mapped files, from which every score that leaves the engine is computed.
+"""The refine store and the search of one segment: candidates from compressed codes, scores from int8 or int16 codes.
 
-    fine.i8       codes, (P, d); fine.i16 where they have two bytes
+    fine.i8       codes, (P, d); fine.i16 with 16 bits
     scales.f32    scales, (P,)
 
-Searching it whole is exact search over what it holds: the ranking is that of the scores in float64, each rounded once.
+Every score comes from the refine store, whichever way the document was found: an exhaustive search and an approximate one give a document
+the same score, and hits of several segments can be merged. Searching the whole store is exact search over the stored codes: the ranking
+is that of the float64 scores, each rounded once.
 
-Shapes: Q queries, P documents, n documents of a part, d width, k hits.
+Shapes: Q queries, P documents, n vectors, d width, k hits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.dense.scalar import Codes, Prepared, ScalarCoding
-from quiver.retrieval.index.engines import Bitmap, Found
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.disk import Disk, write_array
+from quiver.retrieval.index.engines import Bitmap, Found, Size
 from quiver.retrieval.index.kernels.choice import kernels
-from quiver.retrieval.index.mapped import Files
+from quiver.retrieval.index.mapped import Files, RecordFiles, map_array
 from quiver.retrieval.index.ranking import float32_error, nearest_by_scores, search_walk
-from quiver.retrieval.index.record_files import RecordFiles
+
+Bits: TypeAlias = Literal[8, 16]
+"""Bits of a code."""
+
+Codes: TypeAlias = NDArray[np.signedinteger[Any]]
+"""Codes of either size."""
+
+_CENTRE, _SPREAD = "centre.f32", "spread.f32"
+# A coordinate that does not vary in the sample varies in what is added later: its spread is so much of the others' at least.
+_LEAST_SPREAD = 0.1
+# Vectors of a sample that are looked at together.
+_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class ScalarCoding:
+    """What the codes of all vectors share.
+
+    Attributes:
+        centre: Mean of the sample, (d,).
+        spread: Standard deviation of each coordinate, (d,), positive.
+        bits: Bits of a code.
+    """
+
+    centre: NDArray[np.float32]
+    spread: NDArray[np.float32]
+    bits: Bits = 8
+
+    @classmethod
+    def learn(cls, vectors: NDArray[np.float32], bits: Bits = 8) -> ScalarCoding:
+        """Centre and spread of a sample, (n, d) with n >= 1.
+
+        Example:
+            >>> coding = ScalarCoding.learn(np.array([[1, 8], [3, 8]], np.float32))
+            >>> coding.centre.tolist(), [round(spread, 3) for spread in coding.spread.tolist()]
+            ([2.0, 8.0], [1.002, 0.071])
+        """
+        centre, variance = _moments(vectors)
+        spread = np.sqrt(variance + _LEAST_SPREAD**2 * variance.mean())
+        spread[spread.astype(np.float32) == 0] = 1  # one document, or the same one again and again
+        return cls(centre.astype(np.float32), spread.astype(np.float32), bits)
+
+    def weigh(self, query: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
+        """A query (d,) as codes are compared with it: times the spread, (d,), and its inner product with the centre."""
+        exact, (centre, spread) = query.astype(np.float64), self._exact
+        return exact * spread, float(exact @ centre)
+
+    @cached_property
+    def _exact(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self.centre.astype(np.float64), self.spread.astype(np.float64)
+
+    @property
+    def dim(self) -> int:
+        """Vector width d."""
+        return len(self.centre)
+
+    @property
+    def largest(self) -> int:
+        """The largest code."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def code_type(self) -> np.dtype[Any]:
+        """Type of a code."""
+        return np.dtype(f"<i{self.bits // 8}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a vector: its codes, and its scale."""
+        return self.dim * self.bits // 8 + 4
+
+    def encode(self, vectors: NDArray[np.float32]) -> tuple[Codes, NDArray[np.float32]]:
+        """Codes, (n, d), and scales, (n,), of vectors; those of one do not depend on what it is encoded with.
+
+        Raises:
+            InputError: A vector is so long that float32 cannot hold what is computed of it.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = (vectors - self.centre) / self.spread
+            largest = np.abs(scaled).max(axis=1, initial=0)
+        scales = largest / np.float32(self.largest)
+        if not np.isfinite(scales).all():
+            raise InputError("a vector is too long to be coded; use the engine exact-dense")
+        # What is so close to the centre that its scale is no normal number is the centre.
+        scales[scales < np.finfo(np.float32).tiny] = 0
+        codes = np.rint(np.divide(scaled, scales[:, None], out=np.zeros_like(scaled), where=scales[:, None] > 0))
+        return codes.clip(-self.largest, self.largest).astype(self.code_type), scales
+
+    def decode(self, codes: Codes, scales: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The vectors of codes, (n, d)."""
+        decoded: NDArray[np.float32] = codes * scales[:, None] * self.spread + self.centre
+        return decoded
+
+
+def _moments(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and variance of each coordinate, (d,), in float64 a block at a time: a sample may take half of the memory that there is."""
+    blocks = [vectors[start : start + _BLOCK] for start in range(0, len(vectors), _BLOCK)]
+    mean = np.sum([block.sum(axis=0, dtype=np.float64) for block in blocks], axis=0) / len(vectors)
+    squares = np.sum([((block - mean) ** 2).sum(axis=0) for block in blocks], axis=0)
+    return mean, squares / len(vectors)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Queries as codes are compared with them.
+
+    Attributes:
+        weights: The query times the spread, (Q, d).
+        offsets: The query's inner product with the centre, (Q,).
+    """
+
+    weights: NDArray[np.float64]
+    offsets: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, queries: NDArray[np.float32], coding: ScalarCoding) -> Prepared:
+        """Queries (Q, d) for the codes of a coding."""
+        weighed = [coding.weigh(query) for query in queries]
+        weights = np.array([weights for weights, _ in weighed], np.float64).reshape(len(queries), coding.dim)
+        return cls(weights, np.array([offset for _, offset in weighed], np.float64))
+
+    def score(self, query: int, codes: Codes, scales: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Inner products of one query with the vectors of some rows of the codes, (len(rows),)."""
+        return kernels().inner_products(codes, scales, rows, self.weights[query], float(self.offsets[query]))
+
+
+def save_scalar(coding: ScalarCoding, folder: Path, disk: Disk) -> Mapping[str, str]:
+    """Write a coding into the folder of its codec; file name -> what it holds."""
+    write_array(folder / _CENTRE, coding.centre, disk)
+    write_array(folder / _SPREAD, coding.spread, disk)
+    return {_CENTRE: "centre of the vectors, (d,) float32", _SPREAD: "spread of each coordinate, (d,) float32"}
+
+
+def open_scalar(folder: Path, dim: int, bits: Bits) -> ScalarCoding:
+    """Read what `save_scalar` wrote of vectors of width d; how many bits a code has is the codec's to know.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        DamagedIndexError: A file has another size.
+    """
+    centre, spread = (np.array(map_array(folder / name, np.float32, (dim,))) for name in (_CENTRE, _SPREAD))
+    return ScalarCoding(centre, spread, bits)
+
 
 SCALES = "scales.f32"
 
@@ -173,3 +322,146 @@ class _Walk:
 
     def _part(self, rows: NDArray[np.int64] | slice) -> _Part:
         return _Part(self._prepared, self._store.codes[rows], self._store.scales[rows])
+
+
+# Where a filter leaves so few documents, all of them are scored, which is no slower than to look for candidates among all: a multiple of
+# the candidates, or a share of all documents as long as that is not too many. A document is scored in the time of some twenty codes.
+_FEW = 8
+_SHARE = 24
+_MANY = 20_000
+# How much more widely a search looks under a filter, at most.
+_WIDER = 4.0
+
+
+class DenseParams(Protocol):
+    """Search parameters that all compressed dense engines have."""
+
+    @property
+    def k_factor(self) -> float:
+        """Candidates per requested hit whose final scores are computed."""
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether the final scores of all documents are computed."""
+
+
+def widened(parameter: int, allowed: Bitmap | None) -> int:
+    """A parameter that says how much of an index is looked at, for a search under a filter.
+
+    Where one document in f is allowed, the ten best of those are among the ten f best of all, which lie somewhat farther apart.
+
+    Args:
+        parameter: Its value without a filter.
+        allowed: The rows that may be found, (P,); None for all.
+
+    Example:
+        >>> widened(10, np.array([True, False, False, False])), widened(10, None)
+        (20, 10)
+    """
+    if allowed is None:
+        return parameter
+    sparser = len(allowed) / max(1, int(np.count_nonzero(allowed)))
+    return round(parameter * min(_WIDER, math.sqrt(sparser)))
+
+
+SearchParams = TypeVar("SearchParams", bound=DenseParams, contravariant=True)
+"""Search parameters of one engine."""
+
+
+class Finder(Protocol[SearchParams]):
+    """Finds candidates in one segment. Several threads may search at once."""
+
+    @property
+    def size(self) -> Size:
+        """What it takes in memory, whether or not it is there yet, and on the disk."""
+
+    def find(self, queries: NDArray[np.float32], count: int, *, params: SearchParams, allowed: Bitmap | None) -> list[NDArray[np.int64]]:
+        """Documents that may be among the best of each query.
+
+        Args:
+            queries: (Q, d) float32, contiguous.
+            count: Documents a query, at most.
+            params: The search_params of the search.
+            allowed: The rows that may be found, (P,); None for all.
+
+        Returns:
+            Rows, all allowed, in no order, each at most once: fewer than ``count`` where no more were met.
+        """
+
+    def copy(self, files: RecordFiles, keep: Bitmap) -> None:
+        """Append what it has on the disk of the rows that are kept, (P,), byte for byte."""
+
+    def damaged(self) -> Bitmap:
+        """The rows that a salvaged file has lost, (P,)."""
+
+
+class DenseSegment(Generic[SearchParams]):
+    """The documents of one segment; see `quiver.retrieval.index.engines.Segment`.
+
+    Args:
+        store: Gives their scores.
+        finder: Finds candidates among them.
+    """
+
+    def __init__(self, store: RefineStore, finder: Finder[SearchParams]) -> None:
+        self.store = store
+        self._finder = finder
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def size(self) -> Size:
+        """What it takes in memory, that included which is made at the first search, and on the disk."""
+        resident, mapped = self._finder.size
+        return Size(resident, mapped + self.store.nbytes)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """One vector a row, (P,)."""
+        return np.ones(len(self), np.int64)
+
+    def search(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        *,
+        params: SearchParams,
+        ranks: NDArray[np.uint32],
+        allowed: Bitmap | None = None,
+    ) -> list[Found]:
+        """The k best rows of each query; see `quiver.retrieval.index.engines.Segment`."""
+        count = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        wanted = min(math.ceil(params.k_factor * k), count)
+        if not len(queries):
+            return []
+        few = wanted if allowed is None else max(_FEW * wanted, min(len(self) // _SHARE, _MANY))
+        if params.exhaustive or count <= few:
+            return self.store.search(queries, k, ranks=ranks, allowed=allowed)
+        matrix = np.ascontiguousarray(queries, np.float32)
+        found = []
+        for number, rows in enumerate(self._finder.find(matrix, wanted, params=params, allowed=allowed)):
+            best, scores, least = self.store.nearest_of(rows, matrix[number], k, ranks=ranks)
+            # Fewer were met than there are, or all from the last hit on are equal: then some that were not met may be so too.
+            if len(rows) < k or (len(rows) > k and scores[-1] == least):
+                found += self.store.search(matrix[number : number + 1], k, ranks=ranks, allowed=allowed)
+            else:
+                found.append(Found(best, scores))
+        return found
+
+    def exact_scores(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores of some rows by the refine store, (len(rows),)."""
+        return self.store.scores(query, rows)
+
+    def vectors(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The vectors of some rows as the refine store has them, (n, d), and one each, (n,)."""
+        return self.store.decode(rows), np.ones(len(rows), np.int64)
+
+    def damaged(self) -> Bitmap:
+        """See `quiver.retrieval.index.engines.Segment`."""
+        return self.store.damaged() | self._finder.damaged()
+
+    def copy(self, files: RecordFiles, keep: Bitmap) -> None:
+        """Append the rows that are kept, (P,), to the files of another segment, byte for byte."""
+        self._finder.copy(files, keep)
+        self.store.copy(files, keep)

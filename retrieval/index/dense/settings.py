@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.scalar import Bits
+from quiver.retrieval.index.dense.refine import Bits
 from quiver.retrieval.index.engines import Preset, Setting, check_names
 
 EXACT, SCAN, LISTS, FACTORY = "exact-dense", "pq-dense", "ivf-dense", "faiss-dense"
@@ -103,7 +103,7 @@ def sample_size(documents: int) -> int:
 
 @dataclass(frozen=True)
 class ScanSettings:
-    """The settings of ``pq-dense``.
+    """Settings of ``pq-dense``.
 
     Attributes:
         dsub: Coordinates that one 4-bit code stands for, 2, 4 or 8: twice as many halve memory and time of a scan and want a larger
@@ -116,10 +116,10 @@ class ScanSettings:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Setting]) -> ScanSettings:
-        """Settings from their names and values.
+        """Settings from names and values.
 
         Raises:
-            InputError: There is no such setting, or the value is none that it takes.
+            InputError: A setting does not exist or its value is invalid.
         """
         check_names(SCAN, "setting", settings, [field.name for field in fields(cls)])
         return cls(_dsub(settings) if "dsub" in settings else None, bits_of(settings))
@@ -127,7 +127,7 @@ class ScanSettings:
 
 @dataclass(frozen=True)
 class ListSettings:
-    """The settings of ``ivf-dense``.
+    """Settings of ``ivf-dense``.
 
     Attributes:
         dsub: As of `ScanSettings`; 2 where it is not named.
@@ -141,10 +141,10 @@ class ListSettings:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Setting]) -> ListSettings:
-        """Settings from their names and values.
+        """Settings from names and values.
 
         Raises:
-            InputError: There is no such setting, or the value is none that it takes.
+            InputError: A setting does not exist or its value is invalid.
         """
         check_names(LISTS, "setting", settings, [field.name for field in fields(cls)])
         nlist = settings.get("nlist")
@@ -153,7 +153,7 @@ class ListSettings:
 
 @dataclass(frozen=True)
 class FactorySettings:
-    """The settings of ``faiss-dense``.
+    """Settings of ``faiss-dense``.
 
     Attributes:
         factory: FAISS's factory string.
@@ -165,25 +165,25 @@ class FactorySettings:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Setting]) -> FactorySettings:
-        """Settings from their names and values.
+        """Settings from names and values.
 
         Raises:
-            InputError: There is no factory string or no such setting, or the value is none that it takes.
+            InputError: The factory string is missing, a setting does not exist, or its value is invalid.
         """
         check_names(FACTORY, "setting", settings, [field.name for field in fields(cls)])
         factory = settings.get("factory")
         if not isinstance(factory, str) or not factory:
-            raise InputError(f"{FACTORY} wants the setting factory, FAISS's factory string, such as factory=HNSW32,Flat")
+            raise InputError(f"{FACTORY} requires the setting factory, a FAISS factory string such as factory=HNSW32,Flat")
         return cls(factory, bits_of(settings))
 
 
 @dataclass(frozen=True)
-class ScanEffort:
-    """How hard a search of ``pq-dense`` looks; all codes are scanned.
+class ScanParams:
+    """Search parameters of ``pq-dense``; all codes are scanned.
 
     Attributes:
-        k_factor: Candidates whose final scores are computed, for each hit wanted.
-        exhaustive: Compute the final scores of all documents; the other knobs mean nothing then.
+        k_factor: Candidates per requested hit whose final scores are computed.
+        exhaustive: Compute the final scores of all documents; the other search_params mean nothing then.
     """
 
     k_factor: float
@@ -191,18 +191,18 @@ class ScanEffort:
 
     @property
     def nprobe(self) -> int:
-        """Lists that are searched: there is one."""
+        """Number of inverted lists to search: there is one."""
         return 1
 
 
 @dataclass(frozen=True)
-class ListEffort:
-    """How hard a search of ``ivf-dense`` looks.
+class ListParams:
+    """Search parameters of ``ivf-dense``.
 
     Attributes:
-        nprobe: Lists that are searched.
-        k_factor: As of `ScanEffort`.
-        exhaustive: As of `ScanEffort`.
+        nprobe: Number of inverted lists to search.
+        k_factor: As of `ScanParams`.
+        exhaustive: As of `ScanParams`.
     """
 
     nprobe: int
@@ -211,15 +211,15 @@ class ListEffort:
 
 
 @dataclass(frozen=True)
-class FactoryEffort:
-    """How hard a search of ``faiss-dense`` looks; the knobs have FAISS's names, and are 0 where its index has none.
+class FaissParams:
+    """Search parameters of ``faiss-dense``, with FAISS's names; 0 if the index has no such parameter.
 
     Attributes:
-        nprobe: Lists that are searched.
-        efSearch: Documents that the search of a graph keeps in sight.
-        quantizer_efSearch: Centroids that the search of a graph of centroids keeps in sight.
-        k_factor: As of `ScanEffort`.
-        exhaustive: As of `ScanEffort`.
+        nprobe: Number of inverted lists to search.
+        efSearch: Size of the candidate queue of a graph search.
+        quantizer_efSearch: Size of the candidate queue of a graph search over centroids.
+        k_factor: As of `ScanParams`.
+        exhaustive: As of `ScanParams`.
     """
 
     nprobe: int
@@ -229,8 +229,8 @@ class FactoryEffort:
     exhaustive: bool = False
 
 
-def factory_effort(preset: Preset, k: int, has: Collection[str], *, lists: int) -> FactoryEffort:
-    """The knobs of ``faiss-dense`` for k hits.
+def faiss_params(preset: Preset, k: int, has: Collection[str], *, lists: int) -> FaissParams:
+    """Search parameters of ``faiss-dense`` for k hits.
 
     Args:
         preset: The preset.
@@ -240,7 +240,7 @@ def factory_effort(preset: Preset, k: int, has: Collection[str], *, lists: int) 
     """
     nprobe = probes(lists, preset) if "nprobe" in has else 0
     graph = _GRAPH // 2 if preset == "fast" else _GRAPH
-    return FactoryEffort(
+    return FaissParams(
         nprobe,
         efSearch=graph if "efSearch" in has else 0,
         quantizer_efSearch=max(_QUANTIZER, 2 * nprobe) if "quantizer_efSearch" in has else 0,
@@ -249,11 +249,11 @@ def factory_effort(preset: Preset, k: int, has: Collection[str], *, lists: int) 
     )
 
 
-Effort = TypeVar("Effort", bound=ScanEffort | ListEffort | FactoryEffort)
+SearchParams = TypeVar("SearchParams", bound=ScanParams | ListParams | FaissParams)
 
 
 def k_factor(preset: Preset, k: int, *, dsub: int = 2) -> float:
-    """Candidates for each of k hits: few hits want more of them, many share theirs.
+    """Candidates per hit for k hits: few hits need more candidates each, many hits share theirs.
 
     Args:
         preset: The preset.
@@ -268,80 +268,86 @@ def k_factor(preset: Preset, k: int, *, dsub: int = 2) -> float:
     return max(each, few / k) * (_BLURRED if dsub == _DSUB[-1] else 1.0)
 
 
-def effort_grid(fast: Effort, balanced: Effort, exact: Effort, *, k: int, lists: int, documents: int) -> list[Effort]:
-    """Efforts from cheap to thorough, each once: parts of ``fast``, the presets, and steps from ``balanced`` up to everything.
+def param_grid(
+    fast: SearchParams, balanced: SearchParams, exact: SearchParams, *, k: int, lists: int, documents: int
+) -> list[SearchParams]:
+    """The parameter grid, cheap to exhaustive, without duplicates: fractions of ``fast``, the presets, steps from ``balanced`` upward.
 
     Args:
         fast: The preset; a quarter and a half of it come before it, and its mean with ``balanced`` behind it.
-        balanced: The preset; all knobs are doubled until every list is probed and half of all documents are candidates.
+        balanced: The preset; all search_params are doubled until every list is probed and half of all documents are candidates.
         exact: The preset.
         k: Hits.
         lists: Lists of the index: no more are probed.
         documents: Documents of the largest segment.
 
     Example:
-        >>> fast, balanced, exact = ListEffort(8, 6.0), ListEffort(32, 15.0), ListEffort(64, 15.0, exhaustive=True)
-        >>> [(effort.nprobe, round(effort.k_factor, 1)) for effort in effort_grid(fast, balanced, exact, k=10, lists=64, documents=999)]
+        >>> fast, balanced, exact = ListParams(8, 6.0), ListParams(32, 15.0), ListParams(64, 15.0, exhaustive=True)
+        >>> [(params.nprobe, round(params.k_factor, 1)) for params in param_grid(fast, balanced, exact, k=10, lists=64, documents=999)]
         [(2, 1.5), (4, 3.0), (8, 6.0), (16, 9.5), (32, 15.0), (64, 30.0), (64, 60.0), (64, 15.0)]
     """
     cheap = [_scaled(fast, factor, lists=lists) for factor in (0.25, 0.5)]
     # Where more are candidates it is faster to compute all scores.
     most = max(4 * balanced.k_factor, documents / (2 * k))
-    knobs = asdict(balanced)
-    ends = [end / knobs[name] for name, end in (("k_factor", most), ("nprobe", lists), ("efSearch", documents)) if knobs.get(name)]
+    search_params = asdict(balanced)
+    ends = [
+        end / search_params[name]
+        for name, end in (("k_factor", most), ("nprobe", lists), ("efSearch", documents))
+        if search_params.get(name)
+    ]
     steps = math.ceil(math.log2(max(ends)))
     thorough = [_scaled(balanced, 2.0**step, lists=lists, most=most) for step in range(1, steps + 1)]
     return list(dict.fromkeys([*cheap, fast, *_between(fast, balanced), balanced, *thorough, exact]))
 
 
-def _scaled(effort: Effort, factor: float, *, lists: int, most: float = math.inf) -> Effort:
-    """All knobs turned by a factor: as many lists as there are are probed, and ``k_factor`` is at most ``most``."""
-    knobs: dict[str, Any] = {"k_factor": min(most, max(1.0, factor * effort.k_factor))}
+def _scaled(params: SearchParams, factor: float, *, lists: int, most: float = math.inf) -> SearchParams:
+    """All search parameters times a factor; ``nprobe`` is at most the number of lists, ``k_factor`` at most ``most``."""
+    search_params: dict[str, Any] = {"k_factor": min(most, max(1.0, factor * params.k_factor))}
     for name in ("nprobe", "efSearch", "quantizer_efSearch"):
-        if value := asdict(effort).get(name):
-            knobs[name] = max(1, round(factor * value))
-    if "nprobe" in knobs:
-        knobs["nprobe"] = min(knobs["nprobe"], lists)
-    return replace(effort, **knobs)
+        if value := asdict(params).get(name):
+            search_params[name] = max(1, round(factor * value))
+    if "nprobe" in search_params:
+        search_params["nprobe"] = min(search_params["nprobe"], lists)
+    return replace(params, **search_params)
 
 
-def _between(fast: Effort, balanced: Effort) -> list[Effort]:
+def _between(fast: SearchParams, balanced: SearchParams) -> list[SearchParams]:
     """The geometric mean of two efforts, where it differs from both."""
     first, last = asdict(fast), asdict(balanced)
-    knobs: dict[str, Any] = {"k_factor": math.sqrt(fast.k_factor * balanced.k_factor)}
+    search_params: dict[str, Any] = {"k_factor": math.sqrt(fast.k_factor * balanced.k_factor)}
     for name in ("nprobe", "efSearch", "quantizer_efSearch"):
         if first.get(name):
-            knobs[name] = round(math.sqrt(first[name] * last[name]))
-    return [replace(balanced, **knobs)]
+            search_params[name] = round(math.sqrt(first[name] * last[name]))
+    return [replace(balanced, **search_params)]
 
 
-def resized(knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-    """The knobs whose candidates for k hits are as many as those for ``measured`` hits were.
+def resized(search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+    """Search parameters with as many candidates for k hits as the given ones have for ``measured`` hits.
 
     Example:
         >>> resized({"nprobe": 16, "k_factor": 5.0}, measured=100, k=20)
         {'nprobe': 16, 'k_factor': 25.0}
     """
-    factor = knobs["k_factor"]
-    return {**knobs, "k_factor": max(1.0, float(factor or 1) * measured / k)}
+    factor = search_params["k_factor"]
+    return {**search_params, "k_factor": max(1.0, float(factor or 1) * measured / k)}
 
 
-def turned(effort: Effort, knobs: Mapping[str, Setting], *, engine: str) -> Effort:
-    """An effort with some knobs turned.
+def turned(params: SearchParams, changes: Mapping[str, Setting], *, engine: str) -> SearchParams:
+    """Search parameters with some values changed.
 
     Args:
-        effort: Says which knobs there are; one that is 0 takes nothing else.
-        knobs: Names and values.
-        engine: Is named in errors.
+        params: The parameters that exist; one that is 0 cannot be changed.
+        changes: Names and new values.
+        engine: Name of the engine in errors.
 
     Raises:
-        InputError: There is no such knob, or the value is none that it takes.
+        InputError: A parameter does not exist or its value is invalid.
     """
-    known = {name: value for name, value in asdict(effort).items() if value != 0 or isinstance(value, bool)}
+    known = {name: value for name, value in asdict(params).items() if value != 0 or isinstance(value, bool)}
     changed: dict[str, Any] = {}
-    wanted = [name for name, value in knobs.items() if not (hasattr(effort, name) and value == 0)]
+    wanted = [name for name, value in changes.items() if not (hasattr(params, name) and value == 0)]
     check_names(f"this {engine} index", "search parameter", wanted, list(known))
-    for name, value in knobs.items():
+    for name, value in changes.items():
         if isinstance(known.get(name), bool):
             if not isinstance(value, bool):
                 raise InputError(f"{name} must be true or false, got {value!r}")
@@ -350,7 +356,7 @@ def turned(effort: Effort, knobs: Mapping[str, Setting], *, engine: str) -> Effo
             changed[name] = _factor(value)
         elif name in known:
             changed[name] = _whole(name, value)
-    return replace(effort, **changed)
+    return replace(params, **changed)
 
 
 def bits_of(settings: Mapping[str, Setting]) -> Bits:

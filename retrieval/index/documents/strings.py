@@ -1,22 +1,27 @@
-"""Many strings without a Python object each: their UTF-8 bytes one after the other, and the place where each ends.
+"""Strings, ids and texts of a segment, for millions of documents without a Python object each.
 
-The order of UTF-8 bytes is that of code points, and thus Python's own and ``strcmp``'s, which trec_eval sorts ids by.
+Strings are stored as in Arrow's large string layout, in two raw files: all UTF-8 bytes, and the offset where each string ends. The order
+of UTF-8 bytes is that of code points, which is Python's order and that of ``strcmp``, by which trec_eval sorts ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quiver.retrieval.data.corpus import as_id
 from quiver.retrieval.index.disk import Disk, write_array
-from quiver.retrieval.index.errors import DamagedIndexError
+from quiver.retrieval.index.errors import DamagedIndexError, LostTextError
 from quiver.retrieval.index.mapped import CheckedArray, Files, as_checked, strings_lost
+from quiver.retrieval.records import Document
 
-LOOK = "the index is damaged: quiver index check names the file"
+LOOK = "the index is damaged, run quiver index check to find the file"
 """What to do where a file that is mapped turns out not to be what was written."""
 
 
@@ -26,57 +31,73 @@ _PLACES = 1 << 20
 _FEW = 20
 
 
-class PackedStrings(Sequence[str]):
-    """Strings in two arrays, in memory or mapped.
+class StringColumn(Sequence[str]):
+    """Strings as an Arrow ``large_string`` array, in memory or in two mapped files that are verified as they are read.
+
+    The one class for ids, texts and string values of metadata. The bytes may hold lone surrogates, which Arrow calls ``large_binary``.
 
     Args:
-        blob: The bytes of all strings.
-        ends: Where each string ends, (n,) int64, ascending.
+        content: The bytes of all strings.
+        offsets: Where each string begins, and the number of bytes, (n + 1,) int64, ascending.
     """
 
-    def __init__(self, blob: NDArray[np.uint8] | CheckedArray, ends: NDArray[np.int64] | CheckedArray) -> None:
-        self._blob = as_checked(blob)
-        self._ends = as_checked(ends)
+    def __init__(self, content: NDArray[np.uint8] | CheckedArray, offsets: NDArray[np.int64] | CheckedArray) -> None:
+        self._content = as_checked(content)
+        self._offsets = as_checked(offsets)
 
     @property
-    def blob(self) -> NDArray[np.uint8]:
+    def content(self) -> NDArray[np.uint8]:
         """The bytes of all strings, verified."""
-        return self._blob.whole()
+        return self._content.whole()
 
     @property
-    def ends(self) -> NDArray[np.int64]:
-        """Where each string ends, (n,), verified."""
-        return self._ends.whole()
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each string begins, and the number of bytes, (n + 1,), verified."""
+        return self._offsets.whole()
 
     @classmethod
-    def pack(cls, strings: Iterable[str]) -> PackedStrings:
+    def pack(cls, strings: Iterable[str]) -> StringColumn:
         """Pack strings that are in memory."""
         encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(lengths))
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
 
     @classmethod
-    def open(cls, files: Files, stem: str, count: int) -> PackedStrings:
+    def concatenate(cls, columns: Sequence[StringColumn]) -> StringColumn:
+        """The strings of several columns, one after the other, in memory; one column at least."""
+        firsts = np.cumsum([0, *(len(column.content) for column in columns)])
+        offsets = [column.offsets[:-1] + first for column, first in zip(columns, firsts, strict=False)]
+        return cls(np.concatenate([column.content for column in columns]), np.concatenate([*offsets, firsts[-1:]]))
+
+    @classmethod
+    def open(cls, files: Files, stem: str, count: int, *, content: str | None = None) -> StringColumn:
         """Map what ``save`` wrote; the bytes are verified as they are read.
+
+        Args:
+            files: Files of the folder.
+            stem: Start of the names of both files.
+            count: Number of strings n.
+            content: Name of the file of bytes; by default the stem with ``.utf8``.
 
         Raises:
             FileNotFoundError: A file is missing.
             DamagedIndexError: The files do not fit each other.
         """
-        ends = files.map(f"{stem}.ends", np.int64, (count,))
-        blob = files.map(f"{stem}.utf8", np.uint8, (-1,))
-        if not files.is_lost(f"{stem}.ends") and len(blob) != (int(ends.item(count - 1)) if count else 0):
-            raise DamagedIndexError(f"{files.folder / stem}.ends: does not fit {len(blob)} bytes of strings; quiver index repair")
-        return cls(blob, ends)
+        offsets = files.map(f"{stem}.offsets", np.int64, (count + 1,))
+        stored = files.map(content or f"{stem}.utf8", np.uint8, (-1,))
+        if not files.is_lost(f"{stem}.offsets") and len(stored) != int(offsets.item(count)):
+            raise DamagedIndexError(f"{files.folder / stem}.offsets: does not fit {len(stored)} bytes of strings; run quiver index repair")
+        return cls(stored, offsets)
 
     def save(self, stem: Path, disk: Disk, what: str) -> dict[str, str]:
         """Write two files beside each other; file name -> what it holds."""
-        write_array(stem.with_name(f"{stem.name}.utf8"), self.blob, disk)
-        write_array(stem.with_name(f"{stem.name}.ends"), self.ends, disk)
-        return {f"{stem.name}.utf8": f"{what}, UTF-8", f"{stem.name}.ends": f"the end of each of the {what}, int64"}
+        write_array(stem.with_name(f"{stem.name}.utf8"), self.content, disk)
+        write_array(stem.with_name(f"{stem.name}.offsets"), self.offsets, disk)
+        return {f"{stem.name}.utf8": f"{what}, UTF-8", f"{stem.name}.offsets": f"the begin of each of the {what}, and the end, int64"}
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._offsets) - 1
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -95,7 +116,7 @@ class PackedStrings(Sequence[str]):
 
     def bytes_of(self, index: int) -> bytes:
         """The UTF-8 bytes of one string, 0 <= index < n."""
-        content: bytes = self._blob[(self._ends.item(index - 1) if index else 0) : self._ends.item(index)].tobytes()
+        content: bytes = self._content[self._offsets.item(index) : self._offsets.item(index + 1)].tobytes()
         return content
 
     def take(self, indices: NDArray[np.intp]) -> list[str]:
@@ -105,36 +126,31 @@ class PackedStrings(Sequence[str]):
             DamagedIndexError: They are not what was written.
         """
         if len(indices) <= _FEW:
-            end = self._ends.item
-            spans = [(end(index - 1) if index else 0, end(index)) for index in indices.tolist()]
-            return _decoded([self._blob[begin:last].data for begin, last in spans])
-        begins, ends = self.begins(indices), self._ends[indices]
-        blob = self._blob.spans(begins, ends).data
-        return _decoded([blob[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
+            offset = self._offsets.item
+            spans = [(offset(index), offset(index + 1)) for index in indices.tolist()]
+            return _decoded([self._content[begin:end].data for begin, end in spans])
+        begins, ends = self._offsets[indices], self._offsets[indices + 1]
+        content = self._content.spans(begins, ends).data
+        return _decoded([content[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
 
-    def begins(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Where the strings with these numbers begin."""
-        begins: NDArray[np.int64] = np.where(indices > 0, self._ends[np.maximum(indices - 1, 0)], 0)
-        return begins
-
-    def select(self, indices: NDArray[np.intp]) -> PackedStrings:
-        """The strings with these numbers, in the order given, as packed strings in memory."""
-        begins = self.begins(indices)
-        lengths = self._ends[indices] - begins
-        source = self._blob.spans(begins, begins + lengths)
-        ends = np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        blob = np.empty(max(total, 0), np.uint8)
+    def select(self, indices: NDArray[np.intp]) -> StringColumn:
+        """The strings with these numbers, in the order given, as a column in memory."""
+        begins = self._offsets[indices]
+        lengths = self._offsets[indices + 1] - begins
+        source = self._content.spans(begins, begins + lengths)
+        offsets = np.append(0, np.cumsum(lengths))
+        total = int(offsets[-1])
+        content = np.empty(max(total, 0), np.uint8)
         first = done = 0
-        while done < total:  # some at a time: the place of a byte takes eight of them
-            last = max(first + 1, int(np.searchsorted(ends, done + _PLACES, side="right")))
-            end = int(ends[last - 1])
-            shifts = begins[first:last] - (ends[first:last] - lengths[first:last])
-            blob[done:end] = source[np.repeat(shifts, lengths[first:last]) + np.arange(done, end)]
+        while done < total:  # in parts: the index of a byte takes eight bytes
+            last = max(first + 1, int(np.searchsorted(offsets[1:], done + _PLACES, side="right")))
+            end = int(offsets[last])
+            shifts = begins[first:last] - offsets[first:last]
+            content[done:end] = source[np.repeat(shifts, lengths[first:last]) + np.arange(done, end)]
             first, done = last, end
-        return PackedStrings(blob, ends)
+        return StringColumn(content, offsets)
 
-    def equal(self, indices: NDArray[np.intp], others: PackedStrings, theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
+    def equal(self, indices: NDArray[np.intp], others: StringColumn, theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Whether strings are those of another pack, pair by pair, (len(indices),).
 
         Args:
@@ -147,24 +163,24 @@ class PackedStrings(Sequence[str]):
         alike = np.flatnonzero(same & (lengths > 0))
         if len(alike):
             mine = self.select(indices[alike])
-            equal = mine.blob == others.select(theirs[alike]).blob
-            same[alike] = np.logical_and.reduceat(equal, mine.ends - lengths[alike])
+            equal = mine.content == others.select(theirs[alike]).content
+            same[alike] = np.logical_and.reduceat(equal, mine.offsets[:-1])
         return same
 
     def _lengths(self, indices: NDArray[np.intp]) -> NDArray[np.int64]:
-        lengths: NDArray[np.int64] = self._ends[indices] - self.begins(indices)
+        lengths: NDArray[np.int64] = self._offsets[indices + 1] - self._offsets[indices]
         return lengths
 
     def lost(self) -> NDArray[np.bool_]:
         """The strings that a salvaged file has lost, (n,)."""
-        return strings_lost(self._ends, self._blob)
+        return strings_lost(self._offsets, self._content)
 
     def order(self) -> NDArray[np.int64]:
         """Numbers of the strings in ascending order, (n,); equal strings stay in the order they have.
 
         Eight bytes are compared at a time, and only among those strings that are equal so far: what is held is some numbers a string.
         """
-        lengths = np.diff(self.ends, prepend=0)
+        lengths = np.diff(self.offsets)
         order = np.argsort(self._words(np.arange(len(self)), 0, lengths), kind="stable")
         group = _starts(self._words(order, 0, lengths))
         offset = 8
@@ -187,11 +203,11 @@ class PackedStrings(Sequence[str]):
     def _words(self, rows: NDArray[np.intp], offset: int, lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Eight bytes of each string from ``offset`` on as a number that sorts like them, filled up with zeros."""
         words = np.zeros((len(rows), 8), np.uint8)
-        begins, blob = self.begins(rows) + offset, self.blob
+        begins, content = self._offsets[rows] + offset, self.content
         left = lengths[rows] - offset
         for place in range(8):
             has = np.flatnonzero(left > place)
-            words[has, place] = blob[begins[has] + place]
+            words[has, place] = content[begins[has] + place]
         numbers: NDArray[np.uint64] = words.view(">u8")[:, 0].astype(np.uint64)
         return numbers
 
@@ -226,3 +242,233 @@ def _refined(group: NDArray[np.int64], places: NDArray[np.intp], words: NDArray[
     refined: NDArray[np.int64] = group.copy()
     refined[places] = places[np.maximum.accumulate(np.where(new, np.arange(len(places)), 0))]
     return refined
+
+
+STEM = "ids"
+"""What the names of the files begin with."""
+
+_HASHES = "ids.hashes"
+_ROWS = "ids.rows"
+_RANKS = "ids.ranks"
+
+# Ids that are objects at a time.
+_TOGETHER = 65_536
+
+
+class IdTable:
+    """The ids of a segment's P documents.
+
+    Attributes:
+        strings: The ids by row.
+    """
+
+    def __init__(self, strings: StringColumn, hashes: CheckedArray, rows: CheckedArray, ranks: CheckedArray) -> None:
+        self.strings = strings
+        self._hashes = hashes
+        self._rows = rows
+        self._ranks = ranks
+
+    @classmethod
+    def open(cls, files: Files, count: int) -> IdTable:
+        """Map what `write_ids` wrote.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file does not fit the number of documents.
+        """
+        return cls(
+            StringColumn.open(files, STEM, count),
+            files.map(_HASHES, np.uint64, (count,)),
+            files.map(_ROWS, np.uint32, (count,)),
+            files.map(_RANKS, np.uint32, (count,)),
+        )
+
+    @classmethod
+    def of(cls, ids: Sequence[str]) -> IdTable:
+        """A table in memory of ids that differ from each other."""
+        strings = StringColumn.pack(ids)
+        return cls(strings, *(CheckedArray(table) for table in _tables(strings)))
+
+    @property
+    def ranks(self) -> NDArray[np.uint32]:
+        """The rank of each id in ascending order, (P,)."""
+        return self._ranks.whole()
+
+    def __len__(self) -> int:
+        return len(self.strings)
+
+    def hashes_of(self, rows: NDArray[np.bool_] | None) -> NDArray[np.uint64]:
+        """The hashes of the ids in some rows, ascending; equal hashes of 64 bits are equal ids but for one chance in many millions.
+
+        Args:
+            rows: Which rows, (P,); None for all.
+
+        Raises:
+            DamagedIndexError: The table is not what was written.
+        """
+        if rows is None:
+            return self._hashes.whole()
+        numbers = self._rows.whole()
+        if len(self) and int(numbers.max()) >= len(self):
+            raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
+        hashes: NDArray[np.uint64] = self._hashes.whole()[rows[numbers]]
+        return hashes
+
+    def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """The row of each id, (len(ids),); -1 where the segment has no such document. An integer stands for its digits, as in files.
+
+        Raises:
+            InputError: An id is neither a string nor an integer.
+            DamagedIndexError: The table is not what was written, which nobody has asked for before.
+        """
+        found = np.full(len(ids), -1, np.int64)
+        if not len(self) or not len(ids):
+            return found
+        keys = [as_id(key) for key in ids]
+        hashes, asked = id_hashes(keys), StringColumn.pack(keys)
+        stored = self._hashes.whole()
+        places = np.searchsorted(stored, hashes)
+        open_questions = np.arange(len(ids))
+        # Nearly always one round: another one is for ids of equal hash, which stand side by side.
+        while len(open_questions):
+            open_questions = open_questions[places[open_questions] < len(self)]
+            open_questions = open_questions[stored[places[open_questions]] == hashes[open_questions]]
+            rows = self._rows[places[open_questions]].astype(np.int64)
+            if (rows >= len(self)).any():
+                raise DamagedIndexError(f"the table of ids names a row that does not exist; {LOOK}")
+            same = self.strings.equal(rows, asked, open_questions)
+            found[open_questions[same]] = rows[same]
+            open_questions = open_questions[~same]
+            places[open_questions] += 1
+        return found
+
+
+def write_ids(folder: Path, strings: StringColumn, disk: Disk) -> dict[str, str]:
+    """Write the ids of a segment, which differ from each other; file name -> what it holds."""
+    hashes, rows, ranks = _tables(strings)
+    holds = strings.save(folder / STEM, disk, "document ids in the order of the rows")
+    write_array(folder / _HASHES, hashes, disk)
+    write_array(folder / _ROWS, rows, disk)
+    write_array(folder / _RANKS, ranks, disk)
+    return holds | {
+        _HASHES: "64-bit hashes of the ids, ascending, (P,) uint64",
+        _ROWS: "the row of each hash, (P,) uint32",
+        _RANKS: "the rank of each row's id in ascending order, (P,) uint32",
+    }
+
+
+def _tables(strings: StringColumn) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Hashes in ascending order, the row of each hash, and the rank of each row's id."""
+    chunks = range(0, len(strings), _TOGETHER)
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(id_hashes(strings[start : start + _TOGETHER]) for start in chunks)])
+    by_hash = np.argsort(hashes, kind="stable")
+    ranks = np.empty(len(strings), np.uint32)
+    ranks[strings.order()] = np.arange(len(strings), dtype=np.uint32)
+    return hashes[by_hash], by_hash.astype(np.uint32), ranks
+
+
+def is_ids(name: str) -> bool:
+    """Whether a file of a segment holds the ids themselves."""
+    return name == f"{STEM}.utf8"
+
+
+def id_hashes(ids: Sequence[str]) -> NDArray[np.uint64]:
+    """A 64-bit hash of each id, the same on every machine."""
+    digests = [hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in ids]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64, copy=False)
+
+
+_DOCUMENTS = "documents"
+_LINES, _OFFSETS = f"{_DOCUMENTS}.jsonl", f"{_DOCUMENTS}.offsets"
+_LOST = "lost"
+
+
+class TextWriter:
+    """Writes documents one after the other.
+
+    Args:
+        folder: Takes the files.
+        disk: Writes them.
+    """
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._offsets = [0]
+        self._file = disk.create(folder / _LINES)
+
+    def add(self, document: Document) -> None:
+        """Append one document."""
+        fields: dict[str, object] = {"_id": document.id, "title": document.title, "text": document.text}
+        if document.metadata:
+            fields["metadata"] = dict(document.metadata)
+        self.add_line(json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n")
+
+    def add_line(self, line: bytes) -> None:
+        """Append a document as another segment has it."""
+        self._file.write(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+
+    def close(self) -> dict[str, str]:
+        """Finish the files; file name -> what it holds."""
+        self._file.close()
+        write_array(self._folder / _OFFSETS, np.array(self._offsets, np.int64), self._disk)
+        return {
+            _LINES: "the documents as JSON lines, in the order of the rows",
+            _OFFSETS: "the byte at which each line begins, and the number of bytes, (P + 1,) int64",
+        }
+
+
+class Texts:
+    """The stored documents by row, as JSON lines; both files stay on disk."""
+
+    def __init__(self, files: Files, count: int, *, instead: Mapping[int, bytes] | None = None) -> None:
+        """Map what `TextWriter` wrote.
+
+        Args:
+            files: The segment's.
+            count: Number of documents P.
+            instead: Row -> the line that takes the place of one that cannot be read.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DamagedIndexError: A file does not fit the number of documents.
+        """
+        self._path = files.folder / _LINES
+        self._instead = instead or {}
+        self._lines = StringColumn.open(files, _DOCUMENTS, count, content=_LINES)
+        if files.is_lost(_OFFSETS) and not files.is_lost(_LINES):  # a line of JSON has no line feed inside
+            content = self._lines.content
+            offsets = np.append(0, 1 + np.flatnonzero(content == ord("\n")))
+            self._lines = StringColumn(content, offsets) if len(offsets) == count + 1 else self._lines
+
+    def line(self, row: int) -> bytes:
+        """The line of a document, with its end."""
+        if row in self._instead:
+            return self._instead[row]
+        return self._lines.bytes_of(row)
+
+    def __getitem__(self, row: int) -> Document:
+        try:
+            fields = json.loads(self.line(row))
+            if not fields.get(_LOST):
+                return Document(fields["_id"], fields["text"], fields["title"], fields.get("metadata"))
+        except DamagedIndexError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedIndexError(f"{self._path}:{row + 1}: not a document ({error}); run quiver index repair") from error
+        raise LostTextError(f"the text of document '{fields['_id']}' was lost to damage; add the document again with --replace")
+
+    def lost(self) -> NDArray[np.bool_]:
+        """The rows whose line a salvaged file has lost, (P,)."""
+        return self._lines.lost()
+
+
+def lost_line(key: str) -> bytes:
+    """The line of a document whose text is lost."""
+    return json.dumps({"_id": key, _LOST: True}, ensure_ascii=False).encode("utf-8") + b"\n"
+
+
+def is_texts(name: str) -> bool:
+    """Whether a file of a segment holds texts, which no search reads."""
+    return name in (_LINES, _OFFSETS)

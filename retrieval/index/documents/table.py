@@ -13,11 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quiver.retrieval.index.disk import Disk, write_array
-from quiver.retrieval.index.documents.filters import Condition, matching_rows
-from quiver.retrieval.index.documents.ids import IdTable, is_ids, write_ids
-from quiver.retrieval.index.documents.metadata import MetadataTable, MetadataWriter, is_metadata, merge_columns, write_columns
-from quiver.retrieval.index.documents.strings import PackedStrings
-from quiver.retrieval.index.documents.texts import Texts, TextWriter
+from quiver.retrieval.index.documents.metadata import (
+    Condition,
+    MetadataTable,
+    MetadataWriter,
+    is_metadata,
+    matching_rows,
+    merge_columns,
+    write_columns,
+)
+from quiver.retrieval.index.documents.strings import IdTable, StringColumn, Texts, TextWriter, is_ids, write_ids
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file
 from quiver.retrieval.index.mapped import CheckedArray, Files
 from quiver.retrieval.records import Document, TextTokens, TokenCounts
@@ -175,14 +180,14 @@ class DocumentTableWriter:
         self._texts = TextWriter(folder, disk) if texts else None
         self._metadata = MetadataWriter(fields)
         self._ids = bytearray()
-        self._ends: list[int] = []
+        self._offsets = [0]
         self._tokens: list[NDArray[np.uint32]] = []
 
     def add(self, documents: Sequence[Document], tokens: TextTokens) -> None:
         """Append documents, whose ids no other ones of the segment have, and what tokenising did to them."""
         for document in documents:
             self._ids += document.id.encode("utf-8")
-            self._ends.append(len(self._ids))
+            self._offsets.append(len(self._ids))
             self._metadata.add(document.metadata)
             if self._texts is not None:
                 self._texts.add(document)
@@ -191,7 +196,7 @@ class DocumentTableWriter:
 
     def close(self) -> dict[str, str]:
         """Finish the files; file name -> what it holds."""
-        strings = PackedStrings(np.frombuffer(self._ids, np.uint8), np.array(self._ends, np.int64))
+        strings = StringColumn(np.frombuffer(self._ids, np.uint8), np.array(self._offsets, np.int64))
         holds = write_ids(self._folder, strings, self._disk) | self._metadata.save(self._folder, self._disk)
         holds |= _write_tokens(self._folder, np.concatenate([np.zeros(0, np.uint32), *self._tokens]), self._disk)
         return holds | (self._texts.close() if self._texts is not None else {})
@@ -218,10 +223,7 @@ def merge_documents(parts: Sequence[tuple[DocumentTable, NDArray[np.bool_]]], fo
                 writer.add_line(table.texts.line(row))
         holds |= writer.close()
     kept = [table.ids.strings.select(np.flatnonzero(keep)) for table, keep in parts]
-    offsets = np.cumsum([0, *(len(strings.blob) for strings in kept[:-1])])
-    ends = np.concatenate([strings.ends + offset for strings, offset in zip(kept, offsets, strict=True)])
-    strings = PackedStrings(np.concatenate([part.blob for part in kept]), ends)
-    holds |= write_ids(folder, strings, disk)
+    holds |= write_ids(folder, StringColumn.concatenate(kept), disk)
     holds |= _write_tokens(folder, np.concatenate([table.tokens.whole()[keep] for table, keep in parts]), disk)
     return holds | write_columns(folder, merge_columns([(table.metadata, keep) for table, keep in parts]), disk)
 

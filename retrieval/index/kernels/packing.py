@@ -93,3 +93,42 @@ def lanes(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     padded = np.zeros((-(-count // LANES) * LANES, d), np.float32)
     padded[:count] = vectors
     return np.ascontiguousarray(padded.reshape(-1, LANES, d).transpose(0, 2, 1))
+
+
+def decode(
+    coarse: NDArray[np.uint8],
+    fine: NDArray[np.uint8],
+    centroids: NDArray[np.float32],
+    products: NDArray[np.float32],
+    pairs: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """The vectors that tokens stand for, (T, d): centroid plus product plus scale times codewords; arguments as for `score`."""
+    d = centroids.shape[1]
+    vectors: NDArray[np.float32] = centroids[centroid_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
+    return vectors + fine_part(fine, pairs)
+
+
+def fine_part(fine: NDArray[np.uint8], pairs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale times codewords, (T, d)."""
+    scales = np.ascontiguousarray(fine[:, -2:]).view("<f2").astype(np.float32)  # (T, 1)
+    found = pairs[unpack(fine[:, :-2], width_of(pairs))]  # (T, d / 2, 2)
+    vectors: NDArray[np.float32] = scales * found.reshape(len(fine), 2 * found.shape[1])
+    return vectors
+
+
+def centroid_numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
+    """The centroid of each token, (T,)."""
+    numbers = np.zeros(len(coarse), np.int64)
+    for place, column in enumerate(coarse[:, d // 8 :].T.astype(np.int64)):
+        numbers |= column << (8 * place)
+    return numbers
+
+
+def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The vectors that product codes stand for, (T, d)."""
+    return products[np.arange(len(products)), code_digits(codes)].reshape(len(codes), 8 * codes.shape[1])
+
+
+def code_digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The two codes of each byte, the low bits first, (T, d / 4)."""
+    return np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), 2 * codes.shape[1])

@@ -1,4 +1,4 @@
-"""Reading every byte of an index and comparing it with its checksum."""
+"""Check an index: read every byte and compare it with its checksum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.store.blocks import CHECKSUMS, read_digests
+from quiver.retrieval.index.mapped import CHECKSUMS, read_digests
 from quiver.retrieval.index.store.layout import Layout, entries
 from quiver.retrieval.index.store.manifest import FileEntry, Manifest, parse_manifest, read_manifest
 from quiver.retrieval.index.store.reading import check_format, head_bytes, head_generation, head_manifest, verify_alive, verify_file

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = "quiver-index"
-VERSION = 3
+VERSION = 4
 
 _RESUMABLE = "b-"
 _DOOMED = "removed-"

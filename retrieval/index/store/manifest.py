@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.errors import DamagedIndexError, unreadable
-from quiver.retrieval.index.store.blocks import DIGEST, count_blocks
+from quiver.retrieval.index.mapped import DIGEST, count_blocks
 from quiver.retrieval.index.store.layout import FORMAT, VERSION, Layout, is_codec, is_file, is_segment, is_tombstones
 from quiver.retrieval.records import ModelCard, TokenCounts
 
@@ -31,7 +31,7 @@ class FileEntry:
     Attributes:
         holds: What it holds.
         bytes: Its size.
-        sha256: Of the digests of its blocks (`quiver.retrieval.index.store.blocks`).
+        sha256: Of the digests of its blocks (`quiver.retrieval.index.mapped`).
     """
 
     holds: str
@@ -200,7 +200,9 @@ def read_manifest(path: Path) -> Manifest:
         raise unreadable(path, error) from error
     manifest = parse_manifest(stored, path)
     if path.name != Layout(path.parent).manifest(manifest.generation).name:
-        raise DamagedIndexError(f"{path}: is the manifest of generation {manifest.generation}; the index is damaged: quiver index repair")
+        raise DamagedIndexError(
+            f"{path}: is the manifest of generation {manifest.generation}; the index is damaged, run quiver index repair"
+        )
     return manifest
 
 
@@ -214,9 +216,9 @@ def parse_manifest(stored: bytes, path: Path) -> Manifest:
     try:
         content = json.loads(stored)
     except (ValueError, RecursionError) as error:
-        raise DamagedIndexError(f"{path}: not JSON ({error}); the index is damaged: quiver index repair") from error
+        raise DamagedIndexError(f"{path}: not JSON ({error}); the index is damaged, run quiver index repair") from error
     if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
-        raise DamagedIndexError(f"{path}: its checksum does not match; the index is damaged: quiver index repair")
+        raise DamagedIndexError(f"{path}: its checksum does not match; the index is damaged, run quiver index repair")
     version = content.pop("version", None)
     if content.pop("format", None) != FORMAT or not isinstance(version, int):
         raise InputError(f"{path}: not the manifest of a Quiver index")

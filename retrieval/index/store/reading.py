@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.errors import DamagedIndexError, missing_file, unreadable
-from quiver.retrieval.index.mapped import Files
-from quiver.retrieval.index.store.blocks import digests_sha256, file_digests, read_around, read_digests
+from quiver.retrieval.index.mapped import Files, digests_sha256, file_digests, read_around, read_digests
 from quiver.retrieval.index.store.layout import FORMAT, VERSION, Layout, entries
 from quiver.retrieval.index.store.manifest import FileEntry, Manifest, SegmentEntry, TombstonesEntry, read_manifest, version_problem
 
@@ -42,8 +41,8 @@ def check_format(layout: Layout) -> None:
     version = format_version(layout.root)
     if version is None:
         if layout.generations():
-            raise DamagedIndexError(f"{layout.format}: missing or changed; the index is damaged: quiver index repair")
-        raise InputError(f"{layout.root}: is not an index")
+            raise DamagedIndexError(f"{layout.format}: missing or changed; the index is damaged, run quiver index repair")
+        raise InputError(f"{layout.root}: the folder is not an index")
     if version != VERSION:
         raise InputError(f"{layout.root}: {version_problem(version)}")
 
@@ -112,7 +111,7 @@ def read_generation(layout: Layout, generation: int) -> Manifest:
         return read_manifest(layout.manifest(generation))
     except FileNotFoundError as error:
         there = ", ".join(map(str, layout.generations())) or "none"
-        raise InputError(f"{layout.root}: has no generation {generation}; there are {there}") from error
+        raise InputError(f"{layout.root}: generation {generation} does not exist; there are {there}") from error
 
 
 def head_generation(layout: Layout) -> int | None:
@@ -217,9 +216,9 @@ def verify_file(path: Path, size: int, sha256: str | None) -> None:
     try:
         found = path.stat().st_size
         if found != size:
-            raise DamagedIndexError(f"{path}: {found} bytes, but {size} were written; the index is damaged: quiver index repair")
+            raise DamagedIndexError(f"{path}: {found} bytes, but {size} were written; the index is damaged, run quiver index repair")
         if sha256 is not None and digests_sha256(file_digests(path)) != sha256:
-            raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged: quiver index repair")
+            raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged, run quiver index repair")
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -256,12 +255,12 @@ def read_alive(layout: Layout, segment: SegmentEntry) -> NDArray[np.bool_] | Non
     whole = [bits for bits in _tombstones(layout, segment.deleted) if bits is not None]
     path = layout.tombstones / segment.deleted.name
     if not whole:
-        raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged: quiver index repair")
+        raise DamagedIndexError(f"{path}: the content has changed since it was written; the index is damaged, run quiver index repair")
     if len(whole[0]) != -(-segment.documents // 8):
-        raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged: quiver index repair")
+        raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged, run quiver index repair")
     alive: NDArray[np.bool_] = np.unpackbits(whole[0], count=segment.documents, bitorder="little") == 0
     if int(np.count_nonzero(alive)) != segment.alive:
-        raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged: quiver index repair")
+        raise DamagedIndexError(f"{path}: does not fit its segment; the index is damaged, run quiver index repair")
     return alive
 
 

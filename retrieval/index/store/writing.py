@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL, Disk, link_if_absent, make_folders, put_file, remove, remove_tree, write_file
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.store.blocks import CHECKSUMS, digests_sha256, file_digests
+from quiver.retrieval.index.mapped import CHECKSUMS, digests_sha256, file_digests
 from quiver.retrieval.index.store.layout import VERSION, Layout, entries, is_resumable, segment_name, tombstones_name
 from quiver.retrieval.index.store.manifest import (
     CodecEntry,
@@ -129,7 +129,7 @@ class StoreWriter:
         try:
             verify_files(folder, files, full=True)
         except DamagedIndexError as error:
-            logger.warning("%s; it is replaced", error)
+            logger.warning("%s; the index is replaced", error)
             self._remove(folder)
             return False
         return True
@@ -329,11 +329,11 @@ def check_place(root: Path, *, overwrite: bool) -> None:
     if version is not None and version > VERSION:
         raise InputError(f"{root}: an index of format version {version}, which a newer Quiver wrote; choose another folder")
     if (committed or version == 1) and not overwrite:
-        raise InputError(f"{root}: there is an index already; choose another folder or ask for it to be overwritten")
+        raise InputError(f"{root}: an index exists already; choose another folder, or overwrite it with --overwrite")
     if committed or version is not None:
         return
     if root.is_file() or (root.is_dir() and any(entry.name not in _BEGINNINGS for entry in root.iterdir())):
-        raise InputError(f"{root}: not empty and not an index; choose another folder")
+        raise InputError(f"{root}: the folder is neither empty nor an index; choose another folder")
 
 
 def seal(folder: Path, holds: Mapping[str, str], disk: Disk) -> dict[str, FileEntry]:
@@ -409,7 +409,7 @@ def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
         if is_resumable(path.name):
             if time.time() - path.stat().st_mtime <= UNFINISHED_SECONDS:
                 continue
-            logger.warning("%s: unfinished work of more than %g days ago; removed", path, UNFINISHED_SECONDS / 86_400)
+            logger.warning("%s: removed unfinished work older than %g days", path, UNFINISHED_SECONDS / 86_400)
         remove(path, disk)
     generations = layout.generations()
     try:
@@ -422,7 +422,7 @@ def _swept(layout: Layout, disk: Disk, *, damaged: bool) -> Manifest | None:
     if manifest is not None and head_generation(layout) != manifest.generation:  # a writer was killed right after its commit
         put_file(layout.head, head_bytes(manifest.generation, manifest_bytes(manifest)), disk)
     for path in leftovers:
-        logger.info("%s: left by an interrupted commit; removed", path)
+        logger.info("%s: removed; an interrupted commit left it", path)
         remove(path, disk)
     return manifest
 

@@ -23,35 +23,30 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
-from quiver.retrieval.index.clustering import Clustering, cluster
 from quiver.retrieval.index.disk import Disk, write_array
 from quiver.retrieval.index.engines import Bitmap, Preset, Sample, Setting
 from quiver.retrieval.index.errors import DamagedIndexError
-from quiver.retrieval.index.fast_scan import CODEWORDS, product_quantizer, train_codebooks
-from quiver.retrieval.index.kernels import reference
+from quiver.retrieval.index.kernels import packing
 from quiver.retrieval.index.mapped import Files, map_array
-from quiver.retrieval.index.tokens.candidates import CODED_DIMENSIONS
-from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding
-from quiver.retrieval.index.tokens.pair_codes import check_bits, learn_pairs, multiple
-from quiver.retrieval.index.tokens.pooling import pool
-from quiver.retrieval.index.tokens.segment import TokenSegment
+from quiver.retrieval.index.quantization import CODEWORDS, Clustering, cluster, product_quantizer, train_codebooks
+from quiver.retrieval.index.tokens.coding import TOO_LONG, Coding, check_bits, learn_pairs, multiple, pool
+from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS, TokenSegment, TokenWriter, copy, memory
 from quiver.retrieval.index.tokens.settings import (
     NAME,
-    TokenEffort,
+    TokenParams,
     TokenSettings,
     default_centroids,
     default_grouping,
-    effort_grid,
-    preset_effort,
+    param_grid,
+    preset_params,
 )
-from quiver.retrieval.index.tokens.writer import TokenWriter, copy, memory
 from quiver.retrieval.records import ModelCard
 
 MULTIPLE = 8
 """The width of the vectors must be a multiple of it."""
 
 WIDEST = 4096
-"""And at most this: sums of estimates of wider vectors may not fit into 16 bits (`quiver.retrieval.index.kernels.reference.estimate`)."""
+"""Maximum width: sums of estimates of wider vectors may not fit into 16 bits (`Kernels.estimate`)."""
 
 _JSON = "codec.json"
 _CENTROIDS, _GROUPS, _PRODUCTS, _PAIRS, _TOKENS, _HEADS = (
@@ -72,7 +67,7 @@ class TokenCodec:
     Args:
         coding: How vectors become bytes.
         pool_factor: Every document's vectors are merged until one in so many is left.
-        vectors: Vectors the index was expected to have, before pooling; chooses the knobs of a search.
+        vectors: Vectors the index was expected to have, before pooling; chooses the search_params of a search.
     """
 
     name = NAME
@@ -146,27 +141,27 @@ class TokenCodec:
         """Write one segment from the rows of others that are kept, byte for byte."""
         return copy(parts, folder, disk)
 
-    def effort(self, preset: Preset, *, k: int) -> TokenEffort:
-        """The knobs of a preset for k hits."""
-        return preset_effort(preset, k=k, vectors=self._vectors // self._pool_factor)
+    def preset_params(self, preset: Preset, *, k: int) -> TokenParams:
+        """Search parameters of a preset for k hits."""
+        return preset_params(preset, k=k, vectors=self._vectors // self._pool_factor)
 
-    def ladder(self, k: int, *, documents: int) -> Sequence[TokenEffort]:
-        """Efforts for k hits from cheap to thorough; see `quiver.retrieval.index.engines.Codec`."""
-        fast, balanced, exact = (self.effort(preset, k=k) for preset in ("fast", "balanced", "exact"))
-        return effort_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
+    def param_grid(self, k: int, *, documents: int) -> Sequence[TokenParams]:
+        """The parameter grid for k hits; see `quiver.retrieval.index.engines.Codec`."""
+        fast, balanced, exact = (self.preset_params(preset, k=k) for preset in ("fast", "balanced", "exact"))
+        return param_grid(fast, balanced, exact, k=k, lists=len(self._coding.clustering.centroids), documents=documents)
 
-    def resized(self, knobs: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
-        """The knobs as they are: they count candidates, not candidates a hit."""
+    def resized(self, search_params: Mapping[str, Setting], *, measured: int, k: int) -> Mapping[str, Setting]:
+        """The given parameters: they count candidates in total, not per hit."""
         del measured, k
-        return knobs
+        return search_params
 
-    def effort_from(self, knobs: Mapping[str, Setting]) -> TokenEffort:
-        """The knobs by name; what is not named is as in ``balanced`` for ten hits of an index that was not measured.
+    def search_params_from(self, search_params: Mapping[str, Setting]) -> TokenParams:
+        """Search parameters from names and values; missing ones are those of the uncalibrated ``balanced`` for ten hits.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
-        return self.effort("balanced", k=10).changed(knobs)
+        return self.preset_params("balanced", k=10).changed(search_params)
 
 
 def check_settings(settings: Mapping[str, Setting], card: ModelCard) -> None:
@@ -207,7 +202,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     expected = max(1, vectors // chosen.pool_factor)
     grouping = chosen.clustering or default_grouping(expected, token_ids=token_ids is not None)
     if grouping == "tokens" and token_ids is None:
-        raise InputError(f"{card.source} does not say which token a vector is of; choose the clustering two-level or flat")
+        raise InputError(f"{card.source} does not report token ids; choose clustering=two-level or clustering=flat")
     clustering = cluster(matrix, token_ids, count=chosen.centroids or default_centroids(expected), grouping=grouping, seed=seed)
     if not np.isfinite(clustering.centroids).all():
         raise InputError(TOO_LONG)
@@ -216,7 +211,7 @@ def train(sample: Sample, card: ModelCard, *, documents: int, vectors: int, sett
     part = np.ascontiguousarray(matrix[rows])
     residuals = part - clustering.centroids[clustering.assign(part, None if token_ids is None else token_ids[rows])]
     products = train_codebooks(residuals, CODED_DIMENSIONS)
-    residuals -= reference.product(product_quantizer(products).compute_codes(residuals), products)
+    residuals -= packing.product(product_quantizer(products).compute_codes(residuals), products)
     coding = Coding(clustering, products, learn_pairs(residuals, chosen.bits, seed=seed))
     return TokenCodec(coding, pool_factor=chosen.pool_factor, vectors=vectors)
 
@@ -235,7 +230,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         if not 1 <= dim <= WIDEST or dim % multiple(bits) or pool_factor < 1:
             raise ValueError(f"width {dim}, pool factor {pool_factor}")
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); quiver index repair") from error
+        raise DamagedIndexError(f"{folder / _JSON}: not the description of a codec ({error}); run quiver index repair") from error
 
     if _PAIRS not in present:
         raise InputError(f"{folder}: coded by an earlier version of Quiver, a coordinate at a time; build the index again")
@@ -251,7 +246,7 @@ def open_tokens(folder: Path) -> TokenCodec:
         heads=optional(_HEADS, "<f4", (-1, dim)),
     )
     if not clustering.is_whole:
-        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; quiver index repair")
+        raise DamagedIndexError(f"{folder / _GROUPS}: the groups are not those of {len(centroids)} centroids; run quiver index repair")
     products = np.array(map_array(folder / _PRODUCTS, np.float32, (dim // CODED_DIMENSIONS, CODEWORDS, CODED_DIMENSIONS)))
     pairs = np.array(map_array(folder / _PAIRS, np.float32, (1 << round(2 * bits), 2)))
     return TokenCodec(Coding(clustering, products, pairs), pool_factor=pool_factor, vectors=vectors)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields
 from typing import cast, get_args
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.clustering import Grouping
 from quiver.retrieval.index.engines import Preset, Setting, check_names
-from quiver.retrieval.index.tokens.pair_codes import Bits, check_bits
+from quiver.retrieval.index.quantization import Grouping
+from quiver.retrieval.index.tokens.coding import Bits, check_bits
 
 NAME = "ivf-tokens"
 """Name of the engine."""
@@ -29,7 +29,7 @@ _SAMPLE = 131_072
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """The settings of an index of token vectors.
+    """Settings of ``ivf-tokens``.
 
     Attributes:
         bits: Bits a coordinate of the final scores: 2, 3, 3.5 or 4.
@@ -45,10 +45,10 @@ class TokenSettings:
 
     @classmethod
     def parse(cls, settings: Mapping[str, Setting]) -> TokenSettings:
-        """Settings from their names and values.
+        """Settings from names and values.
 
         Raises:
-            InputError: There is no such setting, or the value is none that it takes.
+            InputError: A setting does not exist or its value is invalid.
         """
         check_names(NAME, "setting", settings, [field.name for field in fields(cls)])
         clustering = settings.get("clustering")
@@ -63,16 +63,16 @@ class TokenSettings:
 
 
 @dataclass(frozen=True)
-class TokenEffort:
-    """How hard a search looks.
+class TokenParams:
+    """Search parameters of ``ivf-tokens``.
 
     Attributes:
-        nprobe: Inverted lists that are searched for each query token.
+        nprobe: Inverted lists searched per query token.
         tokens_k: Document tokens that each query token meets there, k'.
         candidates: Documents, N, whose coarse parts are scored, which estimates their final scores.
         slack: Final scores are computed best estimate first, and the search stops where the next would have to beat its estimate by more
             than so many standard deviations to be among the best.
-        exhaustive: Compute the final scores of all documents; the others mean nothing then.
+        exhaustive: Compute the final scores of all documents; the other parameters are ignored.
     """
 
     nprobe: int
@@ -81,22 +81,22 @@ class TokenEffort:
     slack: float = 3.5
     exhaustive: bool = False
 
-    def changed(self, knobs: Mapping[str, Setting]) -> TokenEffort:
-        """With some knobs turned.
+    def changed(self, search_params: Mapping[str, Setting]) -> TokenParams:
+        """A copy with some values changed.
 
         Raises:
-            InputError: There is no such knob, or the value is none that it takes.
+            InputError: A search parameter does not exist or its value is invalid.
         """
-        check_names(f"this {NAME} index", "search parameter", knobs, [field.name for field in fields(self)])
-        exhaustive, slack = knobs.get("exhaustive", self.exhaustive), knobs.get("slack", self.slack)
+        check_names(f"this {NAME} index", "search parameter", search_params, [field.name for field in fields(self)])
+        exhaustive, slack = search_params.get("exhaustive", self.exhaustive), search_params.get("slack", self.slack)
         if not isinstance(exhaustive, bool):
             raise InputError(f"exhaustive must be true or false, got {exhaustive!r}")
         if isinstance(slack, bool) or not isinstance(slack, int | float) or not slack >= 0:
             raise InputError(f"slack must be a number >= 0, got {slack!r}")
-        return TokenEffort(
-            nprobe=_whole("nprobe", knobs.get("nprobe", self.nprobe)),
-            tokens_k=_whole("tokens_k", knobs.get("tokens_k", self.tokens_k)),
-            candidates=_whole("candidates", knobs.get("candidates", self.candidates)),
+        return TokenParams(
+            nprobe=_whole("nprobe", search_params.get("nprobe", self.nprobe)),
+            tokens_k=_whole("tokens_k", search_params.get("tokens_k", self.tokens_k)),
+            candidates=_whole("candidates", search_params.get("candidates", self.candidates)),
             slack=float(slack),
             exhaustive=exhaustive,
         )
@@ -129,8 +129,8 @@ def sample_size(vectors: int) -> int:
     return min(vectors, max(_SAMPLE, _SAMPLE_A_CENTROID * default_centroids(vectors)))
 
 
-def preset_effort(name: Preset, *, k: int, vectors: int) -> TokenEffort:
-    """The knobs of a preset for k hits in an index of so many vectors."""
+def preset_params(name: Preset, *, k: int, vectors: int) -> TokenParams:
+    """Search parameters of a preset for k hits in an index of ``vectors`` vectors."""
     # Candidates matter more than lists: to estimate one costs an eighth of its final score.
     nprobe, tokens_k, candidates, slack = 32, 500, 500, 3.0
     if name == "fast":
@@ -139,18 +139,18 @@ def preset_effort(name: Preset, *, k: int, vectors: int) -> TokenEffort:
         tokens_k *= 2
     if k > 10:  # a hundred hits are spread over more lists
         nprobe, tokens_k, candidates = 2 * nprobe, 2 * tokens_k, max(20 * k, candidates)
-    return TokenEffort(nprobe, tokens_k, candidates, slack, exhaustive=name == "exact")
+    return TokenParams(nprobe, tokens_k, candidates, slack, exhaustive=name == "exact")
 
 
-# Below ``fast``: parts of its knobs, and what they do to the slack.
+# Below ``fast``: parts of its search_params, and what they do to the slack.
 _CHEAP = ((0.25, -1.0), (0.5, -0.5))
 # Above ``balanced``, each step multiplies the candidates by two, and lists and tokens by its root: of 2 million tokens that lie almost
 # anywhere it finds 0.93 of the best in the time in which twice as much of everything finds 0.89. Each step adds to the slack.
 _STEP, _SLACK = 2.0, 0.25
 
 
-def effort_grid(fast: TokenEffort, balanced: TokenEffort, exact: TokenEffort, *, k: int, lists: int, documents: int) -> list[TokenEffort]:
-    """Efforts from cheap to thorough, each once: parts of ``fast``, the presets, and steps from ``balanced`` up to everything.
+def param_grid(fast: TokenParams, balanced: TokenParams, exact: TokenParams, *, k: int, lists: int, documents: int) -> list[TokenParams]:
+    """The parameter grid, cheap to exhaustive, without duplicates: fractions of ``fast``, the presets, steps from ``balanced`` upward.
 
     Args:
         fast: The preset; a quarter and a half of it come before it.
@@ -161,12 +161,12 @@ def effort_grid(fast: TokenEffort, balanced: TokenEffort, exact: TokenEffort, *,
         documents: Documents of the largest segment.
     """
 
-    def scaled(effort: TokenEffort, factor: float, candidates: float, slack: float) -> TokenEffort:
-        return TokenEffort(
-            nprobe=min(lists, max(1, round(factor * effort.nprobe))),
-            tokens_k=max(1, round(factor * effort.tokens_k)),
-            candidates=max(k, round(candidates * effort.candidates)),
-            slack=effort.slack + slack,
+    def scaled(params: TokenParams, factor: float, candidates: float, slack: float) -> TokenParams:
+        return TokenParams(
+            nprobe=min(lists, max(1, round(factor * params.nprobe))),
+            tokens_k=max(1, round(factor * params.tokens_k)),
+            candidates=max(k, round(candidates * params.candidates)),
+            slack=params.slack + slack,
         )
 
     cheap = [scaled(fast, factor, factor, slack) for factor, slack in _CHEAP]

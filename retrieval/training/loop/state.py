@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import save_tensors
 from quiver.encoder.training.state_files import read_state, write_state
-from quiver.encoder.training.trainer import Progress
+from quiver.encoder.training.trainer import Progress, read_progress
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import default_device, load_parts
@@ -153,8 +153,8 @@ def read_snapshot(folder: Path, trained_state: TrainState) -> tuple[Progress, li
     try:
         trained_state.load_optimizer_state(state["optimizer"])
         trained_state.schedule.load_state_dict(state["schedule"])
-        if missing := [one.name for one in fields(Progress) if one.name not in state["progress"]]:  # defaults are for a run that begins
-            raise KeyError(*missing)
-        return Progress(**state["progress"]), state["random"]
+        return read_progress(state, folder), state["random"]
+    except InputError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder}: written by another version of Quiver or torch ({error}); start the run again") from error

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from quiver.cli import bench
 from quiver.encoder import InputError
+from quiver.eval.bench import encoder, index_backends, training
+from quiver.eval.bench import report as reports
+from quiver.eval.bench.encoder_backends import BACKENDS, TEXT_BACKENDS
 from quiver.eval.bench.harness import Pass, Timing, check_out, choose, naming_out_of_memory, time_rounds, torch_threads
 from quiver.eval.bench.results import Benchmark, Case, FinishedRows, NotRun, Row, Series, read_benchmark, with_ratios, write_benchmark
-from quiver.eval.provenance import provenance
+from quiver.eval.results import provenance
+from quiver.retrieval.training.rules import LOSSES
 
 
 def test_every_other_round_runs_in_reverse() -> None:
@@ -115,9 +120,10 @@ def benchmark() -> Benchmark:
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    write_benchmark(benchmark(), tmp_path / "results.json")
-    assert read_benchmark(tmp_path / "results.json") == benchmark()
-    assert benchmark().case("4+2").rows[1].variant == "nprobe=8"
+    written = benchmark()
+    write_benchmark(written, tmp_path / "results.json")
+    assert read_benchmark(tmp_path / "results.json") == written
+    assert written.case("4+2").rows[1].variant == "nprobe=8"
 
 
 @pytest.mark.parametrize(
@@ -167,3 +173,14 @@ def test_facts_keep_their_types(tmp_path: Path) -> None:
     facts = read_benchmark(tmp_path / "results.json").facts
     assert facts == changed.facts
     assert [type(each) for each in facts.values()] == [bool, int, float, str, type(None)]
+
+
+def test_names_in_help_texts_are_those_that_exist() -> None:
+    assert tuple(encoder.PAPER_SETS) == bench.SETS
+    assert ("quiver", *bench.BACKENDS) == tuple(BACKENDS)
+    assert ("quiver", *bench.TEXT_BACKENDS) == tuple(TEXT_BACKENDS)
+    assert tuple(training.WORKLOADS) == bench.WORKLOADS
+    assert tuple(LOSSES) == bench.KINDS
+    assert bench.BASELINES == index_backends.BASELINES
+    assert (bench.REPORT, bench.PAGE, bench.PLOT) == (reports.REPORT, reports.PAGE, reports.PLOT)
+    assert (encoder.PAPER_DOCUMENTS, encoder.BATCH_TOKENS["cpu"], encoder.BATCH_TOKENS["cuda"]) == (8192, 8192, 131072)

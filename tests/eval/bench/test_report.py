@@ -10,8 +10,8 @@ import pytest
 from quiver.eval.bench.encoder import draw, report
 from quiver.eval.bench.report import tables, write_report
 from quiver.eval.bench.results import Benchmark, Case, NotRun, Row, Series, with_ratios
-from quiver.eval.provenance import Provenance
 from quiver.eval.report.render import render_markdown
+from quiver.eval.results import Provenance
 
 
 def a_case(name: str, documents: int, tokens: int) -> Case:

@@ -18,20 +18,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets import download as downloading
+from quiver.eval.datasets import cache as downloading
 from quiver.eval.datasets.beir import beir_tables, mteb_tables
-from quiver.eval.datasets.cache import RECORD, Cache, CachedCollection
+from quiver.eval.datasets.cache import ATTEMPTS, RECORD, Cache, CachedCollection, reason
 from quiver.eval.datasets.coir import coir_tables
-from quiver.eval.datasets.download import ATTEMPTS, reason
 from quiver.eval.datasets.nanobeir import nano_tables
-from quiver.eval.datasets.origins import Origin, ZipArchive
 from quiver.eval.datasets.registry import held, missing, registry
+from quiver.eval.datasets.sources import Source, ZipArchive
 
 
 class Served(NamedTuple):
     """An archive on the server, and the cache it goes to."""
 
-    origin: ZipArchive
+    source: ZipArchive
     cache: Cache
     content: bytes
 
@@ -44,8 +43,8 @@ def served(site: Any, published: Any, tmp_path: Path) -> Served:
     return Served(ZipArchive("beir/birds/zip", f"{site.url}/birds.zip", md5, len(content), "birds"), Cache(tmp_path / "cache"), content)
 
 
-def load(cache: Cache, origin: Origin, split: str = "test") -> Any:
-    return CachedCollection(cache, origin, "birds", split).load()
+def load(cache: Cache, source: Source, split: str = "test") -> Any:
+    return CachedCollection(cache, source, "birds", split).load()
 
 
 def left_over(cache: Cache) -> set[str]:
@@ -54,26 +53,26 @@ def left_over(cache: Cache) -> set[str]:
 
 
 def test_an_archive_is_fetched_once(served: Served, site: Any) -> None:
-    origin, cache, _ = served
-    assert cache.record(origin) is None
-    record = cache.fetch(origin)
-    assert record == cache.record(origin)
-    assert (record.url, record.revision) == (origin.url, f"md5:{origin.md5}")
+    source, cache, _ = served
+    assert cache.record(source) is None
+    record = cache.fetch(source)
+    assert record == cache.record(source)
+    assert (record.url, record.revision) == (source.url, f"md5:{source.md5}")
     assert set(record.files) == {"birds/corpus.jsonl", "birds/queries.jsonl", "birds/qrels/test.tsv"}
     for name, file in record.files.items():
-        content = (cache.folder(origin) / name).read_bytes()
+        content = (cache.folder(source) / name).read_bytes()
         assert (file.bytes, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert record.bytes == sum(file.bytes for file in record.files.values()) > 0
-    assert len(load(cache, origin).documents) == 3
+    assert len(load(cache, source).documents) == 3
     assert left_over(cache) == set()
-    assert cache.fetch(origin) == record
+    assert cache.fetch(source) == record
     assert len(site.requests) == 1
 
 
 def test_a_wrong_checksum_keeps_nothing(served: Served) -> None:
     _, cache, content = served
-    wrong = replace(served.origin, md5="0" * 32)
-    with pytest.raises(InputError, match=rf"birds\.zip: corrupt download, its md5 is {served.origin.md5} and should be 0{{32}}; nothing"):
+    wrong = replace(served.source, md5="0" * 32)
+    with pytest.raises(InputError, match=rf"birds\.zip: corrupt download, its md5 is {served.source.md5} and should be 0{{32}}; nothing"):
         cache.fetch(wrong)
     assert cache.record(wrong) is None
     assert not any(path.read_bytes() == content for path in cache.root.rglob("*") if path.is_file())
@@ -82,8 +81,8 @@ def test_a_wrong_checksum_keeps_nothing(served: Served) -> None:
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_connection_that_breaks_is_taken_up_again(served: Served, site: Any, ranges: bool) -> None:
     site.cut, site.ranges = [100, 250], ranges
-    served.cache.fetch(served.origin)
-    assert len(load(served.cache, served.origin).documents) == 3
+    served.cache.fetch(served.source)
+    assert len(load(served.cache, served.source).documents) == 3
     asked = [asked for _, asked in site.requests]
     assert asked == ([None, "bytes=100-", "bytes=350-"] if ranges else [None, "bytes=100-", "bytes=250-"])
 
@@ -93,12 +92,12 @@ def test_the_next_call_goes_on_where_the_last_one_gave_up(served: Served, site: 
     with pytest.raises(
         InputError, match=rf"the connection broke {ATTEMPTS} times, last at {10 * ATTEMPTS} bytes; the same command goes on"
     ):
-        served.cache.fetch(served.origin)
-    assert served.cache.record(served.origin) is None
+        served.cache.fetch(served.source)
+    assert served.cache.record(served.source) is None
     site.requests.clear()
-    served.cache.fetch(served.origin)
+    served.cache.fetch(served.source)
     assert site.requests == [("/birds.zip", f"bytes={10 * ATTEMPTS}-")]
-    assert len(load(served.cache, served.origin).documents) == 3
+    assert len(load(served.cache, served.source).documents) == 3
 
 
 def test_a_download_that_was_whole_already(served: Served, site: Any) -> None:
@@ -106,8 +105,8 @@ def test_a_download_that_was_whole_already(served: Served, site: Any) -> None:
     work = served.cache.root / ".fetching"
     work.mkdir(parents=True)
     (work / "birds.zip.part").write_bytes(served.content)
-    served.cache.fetch(served.origin)
-    assert len(load(served.cache, served.origin).documents) == 3
+    served.cache.fetch(served.source)
+    assert len(load(served.cache, served.source).documents) == 3
     assert [asked for _, asked in site.requests] == [f"bytes={len(served.content)}-"]
 
 
@@ -116,34 +115,34 @@ def test_killed_while_unpacking(served: Served, site: Any) -> None:
     staging.mkdir(parents=True)
     (staging / "corpus.jsonl").write_bytes(b'{"_id": "half')
     (staging.parent.parent / "birds.zip").write_bytes(served.content)
-    assert served.cache.record(served.origin) is None
-    served.cache.fetch(served.origin)
-    assert len(load(served.cache, served.origin).documents) == 3
+    assert served.cache.record(served.source) is None
+    served.cache.fetch(served.source)
+    assert len(load(served.cache, served.source).documents) == 3
     assert site.requests == []  # the archive was whole and compared
 
 
 def test_two_at_once_take_turns(served: Served, site: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
-        records = list(pool.map(lambda _: served.cache.fetch(served.origin), range(4)))
+        records = list(pool.map(lambda _: served.cache.fetch(served.source), range(4)))
     assert len(set(map(repr, records))) == 1
     assert len(site.requests) == 1
 
 
 def test_damage_is_noticed_and_put_right(served: Served, site: Any) -> None:
-    origin, cache, _ = served
-    record = cache.fetch(origin)
-    corpus = cache.folder(origin) / "birds" / "corpus.jsonl"
+    source, cache, _ = served
+    record = cache.fetch(source)
+    corpus = cache.folder(source) / "birds" / "corpus.jsonl"
     whole = corpus.read_bytes()
     corpus.write_bytes(whole[:-10])
     with pytest.raises(InputError, match=r"corpus\.jsonl: not as it was fetched; run quiver collections fetch again"):
-        load(cache, origin)
+        load(cache, source)
     corpus.write_bytes(whole.replace(b"bird", b"bard"))  # of the same size: only the checksum tells
-    assert cache.fetch(origin) == record
+    assert cache.fetch(source) == record
     assert corpus.read_bytes() == whole
     assert len(site.requests) == 2
-    shutil.rmtree(cache.folder(origin))
+    shutil.rmtree(cache.folder(source))
     with pytest.raises(InputError, match="nothing was fetched there"):
-        load(cache, origin)
+        load(cache, source)
 
 
 DAMAGED = {
@@ -163,42 +162,42 @@ DAMAGED = {
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_record_is_as_good_as_none(served: Served, site: Any, caplog: pytest.LogCaptureFixture, content: str) -> None:
-    origin, cache, _ = served
-    whole = cache.fetch(origin)
-    record = cache.folder(origin) / RECORD
+    source, cache, _ = served
+    whole = cache.fetch(source)
+    record = cache.folder(source) / RECORD
     record.write_text(content, encoding="utf-8")
-    entry = replace(registry()["beir/scifact"], origins={"zip": origin})
+    entry = replace(registry()["beir/scifact"], sources={"zip": source})
     assert held(entry, cache) is None
     assert missing([entry], cache) == [entry]
     with pytest.raises(InputError, match="nothing was fetched there; run quiver collections fetch"):
-        load(cache, origin)
+        load(cache, source)
     (warning,) = caplog.messages  # once, however often it is asked for
     assert warning.startswith(f"{record}: ")
     assert warning.endswith("; taken for not fetched, and fetching the collection again puts it right")
     assert "\n" not in warning
-    assert cache.fetch(origin) == whole == cache.record(origin)
+    assert cache.fetch(source) == whole == cache.record(source)
     assert len(site.requests) == 2
-    assert len(load(cache, origin).documents) == 3
+    assert len(load(cache, source).documents) == 3
 
 
 def test_what_was_there_stays_when_a_new_fetch_fails(served: Served, site: Any) -> None:
-    record = served.cache.fetch(served.origin)
-    queries = served.cache.folder(served.origin) / "birds" / "queries.jsonl"
+    record = served.cache.fetch(served.source)
+    queries = served.cache.folder(served.source) / "birds" / "queries.jsonl"
     queries.write_bytes(queries.read_bytes() + b"\n")
     site.files.clear()
     with pytest.raises(InputError, match=r"birds\.zip: the server answered 404"):
-        served.cache.fetch(served.origin)
-    assert served.cache.record(served.origin) == record
+        served.cache.fetch(served.source)
+    assert served.cache.record(served.source) == record
     assert queries.is_file()
 
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    origin = ZipArchive("birds/zip", "http://127.0.0.1:9/birds.zip", "0" * 32, 1, "birds")
+    source = ZipArchive("birds/zip", "http://127.0.0.1:9/birds.zip", "0" * 32, 1, "birds")
     with pytest.raises(
         InputError, match=r"^http://127\.0\.0\.1:9/birds\.zip: cannot be fetched \(.*refused.*\); is there a network\?"
     ) as error:
-        Cache(tmp_path).fetch(origin)
+        Cache(tmp_path).fetch(source)
     assert "\n" not in str(error.value)
 
 
@@ -212,13 +211,13 @@ def test_no_network_to_the_hub(site: Any, tmp_path: Path, monkeypatch: pytest.Mo
 def test_offline_never_touches_the_network(served: Served, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(InputError, match="not fetched, HF_HUB_OFFLINE is set"):
-        served.cache.fetch(served.origin)
+        served.cache.fetch(served.source)
     assert site.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    record = served.cache.fetch(served.origin)
+    record = served.cache.fetch(served.source)
     site.requests.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert served.cache.fetch(served.origin) == record  # compared, not fetched
+    assert served.cache.fetch(served.source) == record  # compared, not fetched
     assert site.requests == []
 
 
@@ -226,7 +225,7 @@ def test_a_full_disk_is_said_before_and_during(served: Served, monkeypatch: pyte
     usage = shutil.disk_usage(served.cache.root.parent)
     monkeypatch.setattr(downloading.shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(InputError, match=r"0\.0 GB are needed and 0\.0 GB are free; set QUIVER_CACHE to a larger disk"):
-        served.cache.fetch(served.origin)
+        served.cache.fetch(served.source)
     monkeypatch.undo()
     full = reason(OSError(errno.ENOSPC, "No space left on device"), "x", Path("/cache"))
     assert str(full).startswith("/cache: the disk is full; make room, or set QUIVER_CACHE")
@@ -256,14 +255,14 @@ def evil(name: str, *, link: bool = False) -> bytes:
 )
 def test_archives_are_not_trusted(content: bytes, message: str, served: Served, site: Any) -> None:
     site.files["/birds.zip"] = content
-    origin = replace(served.origin, md5=hashlib.md5(content, usedforsecurity=False).hexdigest())
+    source = replace(served.source, md5=hashlib.md5(content, usedforsecurity=False).hexdigest())
     with pytest.raises(InputError, match=message):
-        served.cache.fetch(origin)
-    assert served.cache.record(origin) is None
+        served.cache.fetch(source)
+    assert served.cache.record(source) is None
     assert not list(served.cache.root.parent.rglob("out.txt"))
 
 
-def hub_origins(published: Any) -> dict[str, tuple[Origin, dict[str, dict[str, bytes]], str]]:
+def hub_origins(published: Any) -> dict[str, tuple[Source, dict[str, dict[str, bytes]], str]]:
     """Layout -> where it is fetched from, the repositories, and a split."""
     many = "CoIR-Retrieval/CodeSearchNet"
     return {
@@ -271,9 +270,9 @@ def hub_origins(published: Any) -> dict[str, tuple[Origin, dict[str, dict[str, b
         "beir lines": (beir_tables("u/hub", "birds", ("test",)), published.beir_hub("birds", compressed=True), "test"),
         "mteb": (mteb_tables("u/mteb", "mteb/birds", "b" * 40, ("test",)), published.mteb_hub("mteb/birds"), "test"),
         "mteb lines": (mteb_tables("u/mteb", "mteb/birds", "b" * 40, ("test",)), published.mteb_hub("mteb/birds", lines=True), "test"),
-        "mteb many": (registry()["coir/codesearchnet/ruby"].origins["mteb"], published.mteb_many_hub(many, "ruby"), "test"),
+        "mteb many": (registry()["coir/codesearchnet/ruby"].sources["mteb"], published.mteb_many_hub(many, "ruby"), "test"),
         "coir": (coir_tables("u/coir", "birds"), published.coir_hub("birds"), "test"),
-        "mldr": (registry()["mldr/th"].origin, published.mldr_hub("th"), "dev"),
+        "mldr": (registry()["mldr/th"].source, published.mldr_hub("th"), "dev"),
         "nano": (nano_tables("u/hub", "zeta-alpha-ai/NanoBirds"), published.nano_hub("NanoBirds"), "train"),
     }
 
@@ -289,20 +288,20 @@ UNWANTED = {
 
 @pytest.mark.parametrize("layout", ["beir", "beir lines", "mteb", "mteb lines", "mteb many", "coir", "mldr", "nano"])
 def test_hub_layouts_are_fetched_and_loaded(layout: str, published: Any, site: Any, tmp_path: Path) -> None:
-    origin, repositories, split = hub_origins(published)[layout]
+    source, repositories, split = hub_origins(published)[layout]
     site.repositories = repositories
     cache = Cache(tmp_path / "cache")
-    record = cache.fetch(origin)
+    record = cache.fetch(source)
     assert record.revision == "+".join([published.commit] * len(repositories))
     every = {f"{repository.replace('/', '--')}/{name}" for repository, files in repositories.items() for name in files}
     assert set(record.files) == every - UNWANTED.get(layout, set())
-    collection = load(cache, origin, split)
+    collection = load(cache, source, split)
     assert (len(collection.documents), collection.queries[0].text) == (3, "what flies")
     before = len(site.requests)
-    assert cache.fetch(origin) == record
+    assert cache.fetch(source) == record
     assert len(site.requests) == before
     asked = Counter(path for path, _ in site.requests if path.startswith("/api/"))
-    revision = "/revision/" if origin.revision else ""
+    revision = "/revision/" if source.revision else ""
     assert all(revision in path for path in asked)
 
 
@@ -330,9 +329,9 @@ def test_what_another_commit_has_left_is_dropped(published: Any, site: Any, tmp_
     stale = tmp_path / ".fetching" / "u" / "BeIR--birds" / "corpus" / "corpus-00000-of-00001.parquet"
     stale.parent.mkdir(parents=True)
     stale.write_bytes(published.parquet(published.corpus))
-    cache, origin = Cache(tmp_path), beir_tables("u", "birds", ("test",))
-    assert "BeIR--birds/corpus/corpus-00000-of-00001.parquet" not in cache.fetch(origin).files
-    assert len(load(cache, origin).documents) == 3
+    cache, source = Cache(tmp_path), beir_tables("u", "birds", ("test",))
+    assert "BeIR--birds/corpus/corpus-00000-of-00001.parquet" not in cache.fetch(source).files
+    assert len(load(cache, source).documents) == 3
 
 
 def test_names_of_a_repository_stay_inside(published: Any, site: Any, tmp_path: Path) -> None:
@@ -356,7 +355,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_the_record_is_plain_json(served: Served) -> None:
-    record = served.cache.fetch(served.origin)
-    content = json.loads((served.cache.folder(served.origin) / RECORD).read_text(encoding="utf-8"))
+    record = served.cache.fetch(served.source)
+    content = json.loads((served.cache.folder(served.source) / RECORD).read_text(encoding="utf-8"))
     assert content["revision"] == record.revision
     assert set(content) == {"url", "revision", "files"}

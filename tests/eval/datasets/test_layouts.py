@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.eval.datasets.layouts import HubTable, table_files
+from quiver.eval.datasets.sources import HubTable, table_files
 
 TABLE = HubTable("a/b", ("default", "qrels"), "test", ("data/test-*.parquet", "test.tsv"))
 

@@ -11,9 +11,9 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.eval.averages import Part, data_sets
 from quiver.eval.datasets.cache import Cache, is_offline
-from quiver.eval.datasets.entry import Entry
-from quiver.eval.datasets.origins import HubTables, ZipArchive
+from quiver.eval.datasets.metadata import Entry
 from quiver.eval.datasets.registry import find, held, missing, near, registry, require, shortest
+from quiver.eval.datasets.sources import HubTables, ZipArchive
 from quiver.retrieval.data.corpus import read_qrels, read_queries
 
 
@@ -23,30 +23,30 @@ def test_names_are_unique_and_entries_complete() -> None:
     assert len({entry.name for entry in entries}) == len({entry.key for entry in entries}) == len(entries)
     for entry in entries:
         assert entry.split == entry.splits[0]
-        assert entry.facts.url == entry.origin.url
-        assert entry.facts.revision == entry.origin.revision
-        assert (entry.facts.documents or 0) > 0
-        assert (entry.facts.queries or 0) > 0
-        for origin in entry.origins.values():
-            assert origin.unit.startswith(entry.key.rpartition("/")[0])
-            if isinstance(origin, ZipArchive):
-                assert len(origin.md5) == 32
-                assert origin.url.endswith(".zip")
-            if isinstance(origin, HubTables):
-                assert all(len(revision) == 40 for revision in origin.revisions.values())
+        assert entry.metadata.url == entry.source.url
+        assert entry.metadata.revision == entry.source.revision
+        assert (entry.metadata.documents or 0) > 0
+        assert (entry.metadata.queries or 0) > 0
+        for source in entry.sources.values():
+            assert source.unit.startswith(entry.key.rpartition("/")[0])
+            if isinstance(source, ZipArchive):
+                assert len(source.md5) == 32
+                assert source.url.endswith(".zip")
+            if isinstance(source, HubTables):
+                assert all(len(revision) == 40 for revision in source.revisions.values())
 
 
 def test_units_of_the_cache_do_not_clash() -> None:
     units: dict[str, set[str]] = {}
     for entry in registry().values():
-        for origin in entry.origins.values():
-            units.setdefault(origin.unit, set()).add(entry.key)
+        for source in entry.sources.values():
+            units.setdefault(source.unit, set()).add(entry.key)
     assert {unit: len(keys) for unit, keys in units.items() if len(keys) > 1} == {"beir/cqadupstack/zip": 12}
 
 
 def test_beir_is_fifteen_data_sets() -> None:
     beir = find("beir")
-    parts = [Part(entry.name, entry.split, entry.facts.group, entry.facts.group_size, 0.5) for entry in beir]
+    parts = [Part(entry.name, entry.split, entry.metadata.group, entry.metadata.group_size, 0.5) for entry in beir]
     assert len(beir) == 26
     assert len(data_sets(parts)) == 15
     assert data_sets(parts)["cqadupstack"] == 0.5
@@ -70,19 +70,19 @@ def test_beir_is_fifteen_data_sets() -> None:
 def test_a_name_is_one_or_a_group_or_a_family(name: str, count: int, group: str | None, size: int) -> None:
     found = find(name)
     assert len(found) == count
-    assert {(entry.facts.group, entry.facts.group_size) for entry in found} <= {(group, size)}
+    assert {(entry.metadata.group, entry.metadata.group_size) for entry in found} <= {(group, size)}
 
 
 def test_tasks_of_one_name_are_told_apart() -> None:
     coir, mteb = registry()["coir/codesearchnet/go"], registry()["mteb/codesearchnet/go"]
     assert (coir.name, mteb.name) == ("coir-codesearchnet-go", "mteb-codesearchnet-go")
     assert (coir.use_title, mteb.use_title) == (False, True)
-    assert (coir.facts.documents, mteb.facts.documents) == (182_440, 1_000)
+    assert (coir.metadata.documents, mteb.metadata.documents) == (182_440, 1_000)
     assert "Code to comment" in coir.note
     assert "Comment to code" in mteb.note
     assert not registry()["coir/stackoverflow-qa"].use_title
     second, third = registry()["beir/webis-touche2020"], registry()["mteb/webis-touche2020-v3"]
-    assert (second.facts.documents, third.facts.documents) == (382_545, 303_732)
+    assert (second.metadata.documents, third.metadata.documents) == (382_545, 303_732)
     assert "Version 2" in second.note
     assert "Version 3" in third.note
 
@@ -133,7 +133,7 @@ def test_all_official_topics_and_judgements_load_and_agree(quiver_data: Path) ->
         assert (len(grades), sum(grade > 0 for grade in grades)) == (counts["judgements"], counts["positive"])
         seen.add(name)
         if name in by_name and by_name[name].split == "test":
-            assert by_name[name].facts.queries == len(queries), name
+            assert by_name[name].metadata.queries == len(queries), name
             in_registry.add(name)
     # Sixteen data sets, and the twelve forums of the seventeenth.
     assert len(seen) == 28 == len(list(folder.glob("*.qrels.test.trec.gz")))
@@ -158,7 +158,7 @@ def of_mteb(entry: Entry) -> tuple[str, str | None]:
     if "codesearchnet" in middle:
         return {"coir": "COIRCodeSearchNetRetrieval", "mteb": "CodeSearchNetRetrieval"}[family], last
     if family == "nanobeir":
-        tables = entry.origins["mteb"]
+        tables = entry.sources["mteb"]
         assert isinstance(tables, HubTables)
         return tables.documents.repository.removeprefix("mteb/"), None
     return ("MultiLongDocRetrieval", last) if family == "mldr" else (MTEB_TASKS[entry.name], None)
@@ -175,12 +175,12 @@ def test_figures_licences_and_revisions_are_mtebs() -> None:
         if subset is not None:
             figures = figures["hf_subset_descriptive_stats"][subset]
         if figures.get("num_documents") is None:  # Touche-2020 v2 has only the sum
-            assert figures["num_samples"] == (entry.facts.documents or 0) + (entry.facts.queries or 0)
+            assert figures["num_samples"] == (entry.metadata.documents or 0) + (entry.metadata.queries or 0)
         else:
-            assert (entry.facts.documents, entry.facts.queries) == (figures["num_documents"], figures["num_queries"]), entry.key
+            assert (entry.metadata.documents, entry.metadata.queries) == (figures["num_documents"], figures["num_queries"]), entry.key
         licence = None if metadata.license == "not specified" else str(metadata.license)
-        assert entry.facts.licence == licence, entry.key
-        tables = entry.origins.get("mteb")
+        assert entry.metadata.licence == licence, entry.key
+        tables = entry.sources.get("mteb")
         if isinstance(tables, HubTables):
             assert tables.revisions == {metadata.dataset["path"]: metadata.dataset["revision"]}, entry.key
         seen += 1
@@ -207,8 +207,8 @@ def online() -> None:
 def test_the_smallest_of_each_kind_is_what_the_registry_says(key: str, tmp_path: Path) -> None:
     name, _, source = key.partition(" ")
     entry, cache = registry()[name], Cache(tmp_path)
-    origin = entry.origins[source]
-    record = cache.fetch(origin)
-    collection = origin.load(cache.folder(origin), entry.name, entry.split)
-    assert (len(collection.documents), len(collection.queries)) == (entry.facts.documents, entry.facts.queries)
-    assert origin.revision is None or record.revision == origin.revision
+    source = entry.sources[source]
+    record = cache.fetch(source)
+    collection = source.load(cache.folder(source), entry.name, entry.split)
+    assert (len(collection.documents), len(collection.queries)) == (entry.metadata.documents, entry.metadata.queries)
+    assert source.revision is None or record.revision == source.revision

@@ -11,7 +11,7 @@ import torch
 
 from quiver.encoder import InputError, load_classifier
 from quiver.encoder.files import read_json
-from quiver.eval.nlu.fine_tuning.loop import _Loop
+from quiver.eval.nlu.fine_tuning.task import fine_tune
 from quiver.eval.nlu.glue_model import open_glue_model
 from quiver.eval.nlu.glue_recipe import GlueRecipe
 from quiver.eval.nlu.glue_suite import train_glue
@@ -41,13 +41,13 @@ def test_every_task_is_learnt(make_glue: MakeGlue, tmp_path: Path) -> None:
 def test_a_task_starts_from_mnli_with_new_labels(make_glue: MakeGlue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, out = make_glue("mnli", "rte", from_mnli=("rte",), updates={"epochs": 0.3}), tmp_path / "out"
     firsts: dict[str, dict[str, torch.Tensor]] = {}
-    real = _Loop.__init__
 
-    def noted(self: Any, session: Any, first_model: Any, step: int) -> None:
-        real(self, session, first_model, step)
-        firsts[session.course.setting] = {name: weight.clone() for name, weight in self.model.state_dict().items()}
+    def noted(session: Any, first_model: Any, *, step: int | None) -> Any:
+        model = first_model()
+        firsts[session.schedule.setting] = {name: weight.clone() for name, weight in model.state_dict().items()}
+        return fine_tune(session, lambda: model, step=step)
 
-    monkeypatch.setattr(_Loop, "__init__", noted)
+    monkeypatch.setattr("quiver.eval.nlu.fine_tuning.run.fine_tune", noted)
     results = train_glue(recipe, out)
     assert [run.from_mnli for run in results.runs.values()] == [False, True]
     mnli, begun = load_classifier(out / "mnli" / "model").state_dict(), firsts["tasks.rte"]

@@ -26,9 +26,9 @@ from quiver.encoder import (
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.pretraining.position_extension import interpolate_positions
 from quiver.encoder.schema import SchemaError
+from quiver.encoder.training.bar import BarCallback
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.eval.nlu.answering import answer_questions
-from quiver.eval.nlu.fine_tuning.loop import _Loop
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
 from quiver.eval.nlu.qa_model import open_span_qa, save_qa_model, warn_of_token_types
 from quiver.eval.nlu.qa_recipe import KINDS, QaDataSection, QaModelSection, QaRecipe, load_qa_recipe
@@ -132,15 +132,13 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(
 ) -> None:
     recipe = make_recipe(epochs=1, save_every=5)
     train_qa(recipe, tmp_path / "whole")
-    real = _Loop._step
 
-    def interrupted(self: Any, step: int) -> Any:
+    def interrupted(self: BarCallback, step: int) -> None:
         if step == 13:
             raise KeyboardInterrupt
-        return real(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Loop, "_step", interrupted)
+        patch.setattr(BarCallback, "on_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_qa(recipe, tmp_path / "out")
     torch.manual_seed(99)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from quiver.eval.provenance import Provenance
 from quiver.eval.results import (
     Baseline,
     CollectionResult,
     FileReference,
     IndexUsed,
     Interval,
+    Provenance,
     Results,
     ShownDocument,
     System,

@@ -133,7 +133,7 @@ def test_every_task_is_of_a_collection_in_the_registry() -> None:
     assert set(TASKS) <= set(entries)
     assert {name for name in set(entries) - set(TASKS) if not name.startswith("coir-")} == set()
     for name, task in TASKS.items():
-        ours = [origin.url for key, origin in entries[name].origins.items() if key == "mteb"]
+        ours = [source.url for key, source in entries[name].sources.items() if key == "mteb"]
         assert all(url.endswith(f"/{task.data_set}") for url in ours), name
 
 

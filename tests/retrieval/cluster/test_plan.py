@@ -76,7 +76,7 @@ def test_needs_are_those_of_the_files_and_of_what_is_made_in_memory(tmp_path: Pa
         index = open_index(build(tmp_path / engine, engine).path)
         for need, entry, segment in zip(segment_needs(index), index.manifest.segments, index.segments, strict=True):
             files = index.path / "segments" / entry.name
-            searched = [path for path in files.iterdir() if path.name not in ("documents.jsonl", "documents.ends")]
+            searched = [path for path in files.iterdir() if path.name not in ("documents.jsonl", "documents.offsets")]
             assert len(searched) == len([*files.iterdir()]) - 2
             assert need.name == entry.name
             assert need.bytes == segment.vectors.size.resident + sum(path.stat().st_size for path in searched)

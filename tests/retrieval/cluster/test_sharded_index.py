@@ -43,7 +43,7 @@ def test_every_search_of_every_engine(
                     found = sharded.search(queries, 10, filter=filter, target_recall=target)
                     seen += assert_same(found, index.search(queries, 10, filter=filter, target_recall=target))
             assert_same(sharded.search(queries[:0], 3), index.search(queries[:0], 3))
-            assert sharded.effort_for(0.9, 10) == index.effort_for(0.9, 10)
+            assert sharded.search_params_for(0.9, 10) == index.search_params_for(0.9, 10)
             assert (len(sharded), list(sharded.ids), sharded.kind) == (len(index), list(index.ids), index.kind)
     assert seen > 10_000
 

@@ -169,7 +169,7 @@ class Kind(NamedTuple):
     Attributes:
         model: Gives its vectors.
         settings: Of its codec.
-        narrow: The knobs of a search that looks at as little as it can, so that lists are probed where all could be compared.
+        narrow: The search_params of a search that looks at as little as it can, so that lists are probed where all could be compared.
     """
 
     model: Words
@@ -229,7 +229,7 @@ def prepared(path: Path, engine: str = "exact-dense") -> None:
 
 def interrupted(path: Path, engine: str) -> None:
     """A build that stopped after its second piece of three."""
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 4
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
     calls = 0
 
     def stop(name: str, at: Path) -> None:
@@ -243,7 +243,7 @@ def interrupted(path: Path, engine: str) -> None:
     except OSError:
         return
     finally:
-        pieces._CHUNK, pieces._PIECE_DOCUMENTS = 512, 8192
+        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
     raise AssertionError("the build was to be interrupted")
 
 
@@ -271,11 +271,11 @@ def compacted(path: Path, engine: str) -> None:
 
 def several_pieces(path: Path, engine: str, disk: Disk) -> None:
     """A build in three pieces, which are merged."""
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 4
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
     try:
         build(path, engine, iter(FIRST), disk=disk)
     finally:
-        pieces._CHUNK, pieces._PIECE_DOCUMENTS = 512, 8192
+        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
 
 
 def add(path: Path, engine: str, disk: Disk) -> None:
@@ -325,7 +325,7 @@ def state(path: Path) -> State:
     try:
         index = open_index(path)
     except InputError as error:
-        words = ("nothing has been committed", "is not an index")
+        words = ("nothing has been committed", "the folder is not an index")
         return State("none" if any(word in str(error) for word in words) else type(error).__name__)
     if check_index(path).problems:
         return State("problems")
@@ -351,7 +351,7 @@ def again(name: str, engine: str, path: Path) -> State:
     try:
         OPERATIONS[name].run(path, engine, FAST)
     except InputError as error:
-        if "there is an index already" not in str(error) and "is not in this index" not in str(error):
+        if "an index exists already" not in str(error) and "is not in this index" not in str(error):
             raise
     return state(path)
 
@@ -443,11 +443,11 @@ class Counting:
 
 
 def add_in_pieces(path: Path, model: Any, disk: Disk) -> None:
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 4
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 4
     try:
         add_documents(path, LATER, model, disk=disk)
     finally:
-        pieces._CHUNK, pieces._PIECE_DOCUMENTS = 512, 8192
+        pieces.CHUNK, pieces.PIECE_DOCUMENTS = 512, 8192
 
 
 def soak(folder: Path, seconds: float) -> None:

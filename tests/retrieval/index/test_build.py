@@ -72,7 +72,7 @@ def test_built_and_opened_it_finds_and_shows(tmp_path: Path, word_sum: DenseMode
         assert dict(each.fields) == {"tags": ("string",), "year": ("integer",)}
         assert each.parameters == {"precision": "float32"}
         assert each.nbytes >= 4 * 256 * 4
-    with pytest.raises(InputError, match="no document 'zz'"):
+    with pytest.raises(InputError, match="has no document 'zz'"):
         index.text_of("zz")
 
 
@@ -145,10 +145,10 @@ def test_the_bytes_do_not_depend_on_chunks_and_pieces(
     for number, (chunk, documents, size, characters) in enumerate(
         [(3, 7, 1 << 20, 1 << 20), (5, 1000, 9 << 10, 1 << 20), (2, 1000, 1 << 20, 1)]
     ):
-        monkeypatch.setattr(pieces, "_CHUNK", chunk)
-        monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", documents)
-        monkeypatch.setattr(pieces, "_PIECE_BYTES", size)
-        monkeypatch.setattr(pieces, "_PIECE_CHARACTERS", characters)
+        monkeypatch.setattr(pieces, "CHUNK", chunk)
+        monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", documents)
+        monkeypatch.setattr(pieces, "PIECE_BYTES", size)
+        monkeypatch.setattr(pieces, "PIECE_CHARACTERS", characters)
         other = build_index(MANY, model, tmp_path / f"i{number}")
         assert segment_bytes(other) == segment_bytes(whole)
         assert other.manifest.tokens == whole.manifest.tokens
@@ -161,7 +161,7 @@ def test_a_small_budget_makes_several_segments_that_are_searched_as_one(
 ) -> None:
     queries = word_sum.encode(["word3 text3", "text1", "x"], "query").vectors
     whole = build_index(MANY, word_sum, tmp_path / "whole").search(queries, 50)
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
     index = build_index(MANY, word_sum, tmp_path / "i", options=BuildOptions(memory=1))
     assert len(index.manifest.segments) == 10
     found = index.search(queries, 50)
@@ -175,7 +175,7 @@ def test_a_small_budget_makes_several_segments_that_are_searched_as_one(
 @pytest.mark.parametrize("compacting", [False, True])
 def test_ids_and_metadata_count_in_the_budget(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch, compacting: bool) -> None:
     """Merging holds copies of them: a corpus whose documents are described at length goes into more segments, not beyond the memory."""
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 1000)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 1000)
     monkeypatch.setattr(word_sum, "encode", lambda texts, role, *, progress=False: nothing(len(texts), word_sum.card.dim))
     documents = [
         Document(
@@ -216,16 +216,16 @@ def nothing(count: int, dim: int) -> DenseEncoding:
 def test_a_memory_that_is_too_small_for_the_sample_is_said(tmp_path: Path, word_sum: Any, caplog: pytest.LogCaptureFixture) -> None:
     documents = [Document(f"d{number}", f"word{number}") for number in range(100)]
     build_index(documents, word_sum, tmp_path / "i", options=BuildOptions("pq-dense", memory=8 * 256 * 30, calibrate=False))
-    assert "the memory holds 30 of the 100 vectors that the index is best trained on" in caplog.text
+    assert "training uses 30 vectors instead of 100" in caplog.text
 
 
 def test_a_bad_last_line_is_found_before_anything_is_encoded(tmp_path: Path, word_sum: Any) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n')
-    with pytest.raises(InputError, match=r"c\.jsonl:2: id 'a' was used on line 1"):
+    with pytest.raises(InputError, match=r"c\.jsonl:2: id 'a' is already used on line 1"):
         build_index(path, word_sum, tmp_path / "i")
     for documents in ([DOCUMENTS[0], DOCUMENTS[1], DOCUMENTS[0]], iter([DOCUMENTS[0], DOCUMENTS[0]])):
-        with pytest.raises(InputError, match="'a' is there twice"):
+        with pytest.raises(InputError, match="'a' occurs twice"):
             build_index(documents, word_sum, tmp_path / "i")
     for documents in ([], iter([])):
         with pytest.raises(InputError, match="no documents to index"):
@@ -298,8 +298,8 @@ def test_a_build_that_was_stopped_goes_on_where_it_was(
 ) -> None:
     model = word_sum if kind == "dense" else word_by_word
     whole = build_index(MANY, model, tmp_path / "whole")
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     first = stopping(model, 5, monkeypatch)
     with pytest.raises(StopError):
         build_index(iter(MANY), model, tmp_path / "i")
@@ -319,8 +319,8 @@ def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interr
     tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build_index(MANY, word_sum, tmp_path / "whole")
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     stopping(word_sum, 5, monkeypatch)
     with pytest.raises(StopError):
         build_index(MANY, word_sum, tmp_path / "i")
@@ -343,8 +343,8 @@ def test_a_damaged_piece_is_made_again_and_another_build_goes_ahead_of_an_interr
 
 def interrupted_addition(folder: Path, model: Any, documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> None:
     """An addition that has finished two pieces of eight documents."""
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     stopping(model, 5, monkeypatch)
     with pytest.raises(StopError):
         add_documents(folder, documents, model)
@@ -404,7 +404,7 @@ def test_unfinished_work_expires_after_a_week(
         os.utime(work, (changed, changed))
         delete_documents(tmp_path / "i", ["b" if stays else "c"])
         assert work.is_dir() is stays
-        assert ("unfinished work of more than 7 days ago; removed" in caplog.text) is not stays
+        assert ("removed unfinished work older than 7 days" in caplog.text) is not stays
     again.clear()
     assert len(add_documents(tmp_path / "i", MANY, word_sum)) == 42
     assert len(again) == 40
@@ -413,7 +413,7 @@ def test_unfinished_work_expires_after_a_week(
 def test_an_existing_index_is_kept_unless_overwriting_is_asked_for(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = build_index(MANY, word_sum, tmp_path / "i")
     calls = len(word_sum.calls)
-    with pytest.raises(InputError, match="there is an index already"):
+    with pytest.raises(InputError, match="an index exists already"):
         build_index(DOCUMENTS, word_sum, tmp_path / "i")
     assert len(word_sum.calls) == calls
     with monkeypatch.context() as patched:
@@ -451,7 +451,7 @@ def test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once
 ) -> None:
     trained = Trained(wanted)
     monkeypatch.setitem(ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, wanted)))
-    for name, value in (("_CHUNK", 4), ("_PIECE_DOCUMENTS", 8), ("_PROBE", 5), ("_SAMPLE_PIECE", 6)):
+    for name, value in (("CHUNK", 4), ("PIECE_DOCUMENTS", 8), ("PROBE", 5), ("SAMPLE_PIECE", 6)):
         monkeypatch.setattr(pieces, name, value)
     encoded = stopping(word_by_word, 1000, monkeypatch)
     documents = [Document(f"d{number:02d}", " ".join(["word"] * (number % 4)) + f" w{number}") for number in range(40)]
@@ -477,7 +477,7 @@ def test_a_codec_is_trained_on_documents_chosen_at_random_which_are_encoded_once
 def test_a_build_that_was_stopped_keeps_its_sample(tmp_path: Path, word_by_word: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained(0)
     monkeypatch.setitem(ENGINES, "exact-tokens", Engine("colbert", trained.train, trained.open, lambda vectors: min(vectors, 30)))
-    for name, value in (("_CHUNK", 4), ("_PIECE_DOCUMENTS", 8), ("_PROBE", 4), ("_SAMPLE_PIECE", 4)):
+    for name, value in (("CHUNK", 4), ("PIECE_DOCUMENTS", 8), ("PROBE", 4), ("SAMPLE_PIECE", 4)):
         monkeypatch.setattr(pieces, name, value)
     attempts = 0
     for attempts in range(1, 60):  # noqa: B007
@@ -511,8 +511,8 @@ def test_documents_are_added_and_replaced(tmp_path: Path, word_sum: DenseModel) 
 
 def test_an_addition_that_was_stopped_goes_on(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     build_index(DOCUMENTS, word_sum, tmp_path / "i")
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
     stopping(word_sum, 5, monkeypatch)
     with pytest.raises(StopError):
         add_documents(tmp_path / "i", MANY, word_sum)
@@ -523,7 +523,7 @@ def test_an_addition_that_was_stopped_goes_on(tmp_path: Path, word_sum: Any, mon
 
 
 def test_one_bar_over_all_documents(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_CHUNK", 3)
+    monkeypatch.setattr(pieces, "CHUNK", 3)
     bars: list[tuple[str, int, list[int]]] = []
 
     @contextmanager
@@ -555,8 +555,8 @@ def test_a_corpus_that_changes_between_two_readings_is_noticed(tmp_path: Path, w
 
 
 def test_long_texts_go_in_smaller_calls(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_CHUNK", 5)
-    monkeypatch.setattr(pieces, "_CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr(pieces, "CHUNK", 5)
+    monkeypatch.setattr(pieces, "CHUNK_CHARACTERS", 100)
     documents = [Document(f"d{number}", "word " * (30 if number < 3 else 1)) for number in range(12)]
     build_index(documents, word_sum, tmp_path / "i")
     assert [len(texts) for _, texts in word_sum.calls] == [1, 1, 1, 5, 4]

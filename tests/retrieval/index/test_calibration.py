@@ -33,11 +33,10 @@ from quiver.retrieval.index import (
     delete_documents,
     open_index,
 )
-from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds
+from quiver.retrieval.index.calibration import LEAST_HITS, allowed_seconds, pseudo_queries
 from quiver.retrieval.index.engine_table import train_codec
 from quiver.retrieval.index.engines import Sample
-from quiver.retrieval.index.pseudo_queries import pseudo_queries
-from quiver.retrieval.index.recall_table import RecallTable, Rung, interval
+from quiver.retrieval.index.recall_table import GridPoint, RecallTable, interval
 from quiver.retrieval.index.store.layout import Layout
 from quiver.retrieval.index.store.manifest import read_manifest
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
@@ -134,18 +133,18 @@ def test_the_recall_of_the_table_is_that_of_brute_force(built: dict[str, Index],
     (table,) = calibrate(index, queries=queries, ks=[k]).tables
     wanted = [set(brute_force(index, query, k)) for query in queries]
     recalls = []
-    for rung in table.rungs:
-        found = [index.search([query] if engine == "tokens" else query[None], k, effort=rung.knobs).ids[0] for query in queries]
+    for point in table.points:
+        found = [index.search([query] if engine == "tokens" else query[None], k, effort=point.search_params).ids[0] for query in queries]
         recalls.append(np.mean([len(those & set(ids)) / k for those, ids in zip(wanted, found, strict=True)]))
-        assert rung.recall == pytest.approx(recalls[-1], abs=1.01 / (k * len(queries)))  # a tie in float32 may be none in float64
-        assert rung.low <= rung.recall <= rung.high
-        assert 0 < rung.p50_ms <= rung.p95_ms
+        assert point.recall == pytest.approx(recalls[-1], abs=1.01 / (k * len(queries)))  # a tie in float32 may be none in float64
+        assert point.low <= point.recall <= point.high
+        assert 0 < point.p50_ms <= point.p95_ms
     assert (table.k, table.queries) == (k, 40)
     assert recalls[0] < 0.98  # otherwise nothing would have been tested
-    assert table.rungs[-1].recall == 1
-    formula = [asdict(index.codec.effort(name, k=k)) for name in ("exact", "balanced", "fast")]
-    assert all(knobs in [dict(rung.knobs) for rung in table.rungs] for knobs in formula)
-    assert len({json.dumps(rung.knobs) for rung in table.rungs}) == len(table.rungs)
+    assert table.points[-1].recall == 1
+    formula = [asdict(index.codec.preset_params(name, k=k)) for name in ("exact", "balanced", "fast")]
+    assert all(search_params in [dict(point.search_params) for point in table.points] for search_params in formula)
+    assert len({json.dumps(point.search_params) for point in table.points}) == len(table.points)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -153,12 +152,12 @@ def test_pseudo_queries_do_not_count_what_they_are_made_of(built: dict[str, Inde
     index, k = built[engine], 12
     (table,) = calibrate(index, ks=[k], count=30, seed=5).tables
     made = pseudo_queries(index.segments, index.manifest.model.kind, count=30, seed=5)
-    cheapest = table.rungs[0]
+    cheapest = table.points[0]
     recalls, sources = [], []
     for query in made:
         vectors = query.vectors[0] if engine == "tokens" else query.vectors
         wanted = set(brute_force(index, vectors, k)) - query.sources
-        found = index.search(query.vectors, k, effort=cheapest.knobs).ids[0]
+        found = index.search(query.vectors, k, effort=cheapest.search_params).ids[0]
         recalls.append(len(wanted & set(found)) / len(wanted))
         sources.append(len(set(brute_force(index, vectors, k)) & query.sources))
     assert cheapest.recall == pytest.approx(np.mean(recalls), abs=1.01 / (8 * 30))
@@ -171,12 +170,12 @@ def test_held_out_queries_reach_the_target(built: dict[str, Index], engine: str)
     """Queries that calibration never saw, from where the documents come from."""
     queries, k = real_queries(engine, 120), 10
     measured = calibrate(built[engine], count=100, ks=[k])
-    # As fast as their places in the ladder say: what is measured of so few documents in a test says little.
-    rungs = [replace(rung, p50_ms=place, p95_ms=place) for place, rung in enumerate(measured.tables[0].rungs)]
-    measured = replace(measured, tables=(replace(measured.tables[0], rungs=tuple(rungs)),))
+    # As fast as their places in the param_grid say: what is measured of so few documents in a test says little.
+    points = [replace(point, p50_ms=place, p95_ms=place) for place, point in enumerate(measured.tables[0].points)]
+    measured = replace(measured, tables=(replace(measured.tables[0], points=tuple(points)),))
     manifest = replace(built[engine].manifest, calibration=measured.to_json())
     index = Index(built[engine].path, manifest, built[engine].codec, built[engine].segments)
-    assert not index.effort_for(0.8, k)["exhaustive"]
+    assert not index.search_params_for(0.8, k)["exhaustive"]
     wanted = index.search(queries, k, effort="exact").ids
     for target in (0.8, 0.9, 0.97):
         found = index.search(queries, k, target_recall=target).ids
@@ -185,11 +184,11 @@ def test_held_out_queries_reach_the_target(built: dict[str, Index], engine: str)
 
 
 def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
-    def rung(name: int, low: float, p50: float) -> Rung:
-        return Rung({"nprobe": name}, min(1.0, low + 0.01), low, 1.0, p50, p50 + 1)
+    def point(name: int, low: float, p50: float) -> GridPoint:
+        return GridPoint({"nprobe": name}, min(1.0, low + 0.01), low, 1.0, p50, p50 + 1)
 
-    ten = RecallTable(10, 200, (rung(1, 0.7, 1.0), rung(2, 0.96, 3.0), rung(3, 0.95, 2.0), rung(4, 0.99, 4.0), rung(9, 1.0, 9.0)))
-    hundred = RecallTable(100, 50, (rung(5, 0.9, 5.0), rung(9, 1.0, 9.0)))
+    ten = RecallTable(10, 200, (point(1, 0.7, 1.0), point(2, 0.96, 3.0), point(3, 0.95, 2.0), point(4, 0.99, 4.0), point(9, 1.0, 9.0)))
+    hundred = RecallTable(100, 50, (point(5, 0.9, 5.0), point(9, 1.0, 9.0)))
     measured_before = Calibration(1000, 1000, "given", 0, "2026-01-01T00:00:00+00:00", "x", {}, (ten, hundred))
     for target, k, name, measured in [
         (0.5, 10, 1, 10),
@@ -203,7 +202,7 @@ def test_a_target_takes_the_fastest_that_is_known_to_reach_it() -> None:
         (0.91, 100, 9, 100),
     ]:
         found, chosen = measured_before.choose(target, k)
-        assert (found, chosen.knobs["nprobe"]) == (measured, name), (target, k)
+        assert (found, chosen.search_params["nprobe"]) == (measured, name), (target, k)
     with pytest.raises(InputError, match=r"up to 100 hits, not for 101; .* -k 101"):
         measured_before.choose(0.5, 101)
     for target in (0.0, -1.0, 1.1, float("nan")):
@@ -223,52 +222,54 @@ def test_balanced_reaches_a_recall_of_095_where_documents_lie_almost_anywhere(tm
         found = index.search(queries, 10, effort=effort).ids
         return float(np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, wanted, strict=True)]))
 
-    assert recall(asdict(index.codec.effort("balanced", k=10))) < 0.7  # as it was
+    assert recall(asdict(index.codec.preset_params("balanced", k=10))) < 0.7  # as it was
     assert recall("balanced") > 0.9
     assert recall("fast") > 0.8
     assert index.calibration is not None
-    between = [rung for rung in index.calibration.tables[0].rungs[:-1] if rung.recall > 0.6]
+    between = [point for point in index.calibration.tables[0].points[:-1] if point.recall > 0.6]
     assert len(between) >= 2
     described = CliRunner().invoke(app, ["index", "info", str(tmp_path / "i"), "--json"])
     assert json.loads(described.stdout)["preset_recall"]["10"]["balanced"]["recall"] >= 0.95
 
 
 def test_a_balanced_preset_that_finds_too_little_is_said() -> None:
-    def rung(name: int, recall: float, p50: float) -> Rung:
-        return Rung({"nprobe": name}, recall, recall - 0.02 * (recall < 1), recall, p50, p50 + 1)
+    def point(name: int, recall: float, p50: float) -> GridPoint:
+        return GridPoint({"nprobe": name}, recall, recall - 0.02 * (recall < 1), recall, p50, p50 + 1)
 
-    poor = RecallTable(10, 200, (rung(1, 0.3, 1.0), rung(2, 0.6, 3.0), rung(9, 1.0, 90.0)))
+    poor = RecallTable(10, 200, (point(1, 0.3, 1.0), point(2, 0.6, 3.0), point(9, 1.0, 90.0)))
     content = Calibration(1000, 1000, "index", 0, "2026-01-01T00:00:00+00:00", "x", {}, (poor,))
     assert poor.preset("balanced").recall == 0.6
     assert poor.preset("exact").recall == 1
     assert "balanced finds 0.60 of the 10 best documents; search with --effort exact (90 ms" in (content.advice() or "")
-    good = RecallTable(10, 200, (rung(1, 0.3, 1.0), rung(2, 0.92, 3.0), rung(4, 0.96, 4.0), rung(9, 1.0, 90.0)))
-    assert [good.preset(name).knobs["nprobe"] for name in ("fast", "balanced", "exact")] == [2, 4, 9]
+    good = RecallTable(10, 200, (point(1, 0.3, 1.0), point(2, 0.92, 3.0), point(4, 0.96, 4.0), point(9, 1.0, 90.0)))
+    assert [good.preset(name).search_params["nprobe"] for name in ("fast", "balanced", "exact")] == [2, 4, 9]
     assert replace(content, tables=(good,)).advice() is None
 
 
-def test_a_search_for_a_target_is_that_with_the_chosen_knobs(built: dict[str, Index]) -> None:
+def test_a_search_for_a_target_is_that_with_the_chosen_search_params(built: dict[str, Index]) -> None:
     for engine, index in built.items():
         assert index.calibration is not None
         queries = real_queries(engine, 6)
-        measured, rung = index.calibration.choose(0.9, 10)
+        measured, point = index.calibration.choose(0.9, 10)
         assert measured == 10
-        assert index.effort_for(0.9, 10) == rung.knobs
-        assert index.search(queries, 10, target_recall=0.9).ids == index.search(queries, 10, effort=rung.knobs).ids
+        assert index.search_params_for(0.9, 10) == point.search_params
+        assert index.search(queries, 10, target_recall=0.9).ids == index.search(queries, 10, effort=point.search_params).ids
         only = index.search(queries, 10, target_recall=0.9, filter=Filter.parse(["third=1"])).ids
         assert all(int(key[1:]) % 3 == 1 for ids in only for key in ids)
         assert all(len(ids) == 10 for ids in only)
         # As many candidates for fewer hits.
         if engine != "tokens":
-            assert float(str(index.effort_for(0.9, 5)["k_factor"])) * 5 == pytest.approx(float(str(rung.knobs["k_factor"])) * 10)
-        with pytest.raises(ValueError, match="either an effort or a target_recall"):
+            assert float(str(index.search_params_for(0.9, 5)["k_factor"])) * 5 == pytest.approx(
+                float(str(point.search_params["k_factor"])) * 10
+            )
+        with pytest.raises(ValueError, match="give either effort or target_recall, not both"):
             index.search(queries, 10, effort="fast", target_recall=0.9)
         with pytest.raises(ValueError, match="target_recall must be above 0"):
             index.search(queries, 10, target_recall=95)
         with pytest.raises(InputError, match="up to 100 hits"):
             index.search(queries, 500, target_recall=0.9)
         # A target of 1 is exact search, and no interval of another effort reaches it.
-        assert index.effort_for(1.0, 10)["exhaustive"] is True
+        assert index.search_params_for(1.0, 10)["exhaustive"] is True
 
 
 def test_an_exact_engine_just_searches(tmp_path: Path) -> None:
@@ -278,18 +279,18 @@ def test_an_exact_engine_just_searches(tmp_path: Path) -> None:
     assert index.calibration is None
     queries = model.encode(["q"], "query").vectors
     assert index.search(queries, 3, target_recall=0.5).ids == index.search(queries, 3).ids
-    assert index.effort_for(0.5, 1000) == {}
+    assert index.search_params_for(0.5, 1000) == {}
     with pytest.raises(ValueError, match="target_recall must be above 0"):
         index.search(queries, 3, target_recall=0)
     (table,) = calibrate(index, ks=[6]).tables
-    assert [rung.recall for rung in table.rungs] == [1.0]
+    assert [point.recall for point in table.points] == [1.0]
 
 
 def test_what_was_not_measured_is_said(tmp_path: Path) -> None:
     options = replace(ENGINES["pq"], calibrate=False)
     index = build_index(corpus(last=50), Heaps("dense"), tmp_path / "i", options=options)
     assert index.manifest.calibration is None
-    with pytest.raises(InputError, match="recall was not measured; measure it with quiver index calibrate"):
+    with pytest.raises(InputError, match="recall was not measured; run quiver index calibrate"):
         index.search(np.ones((1, WIDTH), np.float32), 5, target_recall=0.9)
     # A manifest of before there were calibrations has no such field.
     content = json.loads(Layout(tmp_path / "i").manifest(1).read_text())
@@ -314,8 +315,8 @@ def test_the_manifest_keeps_the_table(small: Path) -> None:
 
 
 def spoilt(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    rung = Rung({"nprobe": 1}, 0.5, 0.4, 0.6, 1.0, 2.0)
-    table = RecallTable(10, 20, (rung, Rung({"nprobe": 2}, 1.0, 1.0, 1.0, 3.0, 4.0)))
+    point = GridPoint({"nprobe": 1}, 0.5, 0.4, 0.6, 1.0, 2.0)
+    table = RecallTable(10, 20, (point, GridPoint({"nprobe": 2}, 1.0, 1.0, 1.0, 3.0, 4.0)))
     content: dict[str, Any] = json.loads(json.dumps(asdict(Calibration(9, 9, "index", 0, "now", "x", {"numpy": "2"}, (table,)))))
     assert Calibration.from_json(copy.deepcopy(content)).to_json()["tables"]
     change(content)
@@ -335,17 +336,17 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         lambda content: content["tables"].append(content["tables"][0]),
         lambda content: content["tables"][0].update(k=0),
         lambda content: content["tables"][0].update(queries=0),
-        lambda content: content["tables"][0].update(rungs=[]),
-        lambda content: content["tables"][0]["rungs"].pop(),
-        lambda content: content["tables"][0]["rungs"][0].update(recall=1.5),
-        lambda content: content["tables"][0]["rungs"][0].update(recall=float("nan")),
-        lambda content: content["tables"][0]["rungs"][0].update(low="0.4"),
-        lambda content: content["tables"][0]["rungs"][0].update(knobs=[1]),
-        lambda content: content["tables"][0]["rungs"][0].update(p95_ms=0.5),
+        lambda content: content["tables"][0].update(points=[]),
+        lambda content: content["tables"][0]["points"].pop(),
+        lambda content: content["tables"][0]["points"][0].update(recall=1.5),
+        lambda content: content["tables"][0]["points"][0].update(recall=float("nan")),
+        lambda content: content["tables"][0]["points"][0].update(low="0.4"),
+        lambda content: content["tables"][0]["points"][0].update(search_params=[1]),
+        lambda content: content["tables"][0]["points"][0].update(p95_ms=0.5),
     ],
 )
 def test_a_malformed_table_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
-    with pytest.raises(InputError, match=r"not a calibration that this Quiver reads .*quiver index calibrate"):
+    with pytest.raises(InputError, match=r"the calibration cannot be read .*quiver index calibrate"):
         Calibration.from_json(spoilt(change))
     for other in (None, 3, [], "x"):
         with pytest.raises(InputError, match="not a calibration"):
@@ -372,7 +373,7 @@ def test_tiny_indexes_are_measured(tmp_path: Path, engine: str, documents: int) 
     texts = [*corpus(last=documents), *([Document("nothing", "empty")] if engine == "tokens" else [])]
     index = build_index(texts, model, tmp_path / "i", options=replace(ENGINES[engine], settings={}))
     assert index.calibration is not None
-    assert {rung.recall for table in index.calibration.tables for rung in table.rungs} == {1.0}  # fewer than k: all are found
+    assert {point.recall for table in index.calibration.tables for point in table.points} == {1.0}  # fewer than k: all are found
     found = index.search(real_queries(engine, 2), 50, target_recall=0.9).ids
     assert [len(ids) for ids in found] == [documents, documents]
 
@@ -381,7 +382,7 @@ def test_an_index_without_documents(small: Path) -> None:
     everything = list(open_index(small).ids)
     emptied = delete_documents(small, everything)
     assert emptied.search(real_queries("lists", 1), 5, target_recall=0.9).ids == [[]]
-    with pytest.raises(InputError, match="there is nothing to measure"):
+    with pytest.raises(InputError, match="nothing to measure"):
         calibrate_index(small)
     assert open_index(small).manifest.generation == 2
     assert compact_index(small).search(real_queries("lists", 1), 5, target_recall=0.9).ids == [[]]
@@ -446,7 +447,7 @@ def test_recall_and_segments_do_not_depend_on_the_run(tmp_path: Path) -> None:
     first, second = ([entry.files for entry in index.manifest.segments] for index in indexes)
     assert first == second
     assert indexes[0].manifest.codec == indexes[1].manifest.codec
-    recalls = [[[rung.recall for rung in table.rungs] for table in calibrate(index, count=20, seed=2).tables] for index in indexes]
+    recalls = [[[point.recall for point in table.points] for table in calibrate(index, count=20, seed=2).tables] for index in indexes]
     assert recalls[0] == recalls[1]
     plain = build_index(corpus(last=120), Heaps("dense"), tmp_path / "c", options=replace(ENGINES["lists"], calibrate=False))
     assert [entry.files for entry in plain.manifest.segments] == first
@@ -537,13 +538,13 @@ def test_a_ladder_climbs_and_has_the_presets() -> None:
     for engine, settings in (("pq-dense", {}), ("ivf-dense", {"nlist": 64}), ("faiss-dense", {"factory": "IVF16_HNSW8,Flat"})):
         codec = train_codec(engine, Sample(vectors), card, documents=600, vectors=600, settings=settings, seed=0)
         for k in (1, 10, 100):
-            ladder = [asdict(effort) for effort in codec.ladder(k, documents=600)]
-            assert [step["exhaustive"] for step in ladder] == [False] * (len(ladder) - 1) + [True]
-            assert all(codec.effort(name, k=k) in codec.ladder(k, documents=600) for name in ("exact", "balanced", "fast"))
-            for name in ladder[0]:
-                knobs = [step[name] for step in ladder[:-1]]
-                assert knobs == sorted(knobs), (engine, k, name)
-            assert all(asdict(codec.effort_from(step)) == step for step in ladder)
+            param_grid = [asdict(effort) for effort in codec.param_grid(k, documents=600)]
+            assert [step["exhaustive"] for step in param_grid] == [False] * (len(param_grid) - 1) + [True]
+            assert all(codec.preset_params(name, k=k) in codec.param_grid(k, documents=600) for name in ("exact", "balanced", "fast"))
+            for name in param_grid[0]:
+                search_params = [step[name] for step in param_grid[:-1]]
+                assert search_params == sorted(search_params), (engine, k, name)
+            assert all(asdict(codec.search_params_from(step)) == step for step in param_grid)
 
 
 def test_an_error_of_the_disk_at_any_commit_leaves_the_old_table_or_the_new(tmp_path: Path, faults: ModuleType) -> None:

@@ -316,13 +316,13 @@ def test_the_command_line_opens_an_older_generation_knowingly(quiver: Callable[.
         assert quiver(*command, "--generation", 1).code == 0
     done = quiver("index", "info", indexed, "--generation", 9)
     assert done.code == 2
-    assert "has no generation 9; there are 1" in done.err
+    assert "generation 9 does not exist; there are 1" in done.err
 
 
 def test_info_says_that_an_index_was_opened_unverified(quiver: Callable[..., Any], indexed: Path) -> None:
     assert json.loads(quiver("index", "info", indexed, "--json").out)["verified"] is True
     assert json.loads(quiver("index", "info", indexed, "--no-verify", "--json").out)["verified"] is False
-    assert "opened unverified" in quiver("index", "info", indexed, "--no-verify").out
+    assert "off (--no-verify)" in quiver("index", "info", indexed, "--no-verify").out
 
 
 def test_documents_without_a_text_are_no_damage_once_they_are_repaired(exact: Path) -> None:
@@ -333,7 +333,7 @@ def test_documents_without_a_text_are_no_damage_once_they_are_repaired(exact: Pa
 
 
 def test_repair_finds_the_lines_of_the_texts_again(exact: Path) -> None:
-    only(exact, "documents.ends").unlink()
+    only(exact, "documents.offsets").unlink()
     report = repair_index(exact)
     assert (report.documents, report.without_text) == (COUNT, ())
     assert list(open_index(exact).documents) == DOCUMENTS

@@ -16,7 +16,7 @@ import pytest
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import BuildOptions, Filter, Index, build_index, open_index
-from quiver.retrieval.index.dense import lists
+from quiver.retrieval.index.dense import codec as lists
 from quiver.retrieval.index.tokens import segment as token_segments
 from quiver.retrieval.records import DenseEncoding, Document, TokenEncoding
 
@@ -71,7 +71,7 @@ def test_scores_of_a_query_that_does_not_fit_are_refused(engine: str, tmp_path: 
 def test_a_preset_that_there_is_not_is_refused(engine: str, tmp_path: Path, faults: ModuleType) -> None:
     index = built(engine, tmp_path / "i", faults)
     wrong: Any = "balance"
-    with pytest.raises(InputError, match="effort must be exact, balanced, fast, or knobs by name; got 'balance'"):
+    with pytest.raises(InputError, match="unknown search effort 'balance'"):
         index.search(queries_for(index, faults), 3, effort=wrong)
 
 
@@ -97,7 +97,7 @@ def test_threads_that_search_first_make_the_lists_once(
     engine: str, module: ModuleType, name: str, tmp_path: Path, faults: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index, make, made = built(engine, tmp_path / "i", faults), getattr(module, name), []
-    queries, knobs = queries_for(index, faults), faults.ENGINES[engine].narrow
+    queries, search_params = queries_for(index, faults), faults.ENGINES[engine].narrow
 
     def slow(*arguments: Any, **named: Any) -> Any:
         made.append(threading.get_ident())
@@ -107,7 +107,7 @@ def test_threads_that_search_first_make_the_lists_once(
     slow.size, slow.nbytes = getattr(make, "size", None), getattr(make, "nbytes", None)  # type: ignore[attr-defined]
     monkeypatch.setattr(module, name, slow)
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(index.search(queries, 2, effort=knobs).ids)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(index.search(queries, 2, effort=search_params).ids)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -59,7 +59,7 @@ def test_every_engine_works_without_a_folder(tmp_path: Path, word_sum: DenseMode
 def test_no_documents_and_repeated_ids_are_refused(word_sum: DenseModel) -> None:
     with pytest.raises(InputError, match="no documents to index"):
         build_index(iter([]), word_sum)
-    with pytest.raises(InputError, match="'a' is there twice"):
+    with pytest.raises(InputError, match="'a' occurs twice"):
         build_index([DOCUMENTS[0], DOCUMENTS[0]], word_sum)
     with pytest.raises(InputError, match="no document has the field 'year' to filter by"):
         build_index(DOCUMENTS, word_sum, options=BuildOptions(fields=["year"]))

@@ -125,7 +125,7 @@ def test_an_integer_id_is_its_digits(tmp_path: Path, word_sum: Any) -> None:
     assert index.document(8).text == "word8"  # type: ignore[arg-type]
     assert list(delete_documents(tmp_path / "i", [7, "8"]).ids) == ["9"]  # type: ignore[list-item]
     assert list(build_index(documents, word_sum).ids) == ["7", "8", "9"]
-    with pytest.raises(InputError, match="document id '9' is there twice"):
+    with pytest.raises(InputError, match="document id '9' occurs twice"):
         build_index([Document("9", "a"), Document(9, "b")], word_sum, tmp_path / "j")  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ def test_segments_are_searched_as_one(changed: tuple[Index, list[Document]], mod
     assert [index.documents[number] for number in (0, 29, -1)] == [alive[0], alive[29], alive[-1]]
     with pytest.raises(IndexError):
         index.ids[len(alive)]
-    with pytest.raises(InputError, match="no document 'd010'"):
+    with pytest.raises(InputError, match="has no document 'd010'"):
         index.text_of("d010")
 
 
@@ -241,7 +241,7 @@ def test_scores_of_chosen_documents(changed: tuple[Index, list[Document]], model
     for query, ids, scores in zip(queries, hits.ids, hits.scores, strict=True):
         np.testing.assert_allclose(index.scores(query, ids[::-1]), scores[::-1], rtol=1e-5, atol=1e-5)
     assert index.locate(["d010", alive[0].id, alive[-1].id]) == [None, (0, 0), (2, 19)]
-    with pytest.raises(InputError, match="no document 'd010'"):
+    with pytest.raises(InputError, match="has no document 'd010'"):
         index.scores(queries[0], ["d010"])
 
 

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from quiver.retrieval.index import DamagedIndexError, Filter, Index, delete_documents, open_index
-from quiver.retrieval.index.kernels import compiled, reference
-from quiver.retrieval.index.kernels.packing import lanes
 
 
 def searched(index: Index, faults: ModuleType, effort: Any, filter: Filter | None = None) -> object:
@@ -43,8 +41,8 @@ USES: dict[str, Callable[[Index, ModuleType], object]] = {
         ("ivf-tokens", "lengths.u32", 3, 0xFF, ["open"]),
         ("exact-dense", "ids.rows", 3, 0xFF, ["locate"]),
         ("exact-dense", "ids.utf8", 1, 0xFF, ["name"]),
-        ("exact-dense", "ids.ends", -1, 0xFF, ["open"]),
-        ("exact-dense", "documents.ends", -1, 0xFF, ["show"]),
+        ("exact-dense", "ids.offsets", -1, 0xFF, ["open"]),
+        ("exact-dense", "documents.offsets", -1, 0xFF, ["show"]),
         ("exact-dense", "documents.jsonl", 0, 0xFF, ["show"]),
         ("exact-dense", "metadata-0000.rows", 3, 0xFF, ["filter"]),
     ],
@@ -71,21 +69,3 @@ def test_a_change_of_a_damaged_index_says_so_too(tmp_path: Path, faults: ModuleT
     path.write_bytes(b"\xff" * 36)
     with pytest.raises(DamagedIndexError, match=r"ids\.rows: bytes 0 to 35 have changed"):
         delete_documents(tmp_path / "i", ["a1"])
-
-
-@pytest.mark.parametrize("module", [reference, compiled])
-def test_a_document_with_a_centroid_that_does_not_exist_has_no_score(module: Any) -> None:
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 5, (12, 8 // 8 + 2)).astype(np.uint8)
-    coarse[:, 2] = 0
-    coarse[5, 1:] = 0xFF  # 65,535 of 5
-    fine = rng.integers(0, 50, (12, 8 * 4 // 8 + 2)).astype(np.uint8)
-    products, query = rng.standard_normal((2, 16, 4)).astype(np.float32), lanes(rng.standard_normal((3, 8)).astype(np.float32))
-    similarities, table = rng.standard_normal((1, 5, 16)).astype(np.float32), rng.standard_normal((1, 2, 16, 16)).astype(np.float32)
-    begins, ends = np.array([0, 4, 8, 12]), np.array([4, 8, 12, 12])
-    for scores in (
-        module.score(coarse, fine, begins, ends, similarities, products, rng.standard_normal((256, 2)).astype(np.float32), query),
-        module.estimate(coarse, begins, ends, similarities, table),
-    ):
-        assert np.isnan(scores).tolist() == [False, True, False, False]
-        assert scores[3] == -np.inf

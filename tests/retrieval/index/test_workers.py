@@ -21,9 +21,8 @@ from quiver.encoder import Encoder, EncoderConfig, InputError, Tokenizer, init_w
 from quiver.retrieval.cluster import LocalProcesses, open_executor
 from quiver.retrieval.index import BuildOptions, Index, build_index, open_index, pieces
 from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.plan import chunk_ends
+from quiver.retrieval.index.pieces import PieceFolders, WorkFolder, chunk_ends
 from quiver.retrieval.index.source import Reading, survey
-from quiver.retrieval.index.work import PieceFolders, WorkFolder
 from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model
@@ -89,8 +88,8 @@ def look(folder: Path) -> Left:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
 
 
 def sums(index: Index) -> list[dict[str, str]]:
@@ -173,7 +172,7 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.models.pooling import Projection
 
 if __name__ == "__main__":
-    pieces._CHUNK, pieces._PIECE_DOCUMENTS = 4, 8
+    pieces.CHUNK, pieces.PIECE_DOCUMENTS = 4, 8
     model, corpus, out, workers = sys.argv[1:]
     build_index(corpus, load_model(model), Path(out), options=BuildOptions(calibrate=False), executor=LocalProcesses(int(workers)))
 """
@@ -277,11 +276,11 @@ def killing_a_node(cluster: Any, folder: Path, workers: int) -> threading.Thread
 def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: bool, size: int) -> Index:
     executor: Executor = open_executor("ray", address=cluster.address)
     thread = killing_a_node(cluster, out, 3) if kill else None
-    pieces._PIECE_DOCUMENTS, former = size, pieces._PIECE_DOCUMENTS
+    pieces.PIECE_DOCUMENTS, former = size, pieces.PIECE_DOCUMENTS
     try:
         index = build_index(corpus, load_model(model), out, options=BuildOptions(calibrate=False), executor=executor)
     finally:
-        pieces._PIECE_DOCUMENTS = former
+        pieces.PIECE_DOCUMENTS = former
     if thread is not None:
         thread.join(1)
         assert not thread.is_alive(), "the build had ended before a node was killed"
@@ -292,7 +291,7 @@ def build_on_cluster(cluster: Any, corpus: Path, model: Path, out: Path, kill: b
 def test_three_nodes_build_the_same_bytes_also_when_one_is_killed(
     tmp_path: Path, minilm: Path, ray_nodes: Any, left: Callable[[], Left], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(pieces, "_CHUNK", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 8)
     corpus = write_corpus(tmp_path / "c.jsonl", documents(480))
     whole = build_index(corpus, load_model(minilm), tmp_path / "whole", options=BuildOptions(calibrate=False))
     for kill in (False, True):

@@ -37,7 +37,7 @@ def test_mistakes(quiver: Quiver, indexes: Indexes, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("short")
     assert "16 characters" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "token"))
     assert "none" in refused(quiver("serve", indexes.dense, "--token-file", tmp_path / "none"))
-    assert "is not an index" in refused(quiver("serve", tmp_path))
+    assert "the folder is not an index" in refused(quiver("serve", tmp_path))
     assert "pass further indexes" in refused(quiver("serve", indexes.dense, "--fuse", "another"))
     assert "built without texts" in refused(quiver("serve", indexes.silent, "--fuse", "bm25"))
     assert "not an address" in refused(quiver("serve", indexes.dense, "--host", "no such host"))

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from quiver.eval.nlu.fine_tuning.loop import Course
-from quiver.eval.nlu.fine_tuning.optimizer import learning_rate_share, make_optimizer, set_learning_rate
 from quiver.eval.nlu.fine_tuning.sections import FineTuningSection, UpdatesSection
+from quiver.eval.nlu.fine_tuning.task import Schedule, learning_rate_share, make_optimizer, set_learning_rate
 
 
 @pytest.mark.parametrize(("steps", "ratio", "warmup"), [(10, 0.1, 1), (37, 0.1, 4), (5, 0.0, 0), (4, 1.0, 4), (1, 0.1, 1)])
@@ -36,13 +35,13 @@ def test_decay_is_of_the_rate_or_of_its_share(decoupled: bool, taken: float) -> 
 
 
 def test_every_example_comes_once_an_epoch_in_an_order_of_its_own() -> None:
-    course = Course(UpdatesSection(epochs=2.5, batch_size=4, learning_rate=1e-3), FineTuningSection(seed=3), "updates", examples=10)
-    assert (course.per_epoch, course.steps) == (3, 8)
-    epochs = [[member for step in range(first, first + 3) for member in course.members(step)] for first in (1, 4)]
+    schedule = Schedule(UpdatesSection(epochs=2.5, batch_size=4, learning_rate=1e-3), FineTuningSection(seed=3), "updates", examples=10)
+    assert (schedule.per_epoch, schedule.steps) == (3, 8)
+    epochs = [[member for step in range(first, first + 3) for member in schedule.members(step)] for first in (1, 4)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
     assert epochs[0] != epochs[1]
-    assert [len(course.members(step)) for step in (1, 2, 3)] == [4, 4, 2]
-    assert [step for step in range(9) if course.is_marked(step)] == [3, 6, 8]
+    assert [len(schedule.members(step)) for step in (1, 2, 3)] == [4, 4, 2]
+    assert [step for step in range(9) if schedule.evaluation_due(step)] == [3, 6, 8]
     updates = UpdatesSection(epochs=2.5, batch_size=4, learning_rate=1e-3, evaluate_every=5)
-    often = Course(updates, FineTuningSection(), "updates", examples=10)
-    assert [step for step in range(9) if often.is_marked(step)] == [5, 8]
+    often = Schedule(updates, FineTuningSection(), "updates", examples=10)
+    assert [step for step in range(9) if often.evaluation_due(step)] == [5, 8]

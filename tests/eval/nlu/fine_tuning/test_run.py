@@ -19,13 +19,13 @@ import torch
 from quiver.encoder import InputError, load_classifier
 from quiver.encoder.files import read_json, write_json
 from quiver.encoder.heads import SequenceClassifier
+from quiver.encoder.training.bar import BarCallback
 from quiver.encoder.training.checkpoints import Checkpoints
 from quiver.encoder.training.lock import exclusive_lock
 from quiver.encoder.training.log import LOG, read_log
+from quiver.encoder.training.state_files import write_state
 from quiver.encoder.training.stopping import RunStoppedError
-from quiver.eval.nlu.fine_tuning.loop import _Loop
 from quiver.eval.nlu.fine_tuning.run import Request
-from quiver.eval.nlu.fine_tuning.snapshot import write_snapshot
 from quiver.eval.nlu.glue_recipe import GlueRecipe
 from quiver.eval.nlu.glue_training import PREDICTIONS, RESULTS, Start, TaskScores, TextTask, run_recipe, train_glue_task
 
@@ -43,16 +43,14 @@ def train(recipe: GlueRecipe, out: Path, *, resume: bool = False, overwrite: boo
     return train_glue_task(recipe, "cola", Start(recipe.model.init), request)
 
 
-def before_update(update: int, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something happens when the loop comes to an update."""
-    real = _Loop._step
+def after_step(step: int, do: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something happens after a step, before anything of it is counted, logged or saved."""
 
-    def interrupted(self: Any, step: int) -> Any:
-        if step == update:
+    def interrupted(self: BarCallback, done: int) -> None:
+        if done == step:
             do()
-        return real(self, step)
 
-    monkeypatch.setattr(_Loop, "_step", interrupted)
+    monkeypatch.setattr(BarCallback, "on_step", interrupted)
 
 
 def die() -> None:
@@ -124,7 +122,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(
     """In the first epoch; behind its end, where the order is drawn anew; before the last update."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        before_update(fatal, die, patch)
+        after_step(fatal, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
     (out / "checkpoints" / ".step-000099.unfinished").mkdir()  # what a kill leaves, and an exception does not
@@ -139,7 +137,7 @@ def test_a_disk_that_fills_up_is_an_oserror_and_the_run_resumes(
 ) -> None:
     out = tmp_path / "out"
     with ExitStack() as filled, pytest.MonkeyPatch.context() as patch:
-        before_update(8, lambda: filled.enter_context(full_disk(10_000)), patch)
+        after_step(8, lambda: filled.enter_context(full_disk(10_000)), patch)
         with pytest.raises(OSError, match="File too large") as caught:
             train(recipe, out)
     assert str(caught.value.filename).startswith(str(out / "checkpoints"))
@@ -154,7 +152,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_resumed(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr("quiver.eval.nlu.fine_tuning.run.new_run", lambda out: nullcontext())  # a process that is killed clears nothing up
-        before_update(3, die, patch)
+        after_step(3, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
     train(recipe, out, resume=True)
@@ -176,7 +174,7 @@ def test_sigterm_finishes_the_update_and_saves_before_anything_is_scored(
 
     monkeypatch.setattr(TextTask, "score", noted)
     with monkeypatch.context() as patch:
-        before_update(asked, terminate, patch)
+        after_step(asked - 1, terminate, patch)
         with pytest.raises(RunStoppedError) as stopped:
             train(recipe, out)
     assert stopped.value.step == asked
@@ -195,11 +193,11 @@ def test_a_session_that_dies_behind_a_score_does_not_log_it_twice(
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        before_update(12, terminate, patch)
+        after_step(11, terminate, patch)
         with pytest.raises(RunStoppedError):
             train(recipe, out)
     with monkeypatch.context() as patch:
-        before_update(13, die, patch)
+        after_step(13, die, patch)
         with pytest.raises(Killed):
             train(recipe, out, resume=True)  # scores update 12 first, whose checkpoint is older than that score
     assert [line["step"] for line in read_log(out / LOG) if "score" in line] == [4, 8, 12]
@@ -212,16 +210,16 @@ def test_no_death_while_a_checkpoint_is_written_loses_the_run(
 ) -> None:
     """It dies between the model and the state, when the folder has no name yet: the checkpoint before it is what is left."""
     out = tmp_path / "out"
-    real, seen = write_snapshot, []
+    real, seen = write_state, []
 
-    def dying(folder: Path, *arguments: Any) -> None:
-        seen.append(folder)
+    def dying(stem: Path, state: object) -> None:
+        seen.append(stem)
         if len(seen) == 3:
             raise Killed
-        real(folder, *arguments)
+        real(stem, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr("quiver.eval.nlu.fine_tuning.loop.write_snapshot", dying)
+        patch.setattr("quiver.eval.nlu.fine_tuning.task.write_state", dying)
         with pytest.raises(Killed):
             train(recipe, out)
     assert max(Checkpoints(out / "checkpoints").steps()) == 8
@@ -268,7 +266,7 @@ def test_patience_goes_on_counting_when_a_run_is_resumed(make_glue: MakeGlue, tm
     recipe, out = make_glue("cola", updates=UPDATES, patience=2), tmp_path / "out"
     scripted([0.5, 0.4, 0.3], monkeypatch)
     with monkeypatch.context() as patch:
-        before_update(10, die, patch)
+        after_step(10, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
     train(recipe, out, resume=True)
@@ -282,7 +280,7 @@ def test_a_best_checkpoint_that_is_damaged_is_not_passed_over(make_glue: MakeGlu
     def spoil() -> None:
         (out / "checkpoints" / "step-000004" / "model.safetensors").write_bytes(b"spoilt")
 
-    before_update(9, spoil, monkeypatch)
+    after_step(9, spoil, monkeypatch)
     with pytest.raises(InputError, match=r"step-000004: the best checkpoint is damaged or gone; train again with --overwrite"):
         train(recipe, out)
 
@@ -312,7 +310,7 @@ def test_what_a_run_is_resumed_with_is_what_it_was_begun_with(
 ) -> None:
     recipe, out = make_glue("cola", updates=UPDATES), tmp_path / "out"
     with monkeypatch.context() as patch:
-        before_update(6, die, patch)
+        after_step(6, die, patch)
         with pytest.raises(Killed):
             train(recipe, out)
     with pytest.raises(InputError, match=r"--resume needs the run as it was begun; training\.seed was 12, is 13$"):
@@ -352,13 +350,13 @@ def test_a_run_that_replaces_another_leaves_none_of_its_results(
     train(first, out)
     before = (out / RESULTS).read_bytes()
     with monkeypatch.context() as patch:
-        before_update(2, die, patch)
+        after_step(2, die, patch)
         with pytest.raises(Killed):
             train(second, out, overwrite=True)
     assert (out / RESULTS).read_bytes() == before, "the old run is put back, whole"
     assert read_json(out / "run.json")["recipe"]["training"]["seed"] == 12
     with monkeypatch.context() as patch:
-        before_update(6, die, patch)
+        after_step(6, die, patch)
         with pytest.raises(Killed):
             train(second, out, overwrite=True)
     assert not (out / RESULTS).exists()

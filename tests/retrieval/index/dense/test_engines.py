@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.scalar import ScalarCoding
+from quiver.retrieval.index.dense.refine import ScalarCoding
 from quiver.retrieval.index.disk import REAL
 from quiver.retrieval.index.engine_table import ENGINES, open_codec
 from quiver.retrieval.index.engines import Sample
@@ -38,7 +38,7 @@ def test_looking_at_everything_is_brute_force_over_what_is_allowed(
     allowed = None if share is None else np.random.default_rng(3).random(len(segment)) < share
     queries = documents.queries(8)
     for k in (1, 10, 2000):
-        found = segment.search(queries, k, effort=codec.effort("exact", k=k), ranks=documents.ranks, allowed=allowed)
+        found = segment.search(queries, k, params=codec.preset_params("exact", k=k), ranks=documents.ranks, allowed=allowed)
         for query, each in zip(queries, found, strict=True):
             rows, scores = dense.brute_force(segment, query, k, documents.ranks, allowed)
             assert each.rows.tolist() == rows
@@ -54,9 +54,9 @@ def test_what_is_found_is_allowed_scored_as_brute_force_and_nearly_all(
     codec, segment = segments[kind]
     allowed = None if share is None else np.random.default_rng(4).random(len(segment)) < share
     queries = documents.queries(30)
-    effort = codec.effort(preset, k=5)
-    found = segment.search(queries, 5, effort=effort, ranks=documents.ranks, allowed=allowed)
-    wanted = segment.search(queries, 5, effort=codec.effort("exact", k=5), ranks=documents.ranks, allowed=allowed)
+    effort = codec.preset_params(preset, k=5)
+    found = segment.search(queries, 5, params=effort, ranks=documents.ranks, allowed=allowed)
+    wanted = segment.search(queries, 5, params=codec.preset_params("exact", k=5), ranks=documents.ranks, allowed=allowed)
     for query, each in zip(queries, found, strict=True):
         assert len(each.rows) == len(set(each.rows.tolist())) == 5
         assert each.rows.min() >= 0
@@ -70,34 +70,34 @@ def test_what_is_found_is_allowed_scored_as_brute_force_and_nearly_all(
 def test_a_query_finds_the_same_alone_and_among_others(documents: Any, segments: Any, kind: str) -> None:
     codec, segment = segments[kind]
     queries = documents.queries(25)
-    effort = codec.effort("fast", k=5)
-    together = segment.search(queries, 5, effort=effort, ranks=documents.ranks)
+    effort = codec.preset_params("fast", k=5)
+    together = segment.search(queries, 5, params=effort, ranks=documents.ranks)
     for query, found in zip(queries, together, strict=True):
-        (alone,) = segment.search(query[None], 5, effort=effort, ranks=documents.ranks)
+        (alone,) = segment.search(query[None], 5, params=effort, ranks=documents.ranks)
         np.testing.assert_array_equal(found.rows, alone.rows)
         np.testing.assert_array_equal(found.scores, alone.scores)
-    assert segment.search(queries[:0], 5, effort=effort, ranks=documents.ranks) == []
+    assert segment.search(queries[:0], 5, params=effort, ranks=documents.ranks) == []
 
 
 def test_fewer_than_k_are_all_that_there_are(documents: Any, segments: Any, kind: str) -> None:
     codec, segment = segments[kind]
     queries = documents.queries(3)
     for preset in ("exact", "balanced", "fast"):
-        for found in segment.search(queries, 10_000, effort=codec.effort(preset, k=10_000), ranks=documents.ranks):
+        for found in segment.search(queries, 10_000, params=codec.preset_params(preset, k=10_000), ranks=documents.ranks):
             assert sorted(found.rows.tolist()) == list(range(len(segment)))
     allowed = np.zeros(len(segment), bool)
     allowed[[3, 1400]] = True
     for preset in ("exact", "balanced", "fast"):
-        for found in segment.search(queries, 10, effort=codec.effort(preset, k=10), ranks=documents.ranks, allowed=allowed):
+        for found in segment.search(queries, 10, params=codec.preset_params(preset, k=10), ranks=documents.ranks, allowed=allowed):
             assert sorted(found.rows.tolist()) == [3, 1400]
 
 
 def test_where_the_lists_probed_hold_fewer_than_k_all_are_looked_at(dense: Any, documents: Any, segments: Any) -> None:
     for kind in ("ivf", "faiss-ivf", "faiss-rotated"):
         codec, segment = segments[kind]
-        effort = codec.effort_from({"nprobe": 1, "k_factor": 1.0})
+        effort = codec.search_params_from({"nprobe": 1, "k_factor": 1.0})
         queries = documents.queries(5)
-        found = segment.search(queries, 600, effort=effort, ranks=documents.ranks)
+        found = segment.search(queries, 600, params=effort, ranks=documents.ranks)
         for query, each in zip(queries, found, strict=True):
             assert each.rows.tolist() == dense.brute_force(segment, query, 600, documents.ranks, None)[0]
 
@@ -112,7 +112,7 @@ def test_ties_go_to_the_greater_rank_however_many_they_are(dense: Any, documents
     same = np.append(0, np.arange(40, 740))
     expected = same[np.argsort(-ranks[same].astype(int))][:12].tolist()
     for preset in ("exact",) if kind == "faiss-graph" else ("exact", "balanced", "fast"):
-        (found,) = segment.search(copies[:1], 12, effort=codec.effort(preset, k=12), ranks=ranks)
+        (found,) = segment.search(copies[:1], 12, params=codec.preset_params(preset, k=12), ranks=ranks)
         assert len(set(found.scores.tolist())) == 1
         assert found.rows.tolist() == expected
 
@@ -124,12 +124,12 @@ def test_zero_vectors_are_documents_and_queries_like_others(dense: Any, document
     segment = dense.write(codec, tmp_path / "s", vectors)
     np.testing.assert_allclose(segment.vectors(np.arange(0, 1500, 7))[0], 0, atol=0.01)
     for preset in ("exact", "balanced"):
-        (found,) = segment.search(np.zeros((1, 16), np.float32), 5, effort=codec.effort(preset, k=5), ranks=documents.ranks)
+        (found,) = segment.search(np.zeros((1, 16), np.float32), 5, params=codec.preset_params(preset, k=5), ranks=documents.ranks)
         assert found.scores.tolist() == [0.0] * 5
         assert documents.ranks[found.rows].tolist() == [1499, 1498, 1497, 1496, 1495]
     only = np.zeros(1500, bool)
     only[::7] = True
-    (found,) = segment.search(documents.queries(1), 9, effort=codec.effort("balanced", k=9), ranks=documents.ranks, allowed=only)
+    (found,) = segment.search(documents.queries(1), 9, params=codec.preset_params("balanced", k=9), ranks=documents.ranks, allowed=only)
     assert len(found.rows) == 9
     assert not (found.rows % 7).any()
 
@@ -142,9 +142,11 @@ def test_any_width(dense: Any, tmp_path: Path, kind: str, width: int) -> None:
     segment = dense.write(codec, tmp_path / "s", documents.vectors)
     queries = documents.queries(5)
     np.testing.assert_allclose(segment.vectors(np.arange(600))[0], documents.vectors, atol=0.05)
-    for query, found in zip(queries, segment.search(queries, 7, effort=codec.effort("exact", k=7), ranks=documents.ranks), strict=True):
+    for query, found in zip(
+        queries, segment.search(queries, 7, params=codec.preset_params("exact", k=7), ranks=documents.ranks), strict=True
+    ):
         assert found.rows.tolist() == dense.brute_force(segment, query, 7, documents.ranks, None)[0]
-    found = segment.search(queries, 1, effort=codec.effort("balanced", k=1), ranks=documents.ranks)
+    found = segment.search(queries, 1, params=codec.preset_params("balanced", k=1), ranks=documents.ranks)
     assert [len(each.rows) for each in found] == [1] * 5
 
 
@@ -160,7 +162,7 @@ def test_scores_are_the_models_similarity(dense: Any, tmp_path: Path, kind: str,
     codec = documents.codec(kind)
     segment = dense.write(codec, tmp_path / "s", documents.vectors)
     exact = queries.astype(float) @ documents.vectors.astype(float).T
-    found = segment.search(queries, 10, effort=codec.effort("balanced", k=10), ranks=documents.ranks)
+    found = segment.search(queries, 10, params=codec.preset_params("balanced", k=10), ranks=documents.ranks)
     recall = []
     for scores, each in zip(exact, found, strict=True):
         np.testing.assert_allclose(each.scores, scores[each.rows], atol=0.02 * np.abs(scores).max())
@@ -176,11 +178,11 @@ def test_the_smallest_collections(dense: Any, tmp_path: Path, kind: str) -> None
         codec = (trained if kind in ("faiss-ivf", "faiss-codes", "faiss-rotated") else few).codec(kind)
         segment = dense.write(codec, tmp_path / f"s{count}", few.vectors)
         for preset in ("exact", "balanced"):
-            (found,) = segment.search(few.vectors[:1], 10, effort=codec.effort(preset, k=10), ranks=few.ranks)
+            (found,) = segment.search(few.vectors[:1], 10, params=codec.preset_params(preset, k=10), ranks=few.ranks)
             assert sorted(found.rows.tolist()) == list(range(count))
         np.testing.assert_allclose(segment.vectors(np.arange(count))[0], few.vectors, atol=0.02)
     none = dense.write(codec, tmp_path / "none", trained.vectors[:0])
-    (found,) = none.search(trained.vectors[:1], 3, effort=codec.effort("balanced", k=3), ranks=trained.ranks[:0])
+    (found,) = none.search(trained.vectors[:1], 3, params=codec.preset_params("balanced", k=3), ranks=trained.ranks[:0])
     assert len(none) == len(found.rows) == len(found.scores) == 0
     assert none.vectors(np.zeros(0, np.int64))[0].shape == (0, 16)
     assert none.exact_scores(trained.vectors[0], np.zeros(0, np.int64)).shape == (0,)
@@ -219,7 +221,7 @@ def test_equal_input_gives_equal_bytes_and_a_saved_codec_writes_the_same(dense: 
         assert dense.bytes_of(tmp_path / f"s-{name}") == dense.bytes_of(tmp_path / "s-a")
     assert (opened.name, dict(opened.parameters)) == (codec.name, dict(codec.parameters))
     for preset in ("exact", "balanced", "fast"):
-        assert opened.effort(preset, k=10) == codec.effort(preset, k=10)
+        assert opened.preset_params(preset, k=10) == codec.preset_params(preset, k=10)
 
 
 def test_another_seed_gives_another_codec(dense: Any, tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_files_that_are_missing_or_of_another_size_are_damage(dense: Any, docume
 
     def search() -> None:
         segment = codec.open(Files(tmp_path / "s"), 300)
-        segment.search(documents.queries(1), 3, effort=codec.effort("fast", k=3), ranks=documents.ranks)
+        segment.search(documents.queries(1), 3, params=codec.preset_params("fast", k=3), ranks=documents.ranks)
 
     for name in names:
         path = tmp_path / "s" / name
@@ -270,7 +272,7 @@ def test_a_list_that_does_not_exist_is_damage_and_no_crash(dense: Any, documents
     path.write_bytes(content)
     segment = codec.open(Files(tmp_path / "s"), 300)
     with pytest.raises(DamagedIndexError, match="names a list that the codec does not have"):
-        segment.search(documents.queries(1), 3, effort=codec.effort("fast", k=3), ranks=documents.ranks)
+        segment.search(documents.queries(1), 3, params=codec.preset_params("fast", k=3), ranks=documents.ranks)
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS)
@@ -294,7 +296,7 @@ def test_the_number_of_threads_of_faiss_is_left_as_it_was(documents: Any, segmen
     try:
         faiss.omp_set_num_threads(3)
         for count in (1, 4):
-            segment.search(documents.queries(count), 3, effort=codec.effort("fast", k=3), ranks=documents.ranks)
+            segment.search(documents.queries(count), 3, params=codec.preset_params("fast", k=3), ranks=documents.ranks)
         assert faiss.omp_get_max_threads() == 3
     finally:
         faiss.omp_set_num_threads(former)
@@ -327,11 +329,11 @@ def test_looking_at_everything_copies_nothing_as_long_as_the_segment(dense: Any,
     documents = dense.collection(200_000, width=2)
     codec = documents.codec("pq")
     segment = dense.write(codec, tmp_path / "s", documents.vectors)
-    effort, ranks = codec.effort("exact", k=3), np.arange(200_000, dtype=np.uint32)
-    segment.search(documents.queries(1), 3, effort=effort, ranks=ranks)
+    effort, ranks = codec.preset_params("exact", k=3), np.arange(200_000, dtype=np.uint32)
+    segment.search(documents.queries(1), 3, params=effort, ranks=ranks)
     tracemalloc.start()
     try:
-        segment.search(documents.queries(1)[:1], 3, effort=effort, ranks=ranks)
+        segment.search(documents.queries(1)[:1], 3, params=effort, ranks=ranks)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

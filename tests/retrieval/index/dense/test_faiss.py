@@ -113,7 +113,7 @@ def test_an_index_of_other_vectors_is_damage(documents: Any, dense: Any, tmp_pat
     (tmp_path / "few" / "index.faiss").rename(tmp_path / "many" / "index.faiss")
     segment = codec.open(Files(tmp_path / "many"), 700)
     with pytest.raises(DamagedIndexError, match=r"20 vectors of width 16, not \(700, 16\)"):
-        segment.search(documents.queries(1), 2, effort=codec.effort("balanced", k=2), ranks=documents.ranks)
+        segment.search(documents.queries(1), 2, params=codec.preset_params("balanced", k=2), ranks=documents.ranks)
 
 
 def test_what_has_an_index_open_keeps_it(documents: Any, dense: Any, tmp_path: Path) -> None:
@@ -122,5 +122,5 @@ def test_what_has_an_index_open_keeps_it(documents: Any, dense: Any, tmp_path: P
     segment = dense.write(codec, tmp_path / "s", documents.vectors)
     for path in (tmp_path / "s").iterdir():
         path.unlink()
-    (found,) = segment.search(documents.vectors[:1], 2, effort=codec.effort("balanced", k=2), ranks=documents.ranks)
+    (found,) = segment.search(documents.vectors[:1], 2, params=codec.preset_params("balanced", k=2), ranks=documents.ranks)
     assert len(found.rows) == 2

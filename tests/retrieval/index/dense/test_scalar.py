@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.scalar import Prepared, ScalarCoding
+from quiver.retrieval.index.dense.refine import Prepared, ScalarCoding
 
 MATRICES = hnp.arrays(
     np.float32,

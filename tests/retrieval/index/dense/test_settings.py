@@ -1,4 +1,4 @@
-"""The table of sizes, and settings and knobs that the user gets wrong."""
+"""The table of sizes, and settings and search_params that the user gets wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.dense.settings import ListEffort, ScanEffort, coordinates, probes, sample_size, sizes
+from quiver.retrieval.index.dense.settings import ListParams, ScanParams, coordinates, probes, sample_size, sizes
 from quiver.retrieval.index.engine_table import ENGINES, engine_name, train_codec
 from quiver.retrieval.index.engines import Sample
 from quiver.retrieval.records import ModelCard
@@ -65,12 +65,12 @@ def test_lists_grow_with_the_root_of_the_size_and_have_enough_to_learn_from() ->
         ("ivf-dense", {"nlist": float("nan")}, "nlist must be a whole number >= 1, got nan"),
         ("ivf-dense", {"nlist": float("inf")}, "nlist must be a whole number >= 1, got inf"),
         ("ivf-dense", {"dsub": "two"}, "dsub must be 2, 4 or 8, got 'two'"),
-        ("faiss-dense", {}, "faiss-dense wants the setting factory"),
-        ("faiss-dense", {"factory": 4}, "faiss-dense wants the setting factory"),
+        ("faiss-dense", {}, "faiss-dense requires the setting factory"),
+        ("faiss-dense", {"factory": 4}, "faiss-dense requires the setting factory"),
         ("faiss-dense", {"factory": "Flat", "nprobe": 4}, "faiss-dense has no setting 'nprobe'; it has factory, bits"),
         ("faiss-dense", {"factory": "Nonsense"}, "index 'Nonsense': FAISS cannot make it for width 16"),
         ("faiss-dense", {"factory": "LSH"}, "index 'LSH': FAISS cannot make it for width 16"),
-        ("faiss-dense", {"factory": "SQ8,RFlat"}, "index 'SQ8,RFlat': faiss-dense keeps codes of its own to refine with"),
+        ("faiss-dense", {"factory": "SQ8,RFlat"}, "index 'SQ8,RFlat': faiss-dense refines with its own codes"),
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_encoded(engine: str, settings: Any, message: str) -> None:
@@ -91,7 +91,7 @@ def test_right_settings_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "knobs", "message"),
+    ("kind", "search_params", "message"),
     [
         ("pq", {"nprobe": 4}, "this pq-dense index has no search parameter 'nprobe'; it has k_factor, exhaustive"),
         ("ivf", {"efSearch": 4}, "this ivf-dense index has no search parameter 'efSearch'; it has nprobe, k_factor, exhaustive"),
@@ -108,26 +108,26 @@ def test_right_settings_pass() -> None:
         ("pq", {"exhaustive": 1}, "exhaustive must be true or false, got 1"),
     ],
 )
-def test_wrong_knobs_are_named(segments: Any, kind: str, knobs: Any, message: str) -> None:
+def test_wrong_search_parameters_are_named(segments: Any, kind: str, search_params: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        segments[kind][0].effort_from(knobs)
+        segments[kind][0].search_params_from(search_params)
     assert str(caught.value).startswith(message)
 
 
 def test_knobs_by_name_and_back(segments: Any, dense: Any) -> None:
     for kind in dense.ENGINES:
         codec = segments[kind][0]
-        assert codec.effort_from({}) == codec.effort("balanced", k=10)
+        assert codec.search_params_from({}) == codec.preset_params("balanced", k=10)
         for preset in ("exact", "balanced", "fast"):
-            effort = codec.effort(preset, k=3)
-            assert codec.effort_from(asdict(effort)) == effort
-        exact, balanced, fast = (codec.effort(preset, k=10) for preset in ("exact", "balanced", "fast"))
+            effort = codec.preset_params(preset, k=3)
+            assert codec.search_params_from(asdict(effort)) == effort
+        exact, balanced, fast = (codec.preset_params(preset, k=10) for preset in ("exact", "balanced", "fast"))
         assert exact.exhaustive
         assert not balanced.exhaustive
         assert fast.k_factor < balanced.k_factor
-    assert segments["pq"][0].effort_from({"k_factor": 4}) == ScanEffort(4.0)
-    assert segments["ivf"][0].effort_from({"nprobe": 3.0, "exhaustive": True}) == ListEffort(3, 15.0, True)
-    graph = segments["faiss-graph"][0].effort_from({"efSearch": 40})
+    assert segments["pq"][0].search_params_from({"k_factor": 4}) == ScanParams(4.0)
+    assert segments["ivf"][0].search_params_from({"nprobe": 3.0, "exhaustive": True}) == ListParams(3, 15.0, True)
+    graph = segments["faiss-graph"][0].search_params_from({"efSearch": 40})
     assert (graph.nprobe, graph.efSearch) == (0, 40)
 
 
@@ -139,5 +139,5 @@ def test_codes_of_wide_vectors_stand_for_more(width: int, dsub: int) -> None:
     for settings, wanted in (({}, dsub), ({"dsub": 8}, 8), ({"dsub": 2}, 2)):
         codec = train_codec("pq-dense", Sample(vectors), card, documents=64, vectors=64, settings=settings, seed=0)
         assert codec.parameters["dsub"] == wanted
-        few, many = codec.effort("balanced", k=10).k_factor, codec.effort("fast", k=10).k_factor
+        few, many = codec.preset_params("balanced", k=10).k_factor, codec.preset_params("fast", k=10).k_factor
         assert (few, many) == pytest.approx((42.0, 16.8) if wanted == 8 else (15.0, 6.0))

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents import ids as ids_module
 from quiver.retrieval.index.documents import strings
-from quiver.retrieval.index.documents.ids import IdTable, id_hashes, write_ids
-from quiver.retrieval.index.documents.strings import PackedStrings
+from quiver.retrieval.index.documents.strings import IdTable, StringColumn, id_hashes, write_ids
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files
 
@@ -30,11 +28,11 @@ def some_ids(seed: int) -> list[str]:
 @pytest.mark.parametrize("seed", range(40))
 def test_strings_are_a_list_and_sort_as_python_sorts(seed: int) -> None:
     ids = some_ids(seed)
-    packed = PackedStrings.pack(ids)
+    packed = StringColumn.pack(ids)
     assert list(packed) == ids == packed[:]
     assert [packed[number] for number in range(-len(ids), len(ids))] == ids + ids
     assert [ids[row] for row in packed.order()] == sorted(ids)
-    doubled = PackedStrings.pack(ids + ids)
+    doubled = StringColumn.pack(ids + ids)
     assert [(ids + ids)[row] for row in doubled.order()] == sorted(ids + ids)
     chosen = np.array(random.Random(seed).choices(range(len(ids)), k=7) if ids else [], np.int64)
     assert list(packed.select(chosen)) == [ids[row] for row in chosen]
@@ -44,7 +42,7 @@ def test_strings_are_a_list_and_sort_as_python_sorts(seed: int) -> None:
 
 def test_choosing_strings_holds_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place of a byte takes eight: of all bytes at once that would be twenty times the strings."""
-    packed = PackedStrings.pack(f"https://example.org/{number:09d}/" * (number % 9) for number in range(30_000))
+    packed = StringColumn.pack(f"https://example.org/{number:09d}/" * (number % 9) for number in range(30_000))
     chosen = np.random.default_rng(0).permutation(30_000)
     wanted = [packed[row] for row in chosen[:50].tolist()]
     monkeypatch.setattr(strings, "_PLACES", 100)  # shorter than some of the strings
@@ -57,13 +55,13 @@ def test_choosing_strings_holds_them_once(monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         tracemalloc.stop()
     assert list(selected)[:50] == wanted
-    assert peak < 1.5 * len(packed.blob) + 60 * 30_000
+    assert peak < 1.5 * len(packed.content) + 60 * 30_000
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_table_finds_every_row_and_ranks_every_id(tmp_path: Path, seed: int) -> None:
     ids = some_ids(seed)
-    assert set(write_ids(tmp_path, PackedStrings.pack(ids), REAL)) == {path.name for path in tmp_path.iterdir()}
+    assert set(write_ids(tmp_path, StringColumn.pack(ids), REAL)) == {path.name for path in tmp_path.iterdir()}
     table = IdTable.open(Files(tmp_path), len(ids))
     assert table.rows_of([*ids, "no such id", *ids[:3]]).tolist() == [*range(len(ids)), -1, *range(len(ids[:3]))]
     assert [ids[row] for row in np.argsort(table.ranks)] == sorted(ids)
@@ -71,9 +69,9 @@ def test_a_table_finds_every_row_and_ranks_every_id(tmp_path: Path, seed: int) -
 
 
 def test_ids_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ids_module, "id_hashes", lambda ids: id_hashes(ids) % np.uint64(3))
+    monkeypatch.setattr(strings, "id_hashes", lambda ids: id_hashes(ids) % np.uint64(3))
     ids = [f"d{number}" for number in range(50)]
-    write_ids(tmp_path, PackedStrings.pack(ids), REAL)
+    write_ids(tmp_path, StringColumn.pack(ids), REAL)
     table = IdTable.open(Files(tmp_path), 50)
     assert table.rows_of(ids[::-1]).tolist() == list(range(49, -1, -1))
     assert table.rows_of(["d50", "", "e"]).tolist() == [-1, -1, -1]
@@ -84,11 +82,11 @@ def test_hashes_are_the_same_on_every_machine() -> None:
 
 
 def test_files_that_do_not_fit_are_damage(tmp_path: Path) -> None:
-    write_ids(tmp_path, PackedStrings.pack(["a", "bb", "c"]), REAL)
-    with pytest.raises(DamagedIndexError, match=r"ids\.ends: 24 bytes are not an array of shape \(4,\)"):
+    write_ids(tmp_path, StringColumn.pack(["a", "bb", "c"]), REAL)
+    with pytest.raises(DamagedIndexError, match=r"ids\.offsets: 32 bytes are not an array of shape \(5,\)"):
         IdTable.open(Files(tmp_path), 4)
     (tmp_path / "ids.utf8").write_bytes(b"abb")
-    with pytest.raises(DamagedIndexError, match=r"ids\.ends: does not fit 3 bytes"):
+    with pytest.raises(DamagedIndexError, match=r"ids\.offsets: does not fit 3 bytes"):
         IdTable.open(Files(tmp_path), 3)
     (tmp_path / "ids.rows").unlink()
     (tmp_path / "ids.utf8").write_bytes(b"abbc")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.disk import REAL
-from quiver.retrieval.index.documents.filters import Condition, Filter
-from quiver.retrieval.index.documents.metadata import describe
+from quiver.retrieval.index.documents.metadata import Condition, Filter, describe
 from quiver.retrieval.index.documents.table import DocumentTable, DocumentTableWriter, merge_documents
 from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files
@@ -193,7 +192,7 @@ def test_conditions_are_read(text: str, condition: Condition) -> None:
 LONG = """
 import sys
 from quiver.encoder.errors import InputError
-from quiver.retrieval.index.documents.filters import Condition
+from quiver.retrieval.index.documents.metadata import Condition
 blanks = " " * 10**5
 for text in (blanks + "!", "a" + blanks + "in", "a in " + blanks + '"', "a in x" + blanks + 'y"', 'a in "' + '\\\\"' * 10**5):
     try:
@@ -243,5 +242,5 @@ def test_texts_that_were_changed_are_damage(tmp_path: Path) -> None:
     with pytest.raises(DamagedIndexError, match=r"documents\.jsonl:1: not a document"):
         table.texts[0]
     path.write_bytes(b"x")
-    with pytest.raises(DamagedIndexError, match="does not fit 1 bytes of texts"):
+    with pytest.raises(DamagedIndexError, match="does not fit 1 bytes of strings"):
         DocumentTable.open(Files(tmp_path / "s"), len(table), texts=True).texts  # noqa: B018 - reading it is the test

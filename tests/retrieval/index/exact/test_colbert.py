@@ -108,7 +108,7 @@ def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
         index_vectors([], np.zeros((0, 16), np.float32), ModelCard("vectors", "colbert", "", 16, "maxsim", 0, 0), lengths=[])
     with pytest.raises(InputError, match="none of the documents has a vector"):
         exact_index(["a", "b"], texts(0, [0, 0]))
-    with pytest.raises(InputError, match="'a' is there twice"):
+    with pytest.raises(InputError, match="'a' occurs twice"):
         exact_index(["a", "a"], texts(0, [1, 2]))
     with pytest.raises(ValueError, match="1 ids for the vectors of 2"):
         exact_index(["a"], texts(0, [1, 2]))

@@ -161,7 +161,7 @@ def test_a_vector_that_is_not_finite_names_its_document(bad: float) -> None:
 def test_what_cannot_be_indexed_or_searched_is_refused() -> None:
     with pytest.raises(InputError, match="at least one document"):
         exact_index([], np.zeros((0, 4), np.float32))
-    with pytest.raises(InputError, match="'a' is there twice"):
+    with pytest.raises(InputError, match="'a' occurs twice"):
         exact_index(["a", "b", "a"], unit(0, 3, 4))
     with pytest.raises(ValueError, match="2 ids for the vectors of 3"):
         exact_index(["a", "b"], unit(0, 3, 4))

@@ -117,7 +117,7 @@ def test_search_gives_only_rows_that_may_be_found(tmp_path: Path, kind: str) -> 
     for share in (0.0, 0.1, 0.6, 1.0):
         allowed = np.random.default_rng(5).random(50) < share
         for preset in ("exact", "balanced", "fast"):
-            found = segment.search(queries, 100, effort=codec.effort(preset, k=100), ranks=ranks, allowed=allowed)
+            found = segment.search(queries, 100, params=codec.preset_params(preset, k=100), ranks=ranks, allowed=allowed)
             for each in found:
                 assert sorted(each.rows.tolist()) == np.flatnonzero(allowed & (lengths > 0)).tolist()
                 assert (np.diff(each.scores) <= 0).all()
@@ -127,10 +127,10 @@ def test_equal_scores_go_to_the_greater_rank(tmp_path: Path) -> None:
     codec = codec_of("dense")
     segment = write(codec, tmp_path / "s", np.ones((6, DIM), np.float32), np.ones(6, np.int64), 6)
     ranks = np.array([3, 0, 5, 1, 4, 2], np.uint32)
-    effort = codec.effort("exact", k=3)
-    assert segment.search(np.ones((1, DIM), np.float32), 3, effort=effort, ranks=ranks)[0].rows.tolist() == [2, 4, 0]
+    effort = codec.preset_params("exact", k=3)
+    assert segment.search(np.ones((1, DIM), np.float32), 3, params=effort, ranks=ranks)[0].rows.tolist() == [2, 4, 0]
     allowed = np.array([True, True, False, True, False, True])
-    assert segment.search(np.ones((1, DIM), np.float32), 3, effort=effort, ranks=ranks, allowed=allowed)[0].rows.tolist() == [0, 5, 3]
+    assert segment.search(np.ones((1, DIM), np.float32), 3, params=effort, ranks=ranks, allowed=allowed)[0].rows.tolist() == [0, 5, 3]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_facts_that_are_missing_or_cannot_be_are_damage(tmp_path: Path, content:
 
 def test_what_an_exact_engine_does_not_take() -> None:
     with pytest.raises(InputError, match=r"has no search parameter .nprobe.; it has none"):
-        codec_of("dense").effort_from({"nprobe": 3})
+        codec_of("dense").search_params_from({"nprobe": 3})
     card = ModelCard("m", "dense", "f" * 64, DIM, "dot", 9, 9)
     sample = Sample(np.zeros((0, DIM), np.float32))
     with pytest.raises(InputError, match=r"exact-dense has no setting .bits.; it has none"):

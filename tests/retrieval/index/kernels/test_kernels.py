@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.kernels import choice, compiled, reference
-from quiver.retrieval.index.kernels.packing import cells, lanes
-from quiver.retrieval.index.tokens.pair_codes import SIZES, Bits, learn_pairs
+from quiver.retrieval.index.kernels import compiled
+from quiver.retrieval.index.kernels.packing import cells, decode, lanes
+from quiver.retrieval.index.tokens.coding import SIZES, Bits, learn_pairs
+
+reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 
 def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
@@ -106,7 +109,7 @@ def test_scores_are_those_of_decoded_vectors(bits: Bits, number_bytes: int, toke
     query = normal(tokens, 32, seed=3)
     asked = tables(query, *shared[:2])[0], *shared[1:], lanes(query)
     scores = compiled.score(coarse, fine, begins, ends, *asked)
-    vectors = reference.decode(coarse, fine, *shared).astype(float)
+    vectors = decode(coarse, fine, *shared).astype(float)
     expected = [(query @ vectors[b:e].T).max(axis=1).sum() if e > b else -np.inf for b, e in zip(begins, ends, strict=True)]
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(reference.score(coarse, fine, begins, ends, *asked), expected, rtol=1e-5, atol=1e-4)
@@ -285,14 +288,19 @@ def test_clusters_are_those_of_ward(points: int) -> None:
             assert ((labels[:, None] == labels) == (peer[:, None] == peer)).all()
 
 
-def test_without_numba_numpy_is_used_and_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    choice.kernels.cache_clear()
-    try:
-        assert choice.kernels() is compiled
-        choice.kernels.cache_clear()
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        with caplog.at_level(logging.WARNING):
-            assert choice.kernels() is reference
-        assert "numba is not installed" in caplog.text
-    finally:
-        choice.kernels.cache_clear()
+@pytest.mark.parametrize("module", [reference, compiled])
+def test_a_document_with_a_centroid_that_does_not_exist_has_no_score(module: Any) -> None:
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 5, (12, 8 // 8 + 2)).astype(np.uint8)
+    coarse[:, 2] = 0
+    coarse[5, 1:] = 0xFF  # 65,535 of 5
+    fine = rng.integers(0, 50, (12, 8 * 4 // 8 + 2)).astype(np.uint8)
+    products, query = rng.standard_normal((2, 16, 4)).astype(np.float32), lanes(rng.standard_normal((3, 8)).astype(np.float32))
+    similarities, table = rng.standard_normal((1, 5, 16)).astype(np.float32), rng.standard_normal((1, 2, 16, 16)).astype(np.float32)
+    begins, ends = np.array([0, 4, 8, 12]), np.array([4, 8, 12, 12])
+    for scores in (
+        module.score(coarse, fine, begins, ends, similarities, products, rng.standard_normal((256, 2)).astype(np.float32), query),
+        module.estimate(coarse, begins, ends, similarities, table),
+    ):
+        assert np.isnan(scores).tolist() == [False, True, False, False]
+        assert scores[3] == -np.inf

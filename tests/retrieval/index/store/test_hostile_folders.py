@@ -26,8 +26,9 @@ from quiver.retrieval.index import (
     pieces,
     repair_index,
 )
+from quiver.retrieval.index import mapped as blocks
 from quiver.retrieval.index.disk import REAL, RealDisk, make_folders, remove_tree
-from quiver.retrieval.index.store import blocks, checking, reading
+from quiver.retrieval.index.store import checking, reading
 from quiver.retrieval.index.store import manifest as manifests
 from quiver.retrieval.index.store import writing as store_writing
 from quiver.retrieval.index.store.layout import Layout
@@ -273,8 +274,8 @@ def test_a_manifest_holds_a_path_that_is_not_unicode(built: Path) -> None:
 
 def test_a_changed_marker_of_a_finished_piece_is_not_believed(tmp_path: Path, word_sum: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build_index(OLD, word_sum, tmp_path / "whole").manifest.segments[0]
-    monkeypatch.setattr(pieces, "_CHUNK", 4)
-    monkeypatch.setattr(pieces, "_PIECE_DOCUMENTS", 8)
+    monkeypatch.setattr(pieces, "CHUNK", 4)
+    monkeypatch.setattr(pieces, "PIECE_DOCUMENTS", 8)
 
     class Stopping(RealDisk):
         def mkdir(self, path: Path) -> None:

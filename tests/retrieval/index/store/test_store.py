@@ -105,11 +105,11 @@ def damaged_or_equal(folder: Path, name: str, expected: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 4}, "index format version 4, this Quiver reads version 3; update Quiver"),
-        ({"version": 1}, "index format version 1, this Quiver reads version 3; build the index again"),
+        ({"version": 5}, "index format version 5, this Quiver reads version 4; update Quiver"),
+        ({"version": 1}, "index format version 1, this Quiver reads version 4; build the index again"),
         ({"format": "other"}, "not the manifest of a Quiver index"),
-        ({"surprise": 1}, "the fields are not those of version 3"),
-        ({"segments": [{}]}, "the fields are not those of version 3"),
+        ({"surprise": 1}, "the fields are not those of version 4"),
+        ({"segments": [{}]}, "the fields are not those of version 4"),
         ({"codec": {"engine": "exact-dense", "name": "../../etc", "parameters": {}, "files": {}}}, "name is none that Quiver gives"),
     ],
 )
@@ -135,18 +135,18 @@ def test_an_edited_manifest_is_damage(built: Path) -> None:
 def test_a_newer_format_an_old_format_and_an_unknown_engine(built: Path, tmp_path: Path, word_sum: Any) -> None:
     (built / "FORMAT").write_bytes(format_line(9))
     for attempt in (lambda: open_index(built), lambda: delete_documents(built, ["old1"]), lambda: check_index(built)):
-        with pytest.raises(InputError, match="index format version 9, this Quiver reads version 3; update Quiver"):
+        with pytest.raises(InputError, match="index format version 9, this Quiver reads version 4; update Quiver"):
             attempt()
     with pytest.raises(InputError, match="format version 9, which a newer Quiver wrote"):
         build_index(NEW, word_sum, built, overwrite=True)
-    (built / "FORMAT").write_bytes(format_line(3))
+    (built / "FORMAT").write_bytes(format_line(4))
     legacy = tmp_path / "legacy"
     (legacy / "g-0123456789ab").mkdir(parents=True)
     (legacy / "g-0123456789ab" / "ids.json").write_text("[]")
     (legacy / "manifest.json").write_text('{"format": "quiver-index", "version": 1}')
-    with pytest.raises(InputError, match="index format version 1, this Quiver reads version 3; build the index again"):
+    with pytest.raises(InputError, match="index format version 1, this Quiver reads version 4; build the index again"):
         open_index(legacy)
-    with pytest.raises(InputError, match="there is an index already"):
+    with pytest.raises(InputError, match="an index exists already"):
         build_index(NEW, word_sum, legacy)
     assert len(build_index(NEW, word_sum, legacy, overwrite=True)) == 7
     assert not list(legacy.glob("g-*"))
@@ -164,18 +164,18 @@ def test_foreign_folders_are_not_opened_and_not_overwritten(tmp_path: Path, word
         foreign.mkdir()
         (foreign / "manifest.json").write_text(content)
         (foreign / "thesis.txt").write_text("years of work")
-        with pytest.raises(InputError, match="is not an index"):
+        with pytest.raises(InputError, match="the folder is not an index"):
             open_index(foreign)
         for overwrite in (True, False):
-            with pytest.raises(InputError, match="not empty and not an index"):
+            with pytest.raises(InputError, match="neither empty nor an index"):
                 build_index(OLD, word_sum, foreign, overwrite=overwrite)
         assert sorted(path.name for path in foreign.iterdir()) == ["manifest.json", "thesis.txt"]
     for attempt in (open_index, compact_index, repair_index):
-        with pytest.raises(InputError, match="is not an index"):
+        with pytest.raises(InputError, match="the folder is not an index"):
             attempt(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="not empty and not an index"):
+    with pytest.raises(InputError, match="neither empty nor an index"):
         build_index(OLD, word_sum, tmp_path / "file")
     with pytest.raises(InputError, match="cannot be written"):
         build_index(OLD, word_sum, tmp_path / "file" / "below")
@@ -256,7 +256,7 @@ def test_repair_counts_documents_whose_ids_are_lost_twice(built: Path, word_sum:
     report = repair_index(built)
     assert (report.documents_before, report.documents, report.lost, report.lost_unnamed) == (12, 7, (), 5)
     (built / "segments" / "s-000000000002-0000" / "vectors.f32").unlink()
-    with pytest.raises(InputError, match="no document of this index can be restored; build it again"):
+    with pytest.raises(InputError, match="no document can be restored; build the index again"):
         repair_index(built)
     assert len(build_index(OLD, word_sum, built, overwrite=True)) == 5
 
@@ -264,7 +264,7 @@ def test_repair_counts_documents_whose_ids_are_lost_twice(built: Path, word_sum:
 def test_a_damaged_codec_is_beyond_repair(tmp_path: Path, word_sum: Any) -> None:
     built = build_index(OLD, word_sum, tmp_path / "i", options=BuildOptions(engine="pq-dense", calibrate=False)).path
     next((built / "codec").rglob("products.f32")).write_bytes(b"")
-    with pytest.raises(InputError, match="no document of this index can be restored; build it again"):
+    with pytest.raises(InputError, match="no document can be restored; build the index again"):
         repair_index(built)
 
 
@@ -293,7 +293,7 @@ def test_repair_goes_back_a_generation_where_both_copies_of_the_manifest_are_los
     assert (built / "quarantine" / "000000000003" / "s-000000000002-0000").is_dir()
 
 
-@pytest.mark.parametrize("content", [b"", b"quiver-index 3\n", b"quiver-index 3 8f6c1d8f3b9e5a11\n", None])
+@pytest.mark.parametrize("content", [b"", b"quiver-index 4\n", b"quiver-index 4 8f6c1d8f3b9e5a11\n", None])
 def test_a_damaged_format_file_is_damage_and_repaired(built: Path, content: bytes | None) -> None:
     (built / "FORMAT").unlink()
     if content is not None:

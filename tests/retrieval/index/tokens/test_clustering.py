@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.retrieval.index.clustering import Clustering, Grouping, cluster
+from quiver.retrieval.index.quantization import Clustering, Grouping, cluster
 
 
 @pytest.fixture(scope="module")

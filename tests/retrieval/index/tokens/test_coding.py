@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quiver.retrieval.index.clustering import Clustering, cluster
-from quiver.retrieval.index.fast_scan import product_quantizer, train_codebooks
-from quiver.retrieval.index.kernels import reference
-from quiver.retrieval.index.tokens.coding import Coding
-from quiver.retrieval.index.tokens.pair_codes import Bits, learn_pairs
+from quiver.retrieval.index.kernels.packing import product
+from quiver.retrieval.index.quantization import Clustering, cluster, product_quantizer, train_codebooks
+from quiver.retrieval.index.tokens.coding import Bits, Coding, learn_pairs
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +25,7 @@ def clustering(tokens: Any) -> Clustering:
 def coding_of(tokens: Any, clustering: Clustering, bits: Bits) -> Coding:
     residuals = tokens.vectors - clustering.centroids[clustering.assign(tokens.vectors, tokens.token_ids)]
     products = train_codebooks(residuals, 4)
-    residuals -= reference.product(product_quantizer(products).compute_codes(residuals), products)
+    residuals -= product(product_quantizer(products).compute_codes(residuals), products)
     return Coding(clustering, products, learn_pairs(residuals, bits, seed=0))
 
 

@@ -21,9 +21,9 @@ from quiver.retrieval.index.errors import DamagedIndexError
 from quiver.retrieval.index.mapped import Files
 from quiver.retrieval.index.tokens.codec import TokenCodec, check_settings, open_tokens, train
 from quiver.retrieval.index.tokens.segment import TokenSegment
-from quiver.retrieval.index.tokens.settings import TokenEffort
+from quiver.retrieval.index.tokens.settings import TokenParams
 
-WIDE = TokenEffort(nprobe=1000, tokens_k=100_000, candidates=10_000, slack=1e9)
+WIDE = TokenParams(nprobe=1000, tokens_k=100_000, candidates=10_000, slack=1e9)
 """All lists and all their tokens, by way of the lists."""
 
 
@@ -77,8 +77,8 @@ def test_looking_at_everything_is_brute_force_over_the_decoded_vectors(
 ) -> None:
     findable = int((tokens.lengths > 0).sum())
     queries = tokens.queries(8)
-    for effort in (codec.effort("exact", k=k), WIDE):
-        for query, found in zip(queries, segment.search(queries, k, effort=effort, ranks=tokens.ranks), strict=True):
+    for effort in (codec.preset_params("exact", k=k), WIDE):
+        for query, found in zip(queries, segment.search(queries, k, params=effort, ranks=tokens.ranks), strict=True):
             scores = decoded(segment, query)
             assert len(found.rows) == len(set(found.rows.tolist())) == min(k, findable)
             np.testing.assert_allclose(found.scores, np.sort(scores)[::-1][: min(k, findable)], rtol=1e-5, atol=1e-6)
@@ -100,7 +100,7 @@ def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path,
     segment = write(codec, tmp_path / "s", tokens)
     queries = tokens.queries(25)
     # Fewer candidates than documents: they come from the lists.
-    found = segment.search(queries, 10, effort=codec.effort("balanced", k=10).changed({"candidates": 200}), ranks=tokens.ranks)
+    found = segment.search(queries, 10, params=codec.preset_params("balanced", k=10).changed({"candidates": 200}), ranks=tokens.ranks)
     shares = []
     for query, each in zip(queries, found, strict=True):
         shares.append(len(set(np.argsort(tokens.scores(query))[-10:].tolist()) & set(each.rows.tolist())) / 10)
@@ -113,8 +113,8 @@ def test_the_best_are_found(make_collection: Callable[..., Any], tmp_path: Path,
 def test_a_filter_is_kept_inside_the_search(segment: TokenSegment, codec: TokenCodec, tokens: Any, share: float) -> None:
     allowed = np.random.default_rng(2).random(500) < share
     queries = tokens.queries(10)
-    for effort in (codec.effort("exact", k=10), WIDE, TokenEffort(nprobe=4, tokens_k=50, candidates=5)):
-        found = segment.search(queries, 10, effort=effort, ranks=tokens.ranks, allowed=allowed)
+    for effort in (codec.preset_params("exact", k=10), WIDE, TokenParams(nprobe=4, tokens_k=50, candidates=5)):
+        found = segment.search(queries, 10, params=effort, ranks=tokens.ranks, allowed=allowed)
         for query, each in zip(queries, found, strict=True):
             assert allowed[each.rows].all()
             assert tokens.lengths[each.rows].all()
@@ -137,21 +137,21 @@ def test_ties_go_to_the_greater_rank_wherever_the_copies_stand(make_collection: 
     ranks = np.random.default_rng(0).permutation(230).astype(np.uint32)
     same = np.append(0, np.arange(200, 230))
     expected = same[np.argsort(-ranks[same].astype(int))]
-    for effort in (codec.effort("exact", k=12), WIDE):
-        found = segment.search([tokens.vectors[:first]], 12, effort=effort, ranks=ranks)[0]
+    for effort in (codec.preset_params("exact", k=12), WIDE):
+        found = segment.search([tokens.vectors[:first]], 12, params=effort, ranks=ranks)[0]
         assert len(set(found.scores.tolist())) == 1
         assert found.rows.tolist() == expected[:12].tolist()
 
 
 def test_a_query_finds_the_same_alone_and_among_others(segment: TokenSegment, codec: TokenCodec, tokens: Any) -> None:
     queries = tokens.queries(20)
-    effort = codec.effort("fast", k=5)
-    together = segment.search(queries, 5, effort=effort, ranks=tokens.ranks)
+    effort = codec.preset_params("fast", k=5)
+    together = segment.search(queries, 5, params=effort, ranks=tokens.ranks)
     for query, found in zip(queries, together, strict=True):
-        alone = segment.search([query], 5, effort=effort, ranks=tokens.ranks)[0]
+        alone = segment.search([query], 5, params=effort, ranks=tokens.ranks)[0]
         np.testing.assert_array_equal(found.rows, alone.rows)
         np.testing.assert_array_equal(found.scores, alone.scores)
-    assert segment.search([], 5, effort=effort, ranks=tokens.ranks) == []
+    assert segment.search([], 5, params=effort, ranks=tokens.ranks) == []
 
 
 @pytest.mark.parametrize("documents", [1, 2])
@@ -160,14 +160,14 @@ def test_the_smallest_collections(make_collection: Callable[..., Any], tmp_path:
     tokens = make_collection(documents, empty=0)
     codec = codec_of(tokens, pool_factor=pool_factor)
     segment = write(codec, tmp_path / "s", tokens)
-    found = segment.search(tokens.queries(1), 10, effort=codec.effort("balanced", k=10), ranks=tokens.ranks)[0]
+    found = segment.search(tokens.queries(1), 10, params=codec.preset_params("balanced", k=10), ranks=tokens.ranks)[0]
     assert sorted(found.rows.tolist()) == list(range(documents))
 
 
 def test_documents_without_vectors_alone_are_not_found(codec: TokenCodec, tokens: Any, tmp_path: Path) -> None:
     nothing = type(tokens)(tokens.vectors[:0], np.zeros(3, np.int64), tokens.token_ids[:0])
     segment = write(codec, tmp_path / "s", nothing)
-    found = segment.search(tokens.queries(1), 2, effort=codec.effort("balanced", k=2), ranks=nothing.ranks)[0]
+    found = segment.search(tokens.queries(1), 2, params=codec.preset_params("balanced", k=2), ranks=nothing.ranks)[0]
     assert len(segment) == 3
     assert len(found.rows) == len(found.scores) == 0
     assert segment.exact_scores(tokens.queries(1)[0], np.array([1])).tolist() == [-np.inf]
@@ -212,7 +212,7 @@ def test_equal_input_gives_equal_bytes_and_a_saved_codec_writes_the_same(tokens:
         assert bytes_of(tmp_path / f"s-{name}") == bytes_of(tmp_path / "s-a")
     assert dict(opened.parameters) == dict(codec.parameters)
     assert opened.parameters["clustering"] == clustering
-    assert opened.effort("balanced", k=10) == codec.effort("balanced", k=10)
+    assert opened.preset_params("balanced", k=10) == codec.preset_params("balanced", k=10)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "long"])
@@ -236,7 +236,7 @@ def test_a_centroid_that_does_not_exist_is_damage_and_no_crash(codec: TokenCodec
     path.write_bytes(content)
     with pytest.raises(DamagedIndexError, match="names a centroid that the codec does not have"):
         codec.open(Files(tmp_path / "s"), len(tokens.lengths)).search(
-            tokens.queries(1), 3, effort=codec.effort("balanced", k=3), ranks=tokens.ranks
+            tokens.queries(1), 3, params=codec.preset_params("balanced", k=3), ranks=tokens.ranks
         )
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tok
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("search_params", "message"),
     [
         ({"efSearch": 4}, "has no search parameter 'efSearch'; it has nprobe, tokens_k, candidates, slack, exhaustive"),
         ({"nprobe": 0}, "nprobe must be a whole number >= 1, got 0"),
@@ -325,18 +325,18 @@ def test_what_cannot_be_trained_says_so(make_collection: Callable[..., Any], tok
         ({"candidates": True}, "candidates must be a whole number >= 1, got True"),
     ],
 )
-def test_wrong_knobs_are_named(codec: TokenCodec, knobs: Mapping[str, Any], message: str) -> None:
+def test_wrong_search_parameters_are_named(codec: TokenCodec, search_params: Mapping[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        codec.effort_from(knobs)
+        codec.search_params_from(search_params)
 
 
 def test_knobs_by_name(codec: TokenCodec) -> None:
-    balanced = codec.effort("balanced", k=10)
-    assert codec.effort_from({}) == balanced
-    assert codec.effort_from({"nprobe": 3.0, "exhaustive": True}) == TokenEffort(
+    balanced = codec.preset_params("balanced", k=10)
+    assert codec.search_params_from({}) == balanced
+    assert codec.search_params_from({"nprobe": 3.0, "exhaustive": True}) == TokenParams(
         3, balanced.tokens_k, balanced.candidates, balanced.slack, True
     )
-    fast, wide = codec.effort("fast", k=10), codec.effort("balanced", k=100)
+    fast, wide = codec.preset_params("fast", k=10), codec.preset_params("balanced", k=100)
     assert fast.nprobe < balanced.nprobe < wide.nprobe  # a hundred hits are spread over more lists
     assert fast.tokens_k < balanced.tokens_k < wide.tokens_k
     assert wide.candidates >= 500
@@ -356,7 +356,7 @@ def test_the_number_of_threads_of_faiss_is_left_as_it_was(segment: TokenSegment,
     former = faiss.omp_get_max_threads()
     try:
         faiss.omp_set_num_threads(3)
-        segment.search(tokens.queries(1), 3, effort=codec.effort("fast", k=3), ranks=tokens.ranks)
+        segment.search(tokens.queries(1), 3, params=codec.preset_params("fast", k=3), ranks=tokens.ranks)
         assert faiss.omp_get_max_threads() == 3
     finally:
         faiss.omp_set_num_threads(former)

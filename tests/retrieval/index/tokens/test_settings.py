@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quiver.retrieval.index.tokens.settings import TokenSettings, default_centroids, default_grouping, preset_effort, sample_size
+from quiver.retrieval.index.tokens.settings import TokenSettings, default_centroids, default_grouping, preset_params, sample_size
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_settings_are_the_defaults_where_they_are_not_named() -> None:
 
 
 def test_presets_look_less_or_more() -> None:
-    fast, balanced, exact = (preset_effort(name, k=10, vectors=10**6) for name in ("fast", "balanced", "exact"))
+    fast, balanced, exact = (preset_params(name, k=10, vectors=10**6) for name in ("fast", "balanced", "exact"))
     assert (fast.nprobe, fast.tokens_k, fast.candidates) < (balanced.nprobe, balanced.tokens_k, balanced.candidates)
     assert (balanced.exhaustive, exact.exhaustive) == (False, True)
-    assert preset_effort("balanced", k=1000, vectors=10**6).candidates == 20_000
+    assert preset_params("balanced", k=1000, vectors=10**6).candidates == 20_000

@@ -22,7 +22,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quiver.encoder import InputError
-from quiver.eval.bm25 import bm25_run
+from quiver.eval.evaluation import bm25_run
 from quiver.retrieval.data.corpus import load_collection
 from quiver.retrieval.index import BuildOptions, build_index
 from quiver.retrieval.records import Document

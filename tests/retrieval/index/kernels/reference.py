@@ -1,9 +1,8 @@
-"""What the compiled loops do, in NumPy: their contract, what tests compare them with, and what runs where numba is not installed.
+"""What the compiled loops compute, in NumPy: the oracle that they are tested against.
 
-Codes, scales, clusters and decoded vectors are the same to the last bit. Similarities are sums that NumPy takes in another order, so
-scores differ in the last bits, and an assignment may differ where two centroids are equally near.
-
-Shapes: n vectors, T tokens, K centroids, m documents, d width, L lanes of 16 query tokens or centroids, k hits.
+Codes, scales, clusters and decoded vectors are equal to the last bit. Similarities are summed in another order, so that scores differ in
+their last bits, and an assignment may differ where two centroids are equally near. The contracts are those of
+`quiver.retrieval.index.kernels.choice.Kernels`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, unpack, width_of
+from quiver.retrieval.index.kernels.packing import CELLS, LANES, SPAN, centroid_numbers, code_digits, fine_part, product
 
 # Products of vectors and centroids that are held at a time.
 _PRODUCTS = 1 << 22
@@ -148,9 +147,9 @@ def estimate(
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin < end:
             scores[document] = np.nan
-            numbers = _numbers(coarse[begin:end], 4 * books)
+            numbers = centroid_numbers(coarse[begin:end], 4 * books)
             if numbers.max() < similarities.shape[1]:
-                digits = _digits(coarse[begin:end, : books // 2])
+                digits = code_digits(coarse[begin:end, : books // 2])
                 met = similarities[:, numbers] + table[:, np.arange(books), digits].sum(axis=2)  # (L, tokens, 16)
                 scores[document] = met.max(axis=1).sum() / steps
     return scores
@@ -188,50 +187,11 @@ def score(
     for document, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin < end:
             scores[document] = np.nan
-            numbers = _numbers(coarse[begin:end], d)
+            numbers = centroid_numbers(coarse[begin:end], d)
             if numbers.max() < centroids:
                 rest = product(coarse[begin:end, : d // 8], products) + fine_part(fine[begin:end], pairs)
                 scores[document] = (means[numbers] + rest @ columns).max(axis=0).sum()
     return scores
-
-
-def decode(
-    coarse: NDArray[np.uint8],
-    fine: NDArray[np.uint8],
-    centroids: NDArray[np.float32],
-    products: NDArray[np.float32],
-    pairs: NDArray[np.float32],
-) -> NDArray[np.float32]:
-    """The vectors that tokens stand for, (T, d): centroid plus product plus scale times codewords; arguments as for `score`."""
-    d = centroids.shape[1]
-    vectors: NDArray[np.float32] = centroids[_numbers(coarse, d)] + product(coarse[:, : d // 8], products)
-    return vectors + fine_part(fine, pairs)
-
-
-def fine_part(fine: NDArray[np.uint8], pairs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale times codewords, (T, d)."""
-    scales = np.ascontiguousarray(fine[:, -2:]).view("<f2").astype(np.float32)  # (T, 1)
-    found = pairs[unpack(fine[:, :-2], width_of(pairs))]  # (T, d / 2, 2)
-    vectors: NDArray[np.float32] = scales * found.reshape(len(fine), 2 * found.shape[1])
-    return vectors
-
-
-def _numbers(coarse: NDArray[np.uint8], d: int) -> NDArray[np.int64]:
-    """The centroid of each token, (T,)."""
-    numbers = np.zeros(len(coarse), np.int64)
-    for place, column in enumerate(coarse[:, d // 8 :].T.astype(np.int64)):
-        numbers |= column << (8 * place)
-    return numbers
-
-
-def product(codes: NDArray[np.uint8], products: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The vectors that product codes stand for, (T, d)."""
-    return products[np.arange(len(products)), _digits(codes)].reshape(len(codes), 8 * codes.shape[1])
-
-
-def _digits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The two codes of each byte, the low bits first, (T, d / 4)."""
-    return np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), 2 * codes.shape[1])
 
 
 def inner_products(

@@ -13,8 +13,8 @@ from quiver.encoder.errors import InputError
 from quiver.eval.datasets.beir import beir_tables, mteb_tables
 from quiver.eval.datasets.coir import coir_tables
 from quiver.eval.datasets.nanobeir import nano_tables
-from quiver.eval.datasets.origins import Origin, ZipArchive
 from quiver.eval.datasets.registry import registry
+from quiver.eval.datasets.sources import Source, ZipArchive
 from quiver.retrieval.data.corpus import Collection
 from quiver.retrieval.records import Document, Query
 
@@ -27,50 +27,50 @@ UNTITLED = [document._replace(title="") for document in DOCUMENTS]
 QRELS = {"q1": {"d1": 2, "d2": 0}, "q2": {"d3": 1}}
 UNGRADED = {"q1": {"d1": 1}, "q2": {"d3": 1}}
 
-Prepare = Callable[[Any, Path], Origin]
+Prepare = Callable[[Any, Path], Source]
 
 
-def beir_zip(published: Any, folder: Path) -> Origin:
+def beir_zip(published: Any, folder: Path) -> Source:
     published.write(folder, published.beir_folder("birds"))
     return ZipArchive("birds/zip", "https://example.org/birds.zip", "0" * 32, 1, "birds")
 
 
-def beir_hub(published: Any, folder: Path) -> Origin:
+def beir_hub(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.beir_hub("birds"))
     return beir_tables("birds/hub", "birds", ("test", "train"))
 
 
-def beir_hub_lines(published: Any, folder: Path) -> Origin:
+def beir_hub_lines(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.beir_hub("birds", compressed=True))
     return beir_tables("birds/hub", "birds", ("test", "train"))
 
 
-def mteb_parquet(published: Any, folder: Path) -> Origin:
+def mteb_parquet(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.mteb_hub("mteb/birds"))
     return mteb_tables("birds/mteb", "mteb/birds", "0" * 40, ("test",))
 
 
-def mteb_lines(published: Any, folder: Path) -> Origin:
+def mteb_lines(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.mteb_hub("mteb/birds", lines=True))
     return mteb_tables("birds/mteb", "mteb/birds", "0" * 40, ("test",))
 
 
-def mteb_many(published: Any, folder: Path) -> Origin:
+def mteb_many(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.mteb_many_hub("mteb/CodeSearchNetRetrieval", "go"))
-    return registry()["mteb/codesearchnet/go"].origin
+    return registry()["mteb/codesearchnet/go"].source
 
 
-def coir(published: Any, folder: Path) -> Origin:
+def coir(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.coir_hub("birds"))
     return coir_tables("birds/coir", "birds")
 
 
-def mldr(published: Any, folder: Path) -> Origin:
+def mldr(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.mldr_hub("ko"))
-    return registry()["mldr/ko"].origin
+    return registry()["mldr/ko"].source
 
 
-def nano(published: Any, folder: Path) -> Origin:
+def nano(published: Any, folder: Path) -> Source:
     published.write_hub(folder, published.nano_hub("NanoBirds"))
     return nano_tables("nano/hub", "zeta-alpha-ai/NanoBirds")
 
@@ -115,9 +115,9 @@ def test_dev_is_also_called_validation(published: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_split_that_is_not_there_is_an_error(layout: str, published: Any, tmp_path: Path) -> None:
-    origin = LAYOUTS[layout][0](published, tmp_path)
-    with pytest.raises(InputError, match=r"no split 'nowhere'; the splits there are"):
-        origin.load(tmp_path, "birds", "nowhere")
+    source = LAYOUTS[layout][0](published, tmp_path)
+    with pytest.raises(InputError, match=r"no split 'nowhere'; existing splits:"):
+        source.load(tmp_path, "birds", "nowhere")
 
 
 def test_a_split_of_the_judgements_is_never_another_one(published: Any, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_split_of_the_judgements_is_never_another_one(published: Any, tmp_path
 
 
 def test_rows_of_parquet_are_named(published: Any, tmp_path: Path) -> None:
-    origin = nano(published, tmp_path)
+    source = nano(published, tmp_path)
     root = tmp_path / "zeta-alpha-ai--NanoBirds"
     corpus, queries, qrels = (root / part / "train-00000-of-00001.parquet" for part in ("corpus", "queries", "qrels"))
     sound = {path: path.read_bytes() for path in (corpus, queries, qrels)}
@@ -147,40 +147,40 @@ def test_rows_of_parquet_are_named(published: Any, tmp_path: Path) -> None:
     for path, rows, message in cases:
         path.write_bytes(published.parquet(rows))
         with pytest.raises(InputError, match=message) as error:
-            origin.load(tmp_path, "nano", "train")
+            source.load(tmp_path, "nano", "train")
         assert "\n" not in str(error.value)
         path.write_bytes(sound[path])
-    assert len(origin.load(tmp_path, "nano", "train").documents) == 3
+    assert len(source.load(tmp_path, "nano", "train").documents) == 3
 
 
 @pytest.mark.parametrize(
     ("grade", "shown"), [(0.5, "0.5"), (float("nan"), "NaN"), (None, "nothing"), (True, "true"), (1e9, "1000000000.0")]
 )
 def test_a_grade_without_sense(grade: Any, shown: str, published: Any, tmp_path: Path) -> None:
-    origin = mteb_parquet(published, tmp_path)
+    source = mteb_parquet(published, tmp_path)
     path = tmp_path / "mteb--birds" / "qrels" / "test-00000-of-00001.parquet"
     path.write_bytes(published.parquet([{"query-id": "q1", "corpus-id": "d1", "score": grade}]))
     with pytest.raises(InputError, match=re.escape(f"{path}:1: the grade must be an integer of at most 9 digits, got {shown}")):
-        origin.load(tmp_path, "birds", "test")
+        source.load(tmp_path, "birds", "test")
 
 
 def test_an_id_twice_in_two_files_of_a_corpus(published: Any, tmp_path: Path) -> None:
-    origin = beir_hub(published, tmp_path)
+    source = beir_hub(published, tmp_path)
     folder = tmp_path / "BeIR--birds" / "corpus"
     second = folder / "corpus-00001-of-00002.parquet"
     second.write_bytes(published.parquet([{"_id": "d3", "title": "", "text": "x"}, {"_id": "d2", "title": "", "text": "y"}]))
     first = folder / "corpus-00000-of-00002.parquet"
     with pytest.raises(InputError, match=re.escape(f"{second}:2: id 'd2' is already used in {first}:2")):
-        origin.load(tmp_path, "birds", "test")
+        source.load(tmp_path, "birds", "test")
 
 
 def test_damaged_parquet(published: Any, tmp_path: Path) -> None:
-    origin = nano(published, tmp_path)
+    source = nano(published, tmp_path)
     path = tmp_path / "zeta-alpha-ai--NanoBirds" / "corpus" / "train-00000-of-00001.parquet"
     for content in (b"", b"PAR1", path.read_bytes()[:-20], b"\0" * 200):
         path.write_bytes(content)
         with pytest.raises(InputError, match=re.escape(f"{path}: damaged Parquet after row 0")) as error:
-            origin.load(tmp_path, "nano", "train")
+            source.load(tmp_path, "nano", "train")
         assert "\n" not in str(error.value)
 
 
