@@ -1,12 +1,12 @@
-"""What Quiver keeps in the user's cache folder between runs, and how much of it.
+"""The user's cache folder and its size limit.
 
     vectors/      vectors of texts (`quiver.retrieval.data.embedding_store`); an entry is a shard
     words/        words of texts for BM25 (`quiver.retrieval.search.bm25_index`); an entry is the folder of a segment
     collections/  downloaded collections (`quiver.eval.datasets`)
 
-Vectors and words can be computed again. Together they take no more than ``QUIVER_CACHE_LIMIT`` allows: a process that has added to them
-removes the entries that were used least recently. The modification time of an entry is the time of its last use, and what was used within
-a day stays whatever the limit says, since a running process may still read it. Downloads stay until the user deletes them.
+Vectors and words can be computed again. Their total size is limited by ``QUIVER_CACHE_LIMIT``: a process that has added entries deletes
+the least recently used ones. The modification time of an entry is the time of its last use. Entries used within a day are kept regardless
+of the limit, since a running process may read them. Downloads are kept until the user deletes them.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from quiver.retrieval.units import parse_size
 logger = logging.getLogger(__name__)
 
 LIMIT = "QUIVER_CACHE_LIMIT"
-"""Environment variable: bytes that vectors and words may take, such as ``50GB``; ``none`` for no limit."""
+"""Environment variable: maximum size of vectors and words, such as ``50GB``; ``none`` for no limit."""
 
 DEFAULT_LIMIT = "20GB"
-"""The limit where the environment variable is not set."""
+"""Limit if the environment variable is not set."""
 
 IN_USE_SECONDS = 24 * 3600.0
-"""Time for which an entry stays after it was last used."""
+"""Time after the last use for which an entry is kept, in seconds."""
 
 VECTORS, WORDS, COLLECTIONS = "vectors", "words", "collections"
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A file or folder of the cache that is removed as a whole.
+    """A file or folder of the cache that is deleted as a whole.
 
     Attributes:
-        path: Where it is.
-        bytes: Its size.
-        used: When it was last used, in seconds since 1970.
+        path: Path of the entry.
+        bytes: Size of the entry.
+        used: Time of the last use, in seconds since 1970.
     """
 
     path: Path
@@ -55,36 +55,36 @@ class CacheEntry:
 
 
 def cache_limit() -> int | None:
-    """Bytes that vectors and words may take together; None for no limit.
+    """Return the maximum size of vectors and words, in bytes; None for no limit.
 
     Raises:
-        InputError: ``QUIVER_CACHE_LIMIT`` is no size.
+        InputError: ``QUIVER_CACHE_LIMIT`` is not a size.
     """
     text = os.environ.get(LIMIT) or DEFAULT_LIMIT
     return None if text.strip().lower() == "none" else parse_size(text, LIMIT)
 
 
 def limit_of(folder: Path) -> int | None:
-    """The limit that holds for a folder of vectors or words: None outside the user's cache, where nothing is ever removed.
+    """Return the limit for a folder of vectors or words; None outside the user's cache, where nothing is deleted.
 
     Raises:
-        InputError: As `cache_limit`.
+        InputError: ``QUIVER_CACHE_LIMIT`` is not a size.
     """
     try:
         pruned = [cache_folder(name).absolute() for name in (VECTORS, WORDS)]
-    except InputError:  # nobody knows the home folder, so that no folder is in the cache there
+    except InputError:  # the home folder is unknown, so no folder is in its cache
         return None
     return cache_limit() if folder.absolute() in pruned else None
 
 
 def mark_used(path: Path) -> None:
-    """Note that an entry is used now."""
-    with suppress(OSError):  # a cache that can only be read is not pruned by this user either
+    """Set the time of an entry's last use to now."""
+    with suppress(OSError):  # a read-only cache is not pruned by this user
         os.utime(path)
 
 
 def cache_entries(name: str) -> list[CacheEntry]:
-    """The entries of one part of the cache: shards, damaged ones too, and for all other parts the folders.
+    """List the entries of one part of the cache: shards (including damaged ones) of vectors, folders of the other parts.
 
     Args:
         name: ``vectors``, ``words`` or ``collections``.
@@ -93,19 +93,19 @@ def cache_entries(name: str) -> list[CacheEntry]:
     for path in folder.glob("*/*.*" if name == VECTORS else "*"):
         if path.suffix == ".tmp" or path.name == "manifest.json":
             continue
-        with suppress(FileNotFoundError):  # another process has removed it
+        with suppress(FileNotFoundError):  # deleted by another process
             entries.append(CacheEntry(path, _size(path), path.stat().st_mtime))
     return entries
 
 
 def prune_cache(limit: int) -> list[CacheEntry]:
-    """Remove the vectors and words that were used least recently, until the others take no more than the limit.
+    """Delete the least recently used vectors and words until the limit is met.
 
     Args:
-        limit: Bytes that may stay.
+        limit: Maximum size in bytes.
 
     Returns:
-        What was removed.
+        The deleted entries.
     """
     entries = sorted([*cache_entries(VECTORS), *cache_entries(WORDS)], key=lambda entry: entry.used)
     excess, removed = sum(entry.bytes for entry in entries) - limit, []
@@ -116,7 +116,7 @@ def prune_cache(limit: int) -> list[CacheEntry]:
         removed.append(entry)
         excess -= entry.bytes
     if removed:
-        logger.info("%s: %d entries removed, %.1f GB", cache_folder(""), len(removed), sum(entry.bytes for entry in removed) / 1e9)
+        logger.info("%s: deleted %d entries, %.1f GB", cache_folder(""), len(removed), sum(entry.bytes for entry in removed) / 1e9)
     return removed
 
 
@@ -129,10 +129,10 @@ def _size(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError):  # another process was faster
+    with suppress(FileNotFoundError):  # deleted by another process
         if not path.is_dir():
             path.unlink()
             return
-        # Renamed first: a folder under a name that readers know is always whole.
+        # Renamed first, so that readers never see an incomplete folder.
         doomed = path.rename(path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp"))
         shutil.rmtree(doomed, ignore_errors=True)

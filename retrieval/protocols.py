@@ -15,46 +15,46 @@ from quiver.retrieval.records import DenseEncoding, DenseVectors, ModelCard, Rol
 
 
 class DenseModel(Protocol):
-    """A text encoder with one vector a text."""
+    """A text encoder with one vector per text."""
 
     @property
     def card(self) -> ModelCard:
-        """What an index or a report has to know of this model."""
+        """Facts about the model for indexes and reports."""
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> DenseEncoding:
-        """Texts to (B, d) float32 in input order."""
+        """Encode texts to (B, d) float32, in input order."""
 
 
 class TokenModel(Protocol):
-    """A text encoder with one vector a token."""
+    """A text encoder with one vector per token."""
 
     @property
     def card(self) -> ModelCard:
-        """What an index or a report has to know of this model."""
+        """Facts about the model for indexes and reports."""
 
     def encode(self, texts: Sequence[str], role: Role, *, progress: bool = False) -> TokenEncoding:
-        """Texts to B arrays of (n_i, d) float32 in input order."""
+        """Encode texts to B arrays of (n_i, d) float32, in input order."""
 
 
 class Rows(Protocol):
-    """Vectors that need not be in memory, (n, d) float32; what it gives may be a view and is not to be written to."""
+    """Vectors in memory or on disk, (n, d) float32. The returned arrays may be views and must not be modified."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows, and their width d."""
+        """Number of rows n and width d."""
 
     def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """All rows in order, ``size`` at a time, each block with the number of its first row."""
+        """Yield all rows in order in blocks of ``size``, each with the number of its first row."""
 
     def span(self, start: int, stop: int) -> DenseVectors:
-        """Rows ``start`` to ``stop - 1``."""
+        """Return the rows ``start`` to ``stop - 1``."""
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
-        """The rows with these numbers, in the order given."""
+        """Return rows by number, in the order given."""
 
 
 class Matrix(Protocol):
-    """What an array of rows has in common with one that is read from a file."""
+    """An array of rows, in memory or read from a file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,41 +64,41 @@ class Matrix(Protocol):
         """Number of rows."""
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> DenseVectors:
-        """Some rows."""
+        """Select rows."""
 
 
 class MatrixRows:
-    """The rows of a matrix, (n, d) float32, in memory or in a mapped file that is verified as it is read."""
+    """Rows of a matrix, (n, d) float32, in memory or memory-mapped."""
 
     def __init__(self, matrix: DenseVectors | Matrix) -> None:
         self.matrix = matrix
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows, and their width d."""
+        """Number of rows n and width d."""
         return self.matrix.shape[0], self.matrix.shape[1]
 
     def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """All rows in order, ``size`` at a time, each block with the number of its first row; views, not copies."""
+        """Yield all rows in order in blocks of ``size``, each with the number of its first row; views, not copies."""
         for start in range(0, len(self.matrix), size):
             yield start, self.matrix[start : start + size]
 
     def span(self, start: int, stop: int) -> DenseVectors:
-        """Rows ``start`` to ``stop - 1``; a view, not a copy."""
+        """Return the rows ``start`` to ``stop - 1``; a view, not a copy."""
         return self.matrix[start:stop]
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
-        """The rows with these numbers, in the order given."""
+        """Return rows by number, in the order given."""
         taken: DenseVectors = self.matrix[indices]
         return taken
 
 
 class PickedRows:
-    """Some of other rows as rows of their own; nothing is read before it is asked for.
+    """A selection of other rows; nothing is read before it is requested.
 
     Args:
-        rows: (n, d).
-        picked: Their numbers, (m,), in the order that they have here.
+        rows: All rows, (n, d).
+        picked: Numbers of the selected rows, (m,), in their order here.
     """
 
     def __init__(self, rows: Rows, picked: NDArray[np.intp]) -> None:
@@ -107,20 +107,20 @@ class PickedRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows m, and their width d."""
+        """Number of rows m and width d."""
         return len(self._picked), self._rows.shape[1]
 
     def blocks(self, size: int) -> Iterator[tuple[int, DenseVectors]]:
-        """All rows in order, ``size`` at a time, each block with the number of its first row."""
+        """Yield all rows in order in blocks of ``size``, each with the number of its first row."""
         for start in range(0, len(self._picked), size):
             yield start, self.span(start, start + size)
 
     def span(self, start: int, stop: int) -> DenseVectors:
-        """Rows ``start`` to ``stop - 1``."""
+        """Return the rows ``start`` to ``stop - 1``."""
         return self._rows.take(self._picked[start:stop])
 
     def take(self, indices: NDArray[np.intp]) -> DenseVectors:
-        """The rows with these numbers, in the order given."""
+        """Return rows by number, in the order given."""
         return self._rows.take(self._picked[indices])
 
 

@@ -1,8 +1,6 @@
-"""The records that flow through retrieval: documents, queries, judgements, vectors, hits, runs.
+"""The records that flow through retrieval: documents, queries, judgements, vectors, hits, runs. Title and text are joined only here.
 
-This module knows nothing of models, files or indexes. Title and text are joined here and only here.
-
-Shapes: Q queries, k hits a query, B texts, d vector width, n_i token vectors of text i.
+Shapes: Q queries, k hits per query, B texts, d vector width, n_i token vectors of text i.
 """
 
 from __future__ import annotations
@@ -20,26 +18,26 @@ Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Judgements: query id -> document id -> grade (0 means judged and not relevant)."""
 
 Run: TypeAlias = Mapping[str, Mapping[str, float]]
-"""A ranking: query id -> document id -> score; the order is by score, then document id descending, as trec_eval has it."""
+"""A ranking: query id -> document id -> score, ordered by score, then document id, both descending, as in trec_eval."""
 
 DenseVectors: TypeAlias = NDArray[np.float32]
-"""One vector a text, (B, d)."""
+"""One vector per text, (B, d)."""
 
 TokenVectors: TypeAlias = NDArray[np.float32]
-"""The vectors of one text's tokens, (n_i, d)."""
+"""Vectors of one text's tokens, (n_i, d)."""
 
 Value: TypeAlias = str | int | float | bool
 """A value of a document's metadata."""
 
 Metadata: TypeAlias = Mapping[str, Value | Sequence[Value]]
-"""What is known of a document beside its text: field -> value, or values."""
+"""Metadata of a document: field -> value, or list of values."""
 
 Role: TypeAlias = Literal["query", "document"]
-"""Which side of the search a text is on: prompts, lengths and expansion depend on it."""
+"""Role of a text in a search; decides prompt, length and expansion."""
 
 
 class Document(NamedTuple):
-    """A document as its collection gives it; what it has beside its text may be filtered by, and is not encoded."""
+    """A document. Its metadata can be filtered by and are not encoded."""
 
     id: str
     text: str
@@ -47,10 +45,10 @@ class Document(NamedTuple):
     metadata: Metadata | None = None
 
     def content(self, *, use_title: bool = True) -> str:
-        """The text that is encoded: title and text joined by one space, as BEIR does it.
+        """Return the text to encode: title and text joined by one space, as in BEIR.
 
         Args:
-            use_title: False leaves the title away (CoIR's convention).
+            use_title: Include the title; CoIR does not.
 
         Example:
             >>> Document("d1", "has wings", "A bird").content()
@@ -60,18 +58,18 @@ class Document(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query as its collection gives it."""
+    """A query."""
 
     id: str
     text: str
 
 
 class Missing(NamedTuple):
-    """The part of an index that a search over several machines could not ask.
+    """Part of an index that a search over several machines did not reach.
 
     Attributes:
-        segments: Names of its segments.
-        documents: How many documents are in them.
+        segments: Names of the segments.
+        documents: Number of documents in them.
     """
 
     segments: tuple[str, ...]
@@ -80,12 +78,12 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class Hits:
-    """What an index found: for each query its documents, best first.
+    """Documents found for each query, best first.
 
     Attributes:
         ids: Document ids, Q lists of at most k.
-        scores: Scores in the same places, Q float32 arrays.
-        missing: What was not asked, and may hold better documents; None where everything was.
+        scores: Scores of these documents, Q float32 arrays.
+        missing: Part of the index that was not searched; None if all of it was.
     """
 
     ids: Sequence[Sequence[str]]
@@ -97,20 +95,20 @@ class Hits:
 
     @property
     def partial(self) -> bool:
-        """Whether some of the index was not asked."""
+        """Whether part of the index was not searched."""
         return self.missing is not None
 
     def to_run(self, query_ids: Sequence[str]) -> dict[str, dict[str, float]]:
-        """The hits as a run.
+        """Convert the hits to a run.
 
         Args:
-            query_ids: Q ids in the order the queries were searched in.
+            query_ids: Q ids in the order of the queries.
 
         Raises:
             ValueError: The number of ids differs from the number of queries searched.
         """
         if len(query_ids) != len(self.ids):
-            raise ValueError(f"{len(query_ids)} query ids for the hits of {len(self.ids)} queries")
+            raise ValueError(f"got {len(query_ids)} query ids for the hits of {len(self.ids)} queries")
         return {
             query: dict(zip(ids, map(float, scores), strict=True))
             for query, ids, scores in zip(query_ids, self.ids, self.scores, strict=True)
@@ -119,20 +117,20 @@ class Hits:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What an index or a report has to know of the model whose vectors it holds.
+    """Facts about a model for indexes and reports.
 
     Attributes:
-        source: Folder or hub id that the model was loaded from.
-        kind: ``dense`` (one vector a text) or ``colbert`` (one a token).
-        fingerprint: sha256 over weights, tokenizer and settings: equal fingerprints give equal vectors.
-        dim: Width d of a vector.
+        source: Folder or Hub id that the model was loaded from.
+        kind: ``dense`` (one vector per text) or ``colbert`` (one per token).
+        fingerprint: sha256 over weights, tokenizer and settings: equal fingerprints mean equal vectors.
+        dim: Vector width d.
         similarity: ``cosine``, ``dot`` or ``maxsim``.
-        query_length: Tokens a query is cut to, special tokens included.
-        document_length: Tokens a document is cut to, special tokens included.
+        query_length: Maximum tokens of a query, special tokens included.
+        document_length: Maximum tokens of a document, special tokens included.
         query_prompt: Text or token put before every query.
         document_prompt: Text or token put before every document.
-        precision: How its matrices are multiplied; int8 has other vectors and another fingerprint than float.
-        library: What runs it: this package, or a peer whose models are scored beside its own.
+        precision: Precision of the weight matrices; int8 and float have different fingerprints.
+        library: Library that runs the model.
     """
 
     source: str
@@ -150,13 +148,13 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """What tokenising a set of texts did to them.
+    """Token counts of a set of texts.
 
     Attributes:
         texts: Number of texts.
-        tokens: Tokens after truncation, special tokens included.
-        truncated: Texts that lost tokens.
-        empty: Texts without a single character.
+        tokens: Number of tokens after truncation, special tokens included.
+        truncated: Number of truncated texts.
+        empty: Number of blank texts.
     """
 
     texts: int
@@ -167,12 +165,12 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class TextTokens:
-    """What tokenising did to each of B texts.
+    """Token counts of each of B texts.
 
     Attributes:
-        tokens: Tokens after truncation, special tokens included, (B,) int32.
-        truncated: Whether the text lost tokens, (B,) bool.
-        empty: Whether it is without a single character, (B,) bool.
+        tokens: Number of tokens after truncation, special tokens included, (B,) int32.
+        truncated: Whether the text was truncated, (B,) bool.
+        empty: Whether the text is blank, (B,) bool.
     """
 
     tokens: NDArray[np.int32]
@@ -180,7 +178,7 @@ class TextTokens:
     empty: NDArray[np.bool_]
 
     def total(self) -> TokenCounts:
-        """All texts together.
+        """Sum the counts.
 
         Example:
             >>> TextTokens(np.array([3, 8], np.int32), np.array([False, True]), np.array([False, False])).total()
@@ -191,25 +189,25 @@ class TextTokens:
 
 @dataclass(frozen=True)
 class DenseEncoding:
-    """Vectors of one-vector texts, (B, d), and what tokenising did to each."""
+    """One vector per text, (B, d), and token counts."""
 
     vectors: DenseVectors
     tokens: TextTokens
 
     @property
     def counts(self) -> TokenCounts:
-        """What tokenising did to all of them."""
+        """Token counts of all texts."""
         return self.tokens.total()
 
 
 @dataclass(frozen=True)
 class TokenEncoding:
-    """Token vectors, B arrays of (n_i, d), and what tokenising did to each text.
+    """Token vectors and token counts.
 
     Attributes:
         vectors: B arrays of (n_i, d).
-        tokens: What tokenising did.
-        token_ids: The vocabulary's number of each vector's token, B arrays of (n_i,) uint32; None where the model does not say.
+        tokens: Token counts.
+        token_ids: Id of each vector's token, B arrays of (n_i,) uint32; None if the model does not return them.
     """
 
     vectors: list[TokenVectors]
@@ -218,5 +216,5 @@ class TokenEncoding:
 
     @property
     def counts(self) -> TokenCounts:
-        """What tokenising did to all of them."""
+        """Token counts of all texts."""
         return self.tokens.total()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 EFFICIENCY_SOURCE = "ModernBERT, arXiv:2412.13663, Tables 2 and 11: one NVIDIA RTX 4090, 8,192 documents a set, means of 10 runs"
-"""What a report has to say beside these figures."""
+"""Source of the figures, for reports."""
 
 EFFICIENCY_SETS = ("fixed-512", "variable-256", "fixed-8192", "variable-4096")
-"""The paper's four sets in the order of its columns: short fixed and variable, long fixed and variable."""
+"""The four sets in the order of the columns: short fixed, short variable, long fixed, long variable."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class SetStatistics:
     """A row of Table 10, in tokens.
 
     Attributes:
-        documents: Sequences of the set.
-        tokens: Tokens in all.
-        shortest: Its shortest sequence.
-        longest: Its longest sequence.
+        documents: Number of sequences.
+        tokens: Total tokens.
+        shortest: Tokens of the shortest sequence.
+        longest: Tokens of the longest sequence.
     """
 
     documents: int
@@ -40,7 +40,7 @@ TABLE_10: Mapping[str, SetStatistics] = {
     "fixed-8192": SetStatistics(8_192, 67_108_864, 8_192, 8_192),
     "variable-4096": SetStatistics(8_192, 33_604_913, 171, 7_624),
 }
-"""Set -> what it is made of."""
+"""Name of a set -> its statistics."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class EncoderEfficiency:
-    """A model's row of Tables 2 and 11; a set that is missing is a dash there.
+    """A row of Tables 2 and 11; missing sets are dashes there.
 
     Attributes:
-        model: As the paper writes it.
+        model: Name in the paper.
         size: ``base`` or ``large``.
         largest_batch: Tokens of a document -> documents of the largest batch that fits into 24 GB.
-        kilotokens: Set -> thousands of tokens a second (Table 2). Padding is no token.
+        kilotokens: Set -> thousands of tokens a second (Table 2). Padding is not counted.
         runtimes: Set -> seconds for the whole set (Table 11).
     """
 

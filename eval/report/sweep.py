@@ -14,8 +14,7 @@ from quiver.eval.report.blocks import Block, Code, Column, Figure, Key, Paragrap
 from quiver.eval.report.charts import PALETTE, WIDTH, Bar, axis_top, bar_chart, fit, new_figure, style, visible
 from quiver.eval.report.render import write
 from quiver.eval.report.systems import points
-from quiver.retrieval.training.grid import LEARNING_RATE, SEED, Value, short_names, show_settings, show_value
-from quiver.retrieval.training.sweep import Candidate, Sweep
+from quiver.retrieval.training.sweep import LEARNING_RATE, SEED, Candidate, Sweep, Value, short_names, show_settings, show_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing

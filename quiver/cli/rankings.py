@@ -24,7 +24,7 @@ from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Metadata, Missing, Query, Run
 from quiver.retrieval.search import bm25, bm25_index
 from quiver.retrieval.search.explain import Explanation, TokenMatch, explain, explain_texts
-from quiver.retrieval.search.hybrid import Fusion, IndexScorer, Scorer, System, TextScorer, check_fusible, search_fused, word_system
+from quiver.retrieval.search.hybrid import Fusion, IndexScorer, RankingSystem, Scorer, TextScorer, check_fusible, search_fused, word_system
 from quiver.retrieval.search.hybrid import rerank as rerank_run
 from quiver.retrieval.search.search import search
 
@@ -54,7 +54,7 @@ class Source:
     """
 
     name: str
-    system: System
+    system: RankingSystem
     explain: Explain
 
 

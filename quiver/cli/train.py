@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from quiver.encoder.config import Precision
     from quiver.retrieval.index import Index
     from quiver.retrieval.protocols import Executor
-    from quiver.retrieval.training.mining.ensemble import Ensemble
-    from quiver.retrieval.training.mining.negatives import System
-    from quiver.retrieval.training.mining.positives import BeirSource, PairSource
-    from quiver.retrieval.training.mining.teachers import Teacher
+    from quiver.retrieval.training.mining.negatives import MiningSystem
+    from quiver.retrieval.training.mining.teachers import Ensemble, Teacher
+    from quiver.retrieval.training.mining.texts import BeirSource, PairSource
     from quiver.retrieval.training.sections import Recipe
     from quiver.retrieval.training.sweep import Sweep
 
@@ -223,10 +222,9 @@ def sweep(
     """
     from quiver.eval.development import development_scorer
     from quiver.eval.report.sweep import write_sweep_report
-    from quiver.retrieval.training.grid import make_grid
     from quiver.retrieval.training.run import RunStoppedError
     from quiver.retrieval.training.run import train as train_recipe
-    from quiver.retrieval.training.sweep import RECORD, run_sweep
+    from quiver.retrieval.training.sweep import RECORD, make_grid, run_sweep
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("quiver sweep runs in one process: start it without torchrun, or train each run with torchrun and quiver train")
@@ -261,7 +259,7 @@ def sweep(
 
 def _print_sweep(sweep: Sweep, out: Path) -> None:
     from quiver.eval.report.sweep import cautions, train_command
-    from quiver.retrieval.training.grid import show_settings
+    from quiver.retrieval.training.sweep import show_settings
 
     rows = [
         (
@@ -397,8 +395,7 @@ def mine(
     from quiver.retrieval.cluster import open_executor
     from quiver.retrieval.index import open_index
     from quiver.retrieval.search import bm25
-    from quiver.retrieval.training.mining.margins import PERC_POS, Rules, parse_margins, parse_ranks
-    from quiver.retrieval.training.mining.negatives import Output, mine_negatives
+    from quiver.retrieval.training.mining.negatives import PERC_POS, Output, Rules, mine_negatives, parse_margins, parse_ranks
 
     rules = Rules(
         negatives=negatives,
@@ -434,7 +431,7 @@ def _pairs(
     data: list[str], *, split: str, query_field: str, positive_field: str, corpus: Path | None, use_title: bool
 ) -> BeirSource | PairSource:
     from quiver.encoder.files import expand_home
-    from quiver.retrieval.training.mining.positives import BeirSource, PairSource
+    from quiver.retrieval.training.mining.texts import BeirSource, PairSource
 
     folder = expand_home(data[0])
     if len(data) > 1 or not (folder / "qrels").is_dir():
@@ -444,23 +441,23 @@ def _pairs(
     return BeirSource(folder, split, use_title)
 
 
-def _searched(model: str | None, index: Index | None, *, int8: bool, cache: Path | None) -> System:
+def _searched(model: str | None, index: Index | None, *, int8: bool, cache: Path | None) -> MiningSystem:
     from quiver.retrieval.models.loading import load_model
     from quiver.retrieval.search import bm25
-    from quiver.retrieval.training.mining.negatives import System
+    from quiver.retrieval.training.mining.negatives import MiningSystem
 
     if model == bm25.NAME:
-        return System(None, index, cache)
+        return MiningSystem(None, index, cache)
     if model is None and index is None:
         raise InputError(f"pass --model (a folder, a hub id or {bm25.NAME}) or --index")
     if index is None:
-        return System(load_model(str(model), precision="int8" if int8 else "float"), None, cache)
+        return MiningSystem(load_model(str(model), precision="int8" if int8 else "float"), None, cache)
     card = index.manifest.model
-    return System(load_model(model or card.source, precision=card.precision), index, cache)
+    return MiningSystem(load_model(model or card.source, precision=card.precision), index, cache)
 
 
 def _print_mined(record: dict[str, Any], out: Path, negatives: int, *, ids: bool) -> None:
-    from quiver.retrieval.training.mining.mined import ROWS, SUSPECTS
+    from quiver.retrieval.training.mining.negatives import ROWS, SUSPECTS
 
     result = record["result"]
     rows = [
@@ -578,8 +575,7 @@ def teacher_scores(
 
 
 def _teacher(sources: list[str], weights: list[float] | None, *, precision: Precision, executor: Executor) -> Teacher | Ensemble:
-    from quiver.retrieval.training.mining.ensemble import Ensemble, check_weights
-    from quiver.retrieval.training.mining.teachers import load_teacher
+    from quiver.retrieval.training.mining.teachers import Ensemble, check_weights, load_teacher
 
     if len(sources) == 1:
         if weights is not None:
@@ -590,7 +586,7 @@ def _teacher(sources: list[str], weights: list[float] | None, *, precision: Prec
 
 
 def _print_scores(record: dict[str, Any], out: Path) -> None:
-    from quiver.retrieval.training.mining.mined import ROWS
+    from quiver.retrieval.training.mining.negatives import ROWS
 
     result = record["result"]
     rows = [

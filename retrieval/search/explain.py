@@ -32,7 +32,7 @@ _NO_CHARACTER = "\ufffd"
 
 
 class Token(NamedTuple):
-    """A token that a vector stands for.
+    """The token of a vector.
 
     Attributes:
         name: It as text. A byte-level token is text again, without the space before the word; a WordPiece keeps its ``##``; special
@@ -46,7 +46,7 @@ class Token(NamedTuple):
 
 
 class TokenMatch(NamedTuple):
-    """A token of the query and what it met.
+    """A query token and its best match in the document.
 
     Attributes:
         query: The token.
@@ -60,7 +60,7 @@ class TokenMatch(NamedTuple):
 
 
 def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]:
-    """What every vector of a query meets in a document, in the order of the query.
+    """Find the best match of every query vector in a document, in the order of the query.
 
     Args:
         model: Encodes both.
@@ -74,14 +74,16 @@ def token_matches(model: ColBERT, query: str, document: str) -> list[TokenMatch]
     return match_tokens(*vectors, text_tokens(model, query, "query"), text_tokens(model, document, "document"))
 
 
-def match_tokens(query: TokenVectors, document: TokenVectors, asked: Sequence[Token], answers: Sequence[Token]) -> list[TokenMatch]:
-    """What every vector of a query meets among those of a document.
+def match_tokens(
+    query: TokenVectors, document: TokenVectors, query_tokens: Sequence[Token], document_tokens: Sequence[Token]
+) -> list[TokenMatch]:
+    """Find the best match of every query vector among the vectors of a document.
 
     Args:
         query: (n, d).
         document: (m, d); m may be 0.
-        asked: The tokens of the query's vectors, n.
-        answers: The tokens of the document's vectors, m.
+        query_tokens: Tokens of the query vectors, n.
+        document_tokens: Tokens of the document vectors, m.
 
     Returns:
         n matches in the order of the query; none where m is 0.
@@ -91,13 +93,13 @@ def match_tokens(query: TokenVectors, document: TokenVectors, asked: Sequence[To
     similarities = query @ document.T  # (n, m)
     best = similarities.argmax(axis=1).tolist()
     return [
-        TokenMatch(token, answers[column], float(similarities[row, column]))
-        for row, (token, column) in enumerate(zip(asked, best, strict=True))
+        TokenMatch(token, document_tokens[column], float(similarities[row, column]))
+        for row, (token, column) in enumerate(zip(query_tokens, best, strict=True))
     ]
 
 
 def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
-    """The tokens that a text's vectors stand for, in the order of the vectors.
+    """Return the tokens of a text's vectors, in the order of the vectors.
 
     Args:
         model: Its tokenizer and settings decide.
@@ -131,7 +133,7 @@ def text_tokens(model: ColBERT, text: str, role: Role) -> list[Token]:
 
 
 def _text_positions(text: str, prompt: str, *, lower_case: bool) -> list[int]:
-    """For each character of what is tokenised its place in the text, below 0 in the prompt; see `retrieval.models.encoding.clean`."""
+    """Position in the text of each character that is tokenized; negative in the prompt (see `quiver.retrieval.models.encoding.clean`)."""
     whole = prompt + text
     first = len(whole) - len(whole.lstrip()) - len(prompt)
     # A lower-case letter may be two characters.
@@ -139,7 +141,7 @@ def _text_positions(text: str, prompt: str, *, lower_case: bool) -> list[int]:
 
 
 def _span(text: str, places: Sequence[int], offsets: tuple[int, int]) -> tuple[int, int] | None:
-    """The span of a token in its text, without white space around it, from its offsets in what was tokenised."""
+    """Span of a token in its text without outer white space, from its offsets in the tokenized text."""
     begin, end = offsets
     if begin == end:
         return None
@@ -155,7 +157,7 @@ def _span(text: str, places: Sequence[int], offsets: tuple[int, int]) -> tuple[i
 
 @lru_cache(maxsize=8)
 def _backend(tokenizer: Tokenizer, size: int, length: int) -> Any:
-    """The rules of a tokenizer, for texts with their offsets. Reading them takes a tenth of a second; ``size`` is as for `_names`."""
+    """Tokenizer that returns offsets. Parsing the rules takes 0.1 s; ``size`` invalidates the cache when a token is added."""
     del size
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     backend.enable_truncation(length, direction=tokenizer.truncation_side)
@@ -164,7 +166,7 @@ def _backend(tokenizer: Tokenizer, size: int, length: int) -> Any:
 
 @lru_cache(maxsize=4)
 def _names(tokenizer: Tokenizer, size: int) -> Callable[[int], str]:
-    """Id to readable text. Reading the rules takes a tenth of a second; ``size`` tells when a token was added since."""
+    """Function from token id to readable text. Parsing the rules takes 0.1 s; ``size`` invalidates the cache when a token is added."""
     del size
     text = tokenizer.to_json()
     rules, backend = json.loads(text), tokenizers.Tokenizer.from_str(text)
@@ -179,7 +181,7 @@ def _names(tokenizer: Tokenizer, size: int) -> Callable[[int], str]:
         if byte_level is None:
             return raw.removeprefix(_SENTENCEPIECE_SPACE) or raw
         word: str = byte_level.decode([raw])
-        if _NO_CHARACTER in word:  # part of a character's bytes has no text of its own
+        if _NO_CHARACTER in word:  # the token is a part of a character's bytes
             return raw
         return word.strip() or repr(word)
 
@@ -188,7 +190,7 @@ def _names(tokenizer: Tokenizer, size: int) -> Callable[[int], str]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a document has its score.
+    """Explanation of a document's score.
 
     Attributes:
         document: Its id.
@@ -205,7 +207,7 @@ class Explanation:
 
 
 def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Sequence[str]) -> list[Explanation]:
-    """Why documents of an index have their scores for a query.
+    """Explain the scores of documents of an index for a query.
 
     Args:
         index: The index.
@@ -227,16 +229,16 @@ def explain(index: Index, model: DenseModel | ColBERT, query: str, documents: Se
             Explanation(document, score, index.text_of(document) if stored else None, ())
             for document, score in zip(documents, index.scores(vector, documents).tolist(), strict=True)
         ]
-    vectors, asked = model.encode([query], "query").vectors[0], text_tokens(model, query, "query")
+    vectors, query_tokens = model.encode([query], "query").vectors[0], text_tokens(model, query, "query")
     explained = []
     for document, score in zip(documents, index.scores(vectors, documents).tolist(), strict=True):
         text = index.text_of(document)
-        explained.append(Explanation(document, score, text, tuple(_matches(index, model, document, text, vectors, asked))))
+        explained.append(Explanation(document, score, text, tuple(_matches(index, model, document, text, vectors, query_tokens))))
     return explained
 
 
 def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> list[Explanation]:
-    """Why documents that no index holds have their scores for a query: both are encoded.
+    """Explain the scores of texts for a query, without an index.
 
     Args:
         model: Encodes them.
@@ -251,31 +253,32 @@ def explain_texts(model: ColBERT, query: str, documents: Mapping[str, str]) -> l
     return explained
 
 
-def _matches(index: Index, model: ColBERT, document: str, text: str, query: TokenVectors, asked: Sequence[Token]) -> list[TokenMatch]:
-    place = index.locate([document])[0]
-    if place is None:
-        raise ValueError(f"document '{document}' was there a moment ago")
-    stored, _ = index.segments[place.segment].vectors.vectors(np.array([place.row], np.int64))
+def _matches(
+    index: Index, model: ColBERT, document: str, text: str, query: TokenVectors, query_tokens: Sequence[Token]
+) -> list[TokenMatch]:
+    location = index.locate([document])[0]
+    if location is None:
+        raise ValueError(f"document '{document}' disappeared while the search ran")
+    stored, _ = index.segments[location.segment].vectors.vectors(np.array([location.row], np.int64))
     tokens = text_tokens(model, text, "document")
     if len(tokens) == len(stored):
-        return match_tokens(query, stored, asked, tokens)
-    return _pooled_matches(query, stored, model.encode([text], "document").vectors[0], asked, tokens)
+        return match_tokens(query, stored, query_tokens, tokens)
+    return _pooled_matches(query, stored, model.encode([text], "document").vectors[0], query_tokens, tokens)
 
 
 def _pooled_matches(
-    query: TokenVectors, stored: TokenVectors, encoded: TokenVectors, asked: Sequence[Token], tokens: Sequence[Token]
+    query: TokenVectors, stored: TokenVectors, encoded: TokenVectors, query_tokens: Sequence[Token], tokens: Sequence[Token]
 ) -> list[TokenMatch]:
-    """What the vectors of a query meet in a document of which fewer vectors are kept than it has tokens.
+    """Match query vectors with a document that has fewer stored vectors than tokens.
 
-    A vector that is kept stands for the tokens that are nearer to it than to any other; of these the one is named that is nearest to the
-    query's.
+    A stored vector represents the tokens that are nearest to it; of these the one nearest to the query vector is reported.
 
     Args:
         query: (n, d).
         stored: (m, d).
         encoded: The vectors of the document's tokens, (t, d).
-        asked: The tokens of the query, n.
-        tokens: The tokens of the document, t.
+        query_tokens: Tokens of the query, n.
+        tokens: Tokens of the document, t.
     """
     if not len(stored):
         return []
@@ -286,8 +289,8 @@ def _pooled_matches(
     matches = []
     for row, column in enumerate(best.tolist()):
         own = np.flatnonzero(owners == column)
-        if not len(own):  # nearly the same vector as another, which has taken all its tokens
+        if not len(own):  # another, nearly equal vector represents all its tokens
             own = nearness[:, column].argmax(keepdims=True)
-        answer = int(own[(encoded[own] @ query[row]).argmax()])
-        matches.append(TokenMatch(asked[row], tokens[answer], float(similarities[row, column])))
+        best_token = int(own[(encoded[own] @ query[row]).argmax()])
+        matches.append(TokenMatch(query_tokens[row], tokens[best_token], float(similarities[row, column])))
     return matches

@@ -36,26 +36,25 @@ logger = logging.getLogger(__name__)
 
 
 Ranking: TypeAlias = Mapping[str, float]
-"""The documents of one query, id -> score; the order is by score, then id, both descending."""
+"""Documents of one query: id -> score, ordered by score, then id, both descending."""
 
 Terms: TypeAlias = tuple[Mapping[str, float], float]
-"""What a ranking says of the documents that it has, before its weight, and of all others."""
+"""Unweighted contributions of a ranking: of each of its documents, and of all others."""
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How several rankings of a query become one.
+    """Method of fusing several rankings of a query.
 
     Attributes:
-        method: ``rrf``: a document's score is the sum of weight / (constant + rank) over the rankings that have it. ``weighted``: the sum
-            of weight x normalised score, where a ranking gives a document that it does not have its own lowest.
-        weights: One for each ranking, at least 0; None for 1 each. A ranking of weight 0 counts for nothing, and the documents that only
-            it has are left out.
-        constant: Of reciprocal ranks: how much the first ranks are worth above later ones. 60 is the paper's.
-        normalise: Of scores: ``min-max`` to 0 to 1, ``z-score`` to mean 0 and standard deviation 1, for every ranking of every query.
+        method: ``rrf``: a document's score is the sum of weight / (constant + rank) over the rankings that contain it. ``weighted``: the
+            sum of weight x normalized score; a ranking without the document contributes its lowest score.
+        weights: One weight >= 0 per ranking; None for 1 each. A ranking of weight 0 is ignored.
+        constant: Constant of reciprocal rank fusion; the smaller, the more the first ranks count. The paper uses 60.
+        normalise: Normalization of each ranking's scores: ``min-max`` to 0..1, ``z-score`` to mean 0 and standard deviation 1.
 
     Raises:
-        InputError: There is no such method or normalisation, the constant is negative, or the weights are none.
+        InputError: The method or normalization is unknown, the constant is negative, or the weights are invalid.
     """
 
     method: str = "rrf"
@@ -68,34 +67,34 @@ class Fusion:
             if value not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if not (math.isfinite(self.constant) and self.constant >= 0):
-            raise InputError(f"the constant of reciprocal ranks must be >= 0, got {self.constant}")
+            raise InputError(f"the constant of reciprocal rank fusion must be >= 0, got {self.constant}")
         weights = self.weights
         if weights is not None and not (all(math.isfinite(weight) and weight >= 0 for weight in weights) and any(weights)):
             raise InputError(f"weights must be numbers >= 0, one of them above 0, got {', '.join(map(str, weights)) or 'none'}")
 
     def weights_of(self, count: int) -> tuple[float, ...]:
-        """The weights of so many rankings.
+        """Return one weight per ranking.
 
         Raises:
-            InputError: There are more or fewer weights.
+            InputError: The number of weights differs from ``count``.
         """
         if self.weights is None:
             return (1.0,) * count
         if len(self.weights) != count:
-            raise InputError(f"{count} rankings are fused, but {len(self.weights)} weights are given; give one for each, in their order")
+            raise InputError(f"got {len(self.weights)} weights for {count} rankings; pass one weight per ranking, in their order")
         return self.weights
 
 
 def fuse(rankings: Sequence[Ranking], fusion: Fusion) -> dict[str, float]:
-    """One ranking from several of the same query, best first.
+    """Fuse several rankings of a query, best first.
 
     Args:
-        rankings: One at least; each may be empty.
-        fusion: How.
+        rankings: At least one; each may be empty.
+        fusion: Method, weights and normalization.
 
     Raises:
-        InputError: Not as many weights as rankings.
-        ValueError: No rankings, or a score that is not finite.
+        InputError: The number of weights differs from the number of rankings.
+        ValueError: There are no rankings, or a score is not finite.
 
     Example:
         >>> fuse([{"a": 9.0, "b": 8.0}, {"b": 0.2, "c": 0.1}], Fusion(constant=0, weights=(1, 2)))
@@ -109,25 +108,25 @@ def fuse(rankings: Sequence[Ranking], fusion: Fusion) -> dict[str, float]:
     terms = [(*METHODS[fusion.method](ranking, fusion), weight) for ranking, weight in used]
     scores: dict[str, float] = {}
     for document in dict.fromkeys(document for ranking, _ in used for document in ranking):
-        # fsum rounds once: the order of the rankings decides nothing.
+        # fsum rounds once, so the order of the rankings does not matter.
         scores[document] = math.fsum(weight * known.get(document, missing) for known, missing, weight in terms)
     return {document: scores[document] for document in ranked(scores)}
 
 
 def fuse_runs(runs: Sequence[Run], fusion: Fusion, *, k: int | None = None) -> dict[str, dict[str, float]]:
-    """One run from several; a query that a run does not have has found nothing there.
+    """Fuse several runs; a query that a run lacks has an empty ranking there.
 
     Args:
-        runs: One at least.
-        fusion: How.
-        k: Documents kept of each query; None for all.
+        runs: At least one.
+        fusion: Method, weights and normalization.
+        k: Maximum documents per query; None for all.
 
     Returns:
-        The queries of all runs in the order in which they first come, documents best first.
+        The queries of all runs in order of first appearance, documents best first.
 
     Raises:
-        InputError: Not as many weights as runs.
-        ValueError: No runs, k < 1, or a score that is not finite.
+        InputError: The number of weights differs from the number of runs.
+        ValueError: There are no runs, k < 1, or a score is not finite.
     """
     if k is not None:
         k = check_k(k)
@@ -137,34 +136,34 @@ def fuse_runs(runs: Sequence[Run], fusion: Fusion, *, k: int | None = None) -> d
 
 
 def fuse_hits(hits: Sequence[Hits], fusion: Fusion, *, k: int) -> Hits:
-    """The hits of several searches for the same queries as those of one.
+    """Fuse the hits of several searches for the same queries.
 
     Args:
-        hits: Of one search at least, each of the same Q queries in the same order.
-        fusion: How.
-        k: Hits kept of each query.
+        hits: Hits of at least one search, each for the same Q queries in the same order.
+        fusion: Method, weights and normalization.
+        k: Maximum hits per query.
 
     Raises:
-        InputError: Not as many weights as searches.
-        ValueError: No hits, not of as many queries, or k < 1.
+        InputError: The number of weights differs from the number of searches.
+        ValueError: There are no hits, their numbers of queries differ, or k < 1.
     """
     if len({len(each) for each in hits}) != 1:
-        raise ValueError(f"the hits of as many queries are needed, got {', '.join(str(len(each)) for each in hits) or 'none'}")
+        raise ValueError(f"hits must have equal numbers of queries, got {', '.join(str(len(each)) for each in hits) or 'none'}")
     names = [str(query) for query in range(len(hits[0]))]
     fused = fuse_runs([each.to_run(names) for each in hits], fusion, k=k)
     return Hits([list(fused[name]) for name in names], [np.array(list(fused[name].values()), np.float32) for name in names])
 
 
 def differing_documents(first: Index, other: Index) -> str | None:
-    """How the documents of two indexes differ, by their ids, as a part of a sentence; None where both have the same."""
+    """Describe how the document ids of two indexes differ; None if they are equal."""
     return _difference(first.shared_documents(other), len(first), len(other))
 
 
 def check_fusible(first: Index, other: Index) -> None:
-    """Refuse to fuse the rankings of two indexes that have no document in common; log a warning where they have only some.
+    """Check that two indexes share documents; log a warning if they share only some.
 
     Raises:
-        InputError: Both have documents, and no id is in both.
+        InputError: Both have documents, but no id is in both.
     """
     shared = first.shared_documents(other)
     if not shared and len(first) and len(other):
@@ -184,39 +183,39 @@ def _difference(shared: int, first: int, other: int) -> str | None:
     return f"{shared:,} documents are in both, {first:,} in one and {other:,} in the other ({share:.0%} in common)"
 
 
-class System(Protocol):
-    """What ranks documents for queries: an index with its model, BM25, or anything else."""
+class RankingSystem(Protocol):
+    """A system that ranks documents for queries: an index with its model, BM25, or another function."""
 
     def __call__(self, queries: Sequence[Query], k: int) -> Run:
-        """The k best documents of each query."""
+        """Return the k best documents of each query."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What a search by several systems gives.
+    """Result of a search by several systems.
 
     Attributes:
         run: Query id -> document id -> fused score, documents best first.
-        lists: What each system found; empty for one of weight 0, which was not asked.
+        lists: Run of each system; empty for a system of weight 0, which is not searched.
     """
 
     run: dict[str, dict[str, float]]
     lists: tuple[Run, ...]
 
 
-def search_fused(systems: Sequence[System], queries: Sequence[Query], k: int, *, fusion: Fusion, depth: int = 100) -> Fused:
-    """Ask several systems and fuse what they find.
+def search_fused(systems: Sequence[RankingSystem], queries: Sequence[Query], k: int, *, fusion: Fusion, depth: int = 100) -> Fused:
+    """Search with several systems and fuse their rankings.
 
     Args:
-        systems: One at least.
-        queries: Each with an id of its own.
-        k: Documents kept of each query.
-        fusion: How rankings become one.
-        depth: Documents that each system is asked for, if that is more than k: what one ranks low another may rank high.
+        systems: At least one.
+        queries: Queries with unique ids.
+        k: Maximum documents per query.
+        fusion: Method, weights and normalization.
+        depth: Candidates that each system contributes, if more than k.
 
     Raises:
-        InputError: Not as many weights as systems, or a system cannot search.
-        ValueError: No systems, or k < 1.
+        InputError: The number of weights differs from the number of systems, or a system cannot search.
+        ValueError: There are no systems, or k < 1.
     """
     k = check_k(k)
     weights = fusion.weights_of(len(systems))
@@ -233,8 +232,8 @@ def index_system(
     effort: str | Mapping[str, Setting] | None = None,
     target_recall: float | None = None,
     progress: bool = False,
-) -> System:
-    """An index with its model as a system; see `quiver.retrieval.search.search.search`."""
+) -> RankingSystem:
+    """Make a ranking system of an index and its model; see `quiver.retrieval.search.search.search`."""
 
     def system(queries: Sequence[Query], k: int) -> Run:
         return search(index, model, queries, k, filter=filter, effort=effort, target_recall=target_recall, progress=progress).run
@@ -242,8 +241,8 @@ def index_system(
     return system
 
 
-def word_system(words: WordIndex, *, filter: FilterLike = None) -> System:
-    """BM25 over the documents of an index as a system."""
+def word_system(words: WordIndex, *, filter: FilterLike = None) -> RankingSystem:
+    """Make a ranking system of BM25 over the documents of an index."""
     return lambda queries, k: words.search([query.text for query in queries], k, filter=filter).to_run([query.id for query in queries])
 
 
@@ -254,7 +253,7 @@ def _reciprocal_ranks(ranking: Ranking, fusion: Fusion) -> Terms:
 def _normalised_scores(ranking: Ranking, fusion: Fusion) -> Terms:
     scores: NDArray[np.float64] = np.fromiter(ranking.values(), np.float64, len(ranking))
     if not np.isfinite(scores).all():
-        raise ValueError("only finite scores can be normalised")
+        raise ValueError("scores must be finite to be normalized")
     if not len(scores):
         return {}, 0.0
     normalised, missing = NORMALISATIONS[fusion.normalise](scores)
@@ -284,29 +283,24 @@ NORMALISATIONS: Mapping[str, Callable[[NDArray[np.float64]], tuple[NDArray[np.fl
 """Name -> the scores of a ranking on a common scale, and what a document gets that the ranking does not have."""
 
 
-# Texts that are encoded at a time: their vectors are in memory until the queries that want them are done.
-_TEXTS = 2048
-
-
 class Scorer(Protocol):
-    """Scores given documents for queries: a second stage."""
+    """Scores given documents for queries."""
 
     def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> Sequence[NDArray[np.float32]]:
-        """For each of Q query texts the scores of its candidates by id, Q arrays (P,); minus infinity for one that has no vector."""
+        """Return the scores of each query's candidates, Q arrays (P,); minus infinity for a candidate without vectors."""
 
 
 def rerank(run: Run, queries: Sequence[Query], scorer: Scorer, k: int) -> dict[str, dict[str, float]]:
-    """Score what a first stage has found anew; its own scores decide nothing more.
+    """Re-rank the candidates of a run by the scores of another model; the run's own scores are ignored.
 
     Args:
-        run: The candidates, query id -> document id -> score.
-        queries: Their queries; one that the run does not have has no candidates.
-        scorer: The second stage.
-        k: Documents kept of each query.
+        run: Candidates, query id -> document id -> score.
+        queries: The queries; a query that is not in the run has no candidates.
+        scorer: Scorer of the candidates.
+        k: Maximum documents per query.
 
     Returns:
-        The run by the second stage's scores, documents best first. A candidate without a vector is left out, as a search of the second
-        stage's own would not find it.
+        The run with the new scores, documents best first. Candidates without vectors are excluded.
 
     Raises:
         InputError: The scorer cannot score a candidate.
@@ -324,14 +318,14 @@ def rerank(run: Run, queries: Sequence[Query], scorer: Scorer, k: int) -> dict[s
 
 @dataclass(frozen=True)
 class IndexScorer:
-    """Scores documents by the vectors that a ColBERT's index keeps of them; nothing but the queries is encoded.
+    """Scores documents by the vectors stored in a ColBERT index; only the queries are encoded.
 
     Attributes:
-        index: Has all candidates.
-        model: The one that built it.
+        index: Index that contains all candidates.
+        model: Model that built the index.
 
     Raises:
-        InputError: The index is of another model.
+        InputError: The index was built by another model.
     """
 
     index: Index
@@ -344,7 +338,7 @@ class IndexScorer:
         """See `Scorer`.
 
         Raises:
-            InputError: The index does not have a candidate.
+            InputError: A candidate is not in the index.
         """
         vectors = self.model.encode(queries, "query").vectors
         return [self.index.scores(query, documents) for query, documents in zip(vectors, candidates, strict=True)]
@@ -352,34 +346,36 @@ class IndexScorer:
 
 @dataclass(frozen=True)
 class TextScorer:
-    """Scores documents by encoding their texts, where no index has their vectors.
+    """Scores documents by encoding their texts.
 
     Attributes:
-        model: A ColBERT.
-        text_of: Document id -> its text, as it is to be encoded.
+        model: A ColBERT model.
+        text_of: Function from document id to the text to encode.
+        texts_per_batch: Texts encoded at a time; their vectors are in memory until their queries are scored.
     """
 
     model: TokenModel
     text_of: Callable[[str], str]
+    texts_per_batch: int = 2048
 
     def __call__(self, queries: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
-        """See `Scorer`; a document that several queries have as a candidate is encoded once for those that stand near each other.
+        """See `Scorer`; a candidate of several queries of a batch is encoded once.
 
         Raises:
-            InputError: There is no text of a candidate.
+            InputError: A candidate has no text.
         """
         vectors = self.model.encode(queries, "query").vectors
         scores: list[NDArray[np.float32]] = []
         while len(scores) < len(queries):
             first = last = len(scores)
             wanted: dict[str, int] = {}
-            while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= _TEXTS):
+            while last < len(queries) and (last == first or len({*wanted, *candidates[last]}) <= self.texts_per_batch):
                 for document in candidates[last]:
                     wanted.setdefault(document, len(wanted))
                 last += 1
             documents = self.model.encode([self.text_of(document) for document in wanted], "document").vectors if wanted else []
-            for query, asked in zip(vectors[first:last], candidates[first:last], strict=True):
-                chosen = [documents[wanted[document]] for document in asked]
+            for query, own in zip(vectors[first:last], candidates[first:last], strict=True):
+                chosen = [documents[wanted[document]] for document in own]
                 tokens = np.concatenate([np.zeros((0, query.shape[1]), np.float32), *chosen])
                 offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
                 scores.append(maxsim_packed([query], tokens, offsets)[0])

@@ -1,4 +1,4 @@
-"""Queries and an index to a run: the one place where a model's query vectors meet an index."""
+"""Search an index with query texts: encode the queries, search, and return a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search gives.
+    """Result of a search.
 
     Attributes:
         run: Query id -> document id -> score, queries in the order given, documents best first.
-        counts: What tokenising did to the queries.
-        missing: What of an index over shards was not asked; None where everything was.
+        counts: Token counts of the queries.
+        missing: Part of a sharded index that was not searched; None if all of it was.
     """
 
     run: dict[str, dict[str, float]]

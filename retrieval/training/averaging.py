@@ -1,6 +1,6 @@
-"""The mean of models: one model whose every weight is the mean of theirs.
+"""Average models: every weight is the mean of the models' weights.
 
-Of checkpoints of one run it is better than the last of them more often than not, at no cost in use.
+The average of the last checkpoints of a run is usually better than the last one, at no cost in use.
 
 Source: averaging of the last checkpoints as in the Transformer, arXiv:1706.03762, section 6.1, and JaColBERTv2.5, arXiv:2407.20750.
 """
@@ -24,18 +24,18 @@ from quiver.retrieval.training.loop.state import open_snapshot_model
 
 
 def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
-    """Load models one after the other and average their weights.
+    """Load models one by one and average their weights.
 
-    The sum is taken in float64 and rounded once, to the type that the first model's weights have; two models are in memory at a time.
+    Weights are summed in float64 and rounded once to the dtype of the first model; two models are in memory at a time.
 
     Args:
-        sources: Folders or hub ids, at least one. A model that stands twice counts twice.
+        sources: Folders or Hub ids, at least one. A model that occurs twice counts twice.
 
     Returns:
-        The mean, with the settings that they all have.
+        The average, with the common settings.
 
     Raises:
-        InputError: One is no model, or they differ in more than their weights: names the two and what.
+        InputError: A source is not a model, or two models differ in more than their weights (names both and the difference).
     """
     if not sources:
         raise ValueError("an average needs at least one model")
@@ -58,22 +58,22 @@ def average_models(sources: Sequence[str | Path]) -> BiEncoder | ColBERT:
 
 
 def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool = False) -> ModelCard:
-    """Average models and write the mean as `retrieval.models.export.export` does: whole or not at all, or into a clone of a repository.
+    """Average models and write the result by one rename (into a git clone, file by file).
 
     Args:
-        sources: As `average_models` takes them.
-        out: Folder to write.
-        overwrite: Replace a model that is there.
+        sources: See `average_models`.
+        out: Target folder.
+        overwrite: Replace an existing model.
 
     Returns:
-        The card of the mean.
+        The card of the average.
 
     Raises:
-        InputError: As `average_models`; or ``out`` is a file, is or holds one of the sources, holds a model that is not to be replaced
-            or something that is no model's, or cannot be written.
+        InputError: The models cannot be averaged (see `average_models`); or ``out`` is a file, contains one of the sources, holds a model
+            and ``overwrite`` is False, holds other files, or cannot be written.
     """
     if any(Path(source).resolve().is_relative_to(out.resolve()) for source in sources):
-        raise InputError(f"{out}: is, or holds, one of the models to be averaged; choose another --out")
+        raise InputError(f"{out}: is or contains one of the models to average; choose another --out")
     for source in sources:
         check_target(out, Path(source), overwrite=overwrite)
     mean = average_models(sources)
@@ -87,7 +87,7 @@ def write_average(sources: Sequence[str | Path], out: Path, *, overwrite: bool =
 
 
 def _weights(model: BiEncoder | ColBERT) -> dict[str, Tensor]:
-    """The model's own tensors by name; writing to them changes it."""
+    """Tensors of the model by name, not copied."""
     return {
         f"{part}.{name}": tensor
         for part, module in (("encoder", model.encoder), ("projections", model.projections))
@@ -96,7 +96,7 @@ def _weights(model: BiEncoder | ColBERT) -> dict[str, Tensor]:
 
 
 def _difference(first: BiEncoder | ColBERT, second: BiEncoder | ColBERT) -> str | None:
-    """What two models differ in beside their weights, in a word or two."""
+    """Difference of two models besides their weights, in words; None if there is none."""
     compared = {
         "kind": (first.settings.kind, second.settings.kind),
         "architecture": (asdict(first.encoder.config), asdict(second.encoder.config)),

@@ -1,19 +1,23 @@
-"""A sweep: one run after the other, each in its own folder, and the settings whose runs scored best on the development collection.
+"""Sweeps: train a grid of settings, each run in its own folder, and rank them by their development score.
 
-    OUT/sweep.json                        every run, every candidate, the best first; written anew after each run
-    OUT/runs/learning_rate=3e-5_seed=1/   a run, as ``quiver train`` leaves it
-    OUT/runs/.data/                       prepared rows, which runs on the same data share; removed when all runs are finished
+    OUT/sweep.json                        all runs and candidates, the best first; rewritten after each run
+    OUT/runs/learning_rate=3e-5_seed=1/   a run, as ``quiver train`` writes it
+    OUT/runs/.data/                       prepared rows shared by the runs; deleted when all runs are finished
 
-Started again, a sweep takes over what is finished, goes on with what is not, and tries again what failed. A candidate is a
-combination of all settings but the seed; its score is the mean over the seeds.
-Source of the protocol: ModernBERT, arXiv:2412.13663, Table 9, where every model has the learning rate that was the best for it.
+A sweep that is started again keeps finished runs, resumes unfinished ones and retries failed ones. A candidate is a combination of all
+settings but the seed; its score is the mean over the seeds.
+
+Source of the protocol: ModernBERT, arXiv:2412.13663, Table 9, where every model has its best learning rate.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
+import itertools
 import json
 import logging
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,48 +25,257 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json, write_json
+from quiver.encoder.schema import SchemaError
 from quiver.retrieval.training.data import discard_rows
-from quiver.retrieval.training.grid import SEED, Grid, GridRun, Value
 from quiver.retrieval.training.loop.task import SCORE
+from quiver.retrieval.training.recipe import load_recipe
 from quiver.retrieval.training.run_folder import BEGUN, WITHOUT_WEIGHT, is_run, recipe_changes, recipe_of, remove_leftovers, remove_run
 from quiver.retrieval.training.run_folder import RECORD as RUN_RECORD
 from quiver.retrieval.training.sections import Recipe
 
 logger = logging.getLogger(__name__)
 
+
+LEARNING_RATE, SEED = "training.learning_rate", "training.seed"
+
+PAPER_LEARNING_RATES = ("1e-5", "2e-5", "3e-5", "5e-5", "8e-5", "1e-4")
+"""Learning rates swept for the retrievers of the ModernBERT paper (arXiv:2412.13663, appendix E.2; Table 9 lists the best)."""
+
+Value: TypeAlias = bool | int | float | str | list[int] | list[float] | list[str] | None
+"""Value of a setting, as in JSON."""
+
+_LONGEST_NAME = 60
+_UNSAFE = re.compile(r"[^A-Za-z0-9.+-]+")
+_OPENING, _CLOSING, _QUOTES = "[", "]", "\"'"
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """One combination of values.
+
+    Attributes:
+        name: Name of the run's folder, unique in the grid.
+        settings: Dotted path of every axis -> value.
+        overrides: Overrides of the recipe, as for ``quiver train``.
+        recipe: The resulting recipe.
+    """
+
+    name: str
+    settings: Mapping[str, Value]
+    overrides: tuple[str, ...]
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of values.
+
+    Attributes:
+        source: Path of the recipe, or name of a shipped one.
+        fixed: Overrides that all runs share.
+        axes: Dotted path -> values, in the order of the runs; the last axis varies fastest.
+        runs: The runs, at least two.
+    """
+
+    source: str
+    fixed: tuple[str, ...]
+    axes: Mapping[str, tuple[Value, ...]]
+    runs: tuple[GridRun, ...]
+
+
+def make_grid(source: str | Path, settings: Sequence[str] = ()) -> Grid:
+    """Read a recipe once for every combination of values.
+
+    Args:
+        source: A YAML file, or the name of a shipped recipe.
+        settings: ``section.setting=value`` for all runs, or ``section.setting=value,value`` for an axis; a comma inside of quotes or
+            brackets parts no values. Where ``training.learning_rate`` is not among them, it is an axis with the paper's values.
+
+    Returns:
+        The grid; seeds vary fastest, so that one candidate is complete before the next begins.
+
+    Raises:
+        SchemaError: A combination is no valid recipe; names the problems of all of them.
+        InputError: There is nothing to vary, a value repeats, or the runs could not be told apart by a development score.
+    """
+    fixed, axes = _parse(settings)
+    combinations = list(itertools.product(*axes.values()))
+    if len(combinations) < 2:
+        raise InputError(f"nothing to sweep: give at least one setting several values, such as {LEARNING_RATE}=3e-5,8e-5")
+    recipes = _load(source, [(*fixed, *(f"{path}={text}" for path, text in zip(axes, texts, strict=True))) for texts in combinations])
+    _check_development(source, [recipe for _, recipe in recipes])
+    labels = short_names(axes)
+    runs = []
+    for overrides, recipe in recipes:
+        values = {path: _value_of(recipe, path) for path in axes}
+        name = "_".join(f"{labels[path]}={_file_name(value)}" for path, value in values.items())
+        runs.append(GridRun(name, values, overrides, recipe))
+    if repeated := next((run.name for place, run in enumerate(runs) if run.name in {other.name for other in runs[:place]}), None):
+        raise InputError(f"a value is repeated: {repeated} occurs twice in the grid")
+    values_of = {path: tuple(run.settings[path] for run in runs) for path in axes}
+    return Grid(str(source), fixed, {path: _distinct(values) for path, values in values_of.items()}, tuple(runs))
+
+
+def show_value(value: Value) -> str:
+    """Format a value as in a recipe; a list of one value is shown as the value.
+
+    Example:
+        >>> [show_value(value) for value in (3e-05, 0.0001, 0.05, 20.0, 64, True, None, [384, 128], ["a.jsonl"], "cls")]
+        ['3e-5', '1e-4', '0.05', '20', '64', 'true', 'null', '[384, 128]', 'a.jsonl', 'cls']
+    """
+    if isinstance(value, list):
+        return show_value(value[0]) if len(value) == 1 else f"[{', '.join(map(show_value, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        small = 0 < abs(value) < 0.01
+        return np.format_float_scientific(value, trim="-", exp_digits=1) if small else np.format_float_positional(value, trim="-")
+    return str(value)
+
+
+def show_settings(settings: Mapping[str, Value]) -> str:
+    """Format settings in one line, without their sections.
+
+    Example:
+        >>> show_settings({"training.learning_rate": 3e-5, "training.batch_size": 64})
+        'learning_rate=3e-5 batch_size=64'
+    """
+    labels = short_names(settings)
+    return " ".join(f"{labels[path]}={show_value(value)}" for path, value in settings.items())
+
+
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """Return the last part of each dotted path, or the whole path if two last parts are equal."""
+    last = {path: path.rpartition(".")[2] for path in paths}
+    return {path: label if list(last.values()).count(label) == 1 else path for path, label in last.items()}
+
+
+def split_values(text: str) -> list[str]:
+    """Split values at commas outside of quotes and brackets.
+
+    Example:
+        >>> split_values('[2, 1],[2],"a, b",c')
+        ['[2, 1]', '[2]', '"a, b"', 'c']
+    """
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in _QUOTES and not parts[-1].strip():
+            quote = character  # only at the start of a value, since an apostrophe may occur in a word
+        elif character in (_OPENING, _CLOSING):
+            depth += 1 if character == _OPENING else -1
+        elif character == "," and depth <= 0:
+            parts.append("")
+            continue
+        parts[-1] += character
+    return parts
+
+
+def _parse(settings: Sequence[str]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """Overrides with one value, and axes in the order of the runs."""
+    fixed: list[str] = []
+    axes: dict[str, list[str]] = {}
+    named: set[str] = set()
+    for setting in settings:
+        path, _, text = setting.partition("=")
+        path = path.strip()
+        if path in named:
+            raise InputError(f"{path} is set twice; pass all its values at once: {path}=value,value")
+        named.add(path)
+        values = split_values(text)
+        if len(values) == 1:
+            fixed.append(setting)
+        elif not all(value.strip() for value in values):
+            raise InputError(f"{setting}: a value between two commas is empty; put a text that contains a comma in quotes")
+        else:
+            axes[path] = values
+    if LEARNING_RATE not in named:
+        axes = {LEARNING_RATE: list(PAPER_LEARNING_RATES), **axes}
+    if SEED in axes:
+        axes[SEED] = axes.pop(SEED)
+    return tuple(fixed), axes
+
+
+def _load(source: str | Path, combinations: Sequence[tuple[str, ...]]) -> list[tuple[tuple[str, ...], Recipe]]:
+    recipes, problems = [], dict[str, None]()
+    for overrides in combinations:
+        try:
+            recipes.append((overrides, load_recipe(source, overrides)))
+        except SchemaError as error:
+            problems.update(dict.fromkeys(error.problems))
+    if problems:
+        raise SchemaError(str(source), list(problems))
+    return recipes
+
+
+def _check_development(source: str | Path, recipes: Sequence[Recipe]) -> None:
+    """Check that all runs have the same development collection, since scores on different data are not comparable."""
+    sections = [recipe.development for recipe in recipes]
+    if any(section is None for section in sections):
+        raise InputError(
+            f"{source}: a sweep needs a development collection to compare runs by nDCG@10; add a development section to the recipe, "
+            "or development.data=FOLDER_OR_NAME to the command"
+        )
+    if len({(section.data, section.split) for section in sections if section is not None}) > 1:
+        raise InputError("development.data and development.split must be the same in all runs: scores on different data are not comparable")
+
+
+def _value_of(recipe: Recipe, path: str) -> Any:
+    value: Any = recipe.model_dump()
+    for part in path.split("."):
+        value = value[part]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _file_name(value: Value) -> str:
+    """A value as part of a folder name; a value that has to be changed for that gets a checksum."""
+    shown = show_value(value)
+    safe = _UNSAFE.sub("-", shown).strip("-.")
+    if safe == shown and len(safe) <= _LONGEST_NAME:
+        return safe
+    return f"{safe[-_LONGEST_NAME:].lstrip('-.')}-{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
+
+
+def _distinct(values: Sequence[Value]) -> tuple[Value, ...]:
+    """Distinct values in order of first appearance; compared as shown, since lists cannot be dict keys."""
+    return tuple({show_value(value): value for value in values}.values())
+
+
 RECORD, RUNS, DATA, LOCK = "sweep.json", "runs", ".data", ".lock"
-"""What a sweep leaves in its folder, and what keeps a second one out of it."""
+"""Files of a sweep, and the lock that excludes a second sweep."""
 
 SCHEMA = "quiver-sweep/1"
 
-# What ends one run and not the sweep: bad settings or data, a loss that is not finite, memory, a full disk.
+# Errors that end one run but not the sweep: bad settings or data, a non-finite loss, lack of memory, a full disk.
 FAILURES = (InputError, RuntimeError, MemoryError, OSError)
 
 
 class Train(Protocol):
-    """`quiver.retrieval.training.run.train` with all that is the same for every run bound."""
+    """`quiver.retrieval.training.run.train` with the arguments that all runs share."""
 
     def __call__(self, recipe: Recipe, out: Path, *, resume: bool, data_folder: Path) -> object:
-        """Train into a folder; go on there with ``resume``; prepared rows lie in ``data_folder``."""
+        """Train into a folder, or resume there; prepared rows are shared in ``data_folder``."""
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """What became of one run.
+class SweepRun:
+    """State of one run.
 
     Attributes:
-        folder: Its folder, from the sweep's.
-        settings: Dotted path of every axis -> its value.
-        status: ``waiting`` until it is done.
-        score: nDCG@10 of its model on the development collection, of an average of checkpoints that of the last; None unless finished.
-        seconds: It trained, earlier sessions included; None unless finished.
-        error: Why it failed; None otherwise.
+        folder: Folder of the run, relative to the sweep's.
+        settings: Dotted path of every axis -> value.
+        status: ``waiting``, ``finished`` or ``failed``.
+        score: nDCG@10 of the model on the development collection (for averaged checkpoints, of the last one); None unless finished.
+        seconds: Training time including earlier sessions; None unless finished.
+        error: Error message; None unless failed.
     """
 
     folder: str
@@ -75,16 +288,16 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The runs that differ in nothing but the seed.
+    """Runs that differ only in the seed.
 
     Attributes:
-        settings: Dotted path of every axis but the seed -> its value.
-        overrides: What ``quiver train`` takes to train it.
-        folders: Its runs that are finished.
+        settings: Dotted path of every axis but the seed -> value.
+        overrides: Overrides for ``quiver train``.
+        folders: Folders of the finished runs.
         scores: Their nDCG@10.
-        missing: Runs that failed or are not done.
-        mean: Of the scores; None if there are none.
-        deviation: Their standard deviation (n - 1); None below two.
+        missing: Number of runs that failed or are not finished.
+        mean: Mean score; None if there are no scores.
+        deviation: Standard deviation of the scores (n - 1); None for fewer than two.
     """
 
     settings: Mapping[str, Value]
@@ -98,17 +311,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep has found so far.
+    """State of a sweep.
 
     Attributes:
-        recipe: Where the recipe came from.
+        recipe: Path or name of the recipe.
         name: The recipe's name.
         command: The command line; None from Python.
-        development: Collection and split that the runs are scored on.
+        development: Development collection and split.
         fixed: Overrides that all runs share.
         axes: Dotted path -> values.
-        runs: In the order of the grid.
-        candidates: Best first; those with a run missing behind all that are whole.
+        runs: Runs in the order of the grid.
+        candidates: Candidates, best first; incomplete ones last.
     """
 
     recipe: str
@@ -117,12 +330,12 @@ class Sweep:
     development: Mapping[str, str]
     fixed: tuple[str, ...]
     axes: Mapping[str, tuple[Value, ...]]
-    runs: tuple[RunResult, ...]
+    runs: tuple[SweepRun, ...]
     candidates: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate | None:
-        """The candidate with the highest mean among those whose runs are all finished; the first in the grid of equals."""
+        """The complete candidate with the highest mean score, the first of equals; None if no candidate is complete."""
         first = self.candidates[0]
         return None if first.missing else first
 
@@ -140,7 +353,7 @@ def run_sweep(
     """Train every run of a grid that is not trained yet.
 
     Args:
-        grid: What `quiver.retrieval.training.grid.make_grid` made.
+        grid: What `quiver.retrieval.training.sweep.make_grid` made.
         out: Folder of the sweep; what it holds of the same grid, or of a smaller one, is taken over.
         train: Trains one run and scores it on its development collection.
         overwrite: Remove the grid's runs that are there, and nothing else in their folders, and train all of them; without it a sweep
@@ -155,18 +368,18 @@ def run_sweep(
     Raises:
         InputError: ``out`` holds runs of another recipe, is in use, or cannot be written; or every run failed.
     """
-    with _alone(out):
+    with _exclusive(out):
         folders = [out / RUNS / run.name for run in grid.runs]
         if overwrite:
             for folder in filter(is_run, folders):
                 remove_run(folder)
         states = [_state(run.recipe, folder) for run, folder in zip(grid.runs, folders, strict=True)]
         results = [
-            _finished(run, folder) if state == "finished" else RunResult(_relative(run), run.settings)
+            _finished(run, folder) if state == "finished" else SweepRun(_relative(run), run.settings)
             for run, folder, state in zip(grid.runs, folders, states, strict=True)
         ]
         if taken := states.count("finished"):
-            tell(f"{taken} of {len(results)} runs are finished already")
+            tell(f"{taken} of {len(results)} runs are already finished")
         sweep = _write(grid, results, out, command)
         changed(sweep)
         spent: list[float] = []
@@ -189,8 +402,8 @@ def run_sweep(
 
 
 @contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """The folder, made and held until the block ends."""
+def _exclusive(out: Path) -> Iterator[None]:
+    """Create the folder and lock it for the block."""
     try:
         (out / RUNS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -207,13 +420,13 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "finished"]:
-    """How far a run is; what a complete one needs no more is removed.
+    """State of a run's folder; leftovers of a finished run are deleted.
 
     Raises:
-        InputError: It is a run of another recipe; names the first setting that differs.
+        InputError: The folder holds a run of another recipe; names the first setting that differs.
     """
     there, finished = recipe_of(folder), (folder / RUN_RECORD).is_file()
-    if there is None:  # a run that was killed before it wrote its recipe begins again
+    if there is None:  # a run that was killed before it wrote its recipe starts over
         return "unfinished" if (folder / BEGUN).is_file() else "absent"
     for path, was, now in recipe_changes(there, recipe.model_dump()):
         if path not in WITHOUT_WEIGHT:
@@ -225,33 +438,33 @@ def _state(recipe: Recipe, folder: Path) -> Literal["absent", "unfinished", "fin
     return "finished" if finished else "unfinished"
 
 
-def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]) -> RunResult:
+def _trained(run: GridRun, folder: Path, train: Callable[[Recipe, Path], object]) -> SweepRun:
     try:
         train(run.recipe, folder)
         return _finished(run, folder)
     except FAILURES as error:
         logger.info("%s failed", folder, exc_info=True)
         reason = str(error).strip().splitlines()
-        return RunResult(_relative(run), run.settings, "failed", error=reason[0] if reason else type(error).__name__)
+        return SweepRun(_relative(run), run.settings, "failed", error=reason[0] if reason else type(error).__name__)
     finally:
-        gc.collect()  # trainers are full of cycles: without this two models are in memory while the next one starts
+        gc.collect()  # trainers have reference cycles: otherwise two models are in memory while the next run starts
 
 
-def _finished(run: GridRun, folder: Path) -> RunResult:
-    """What the record of a run says of its model: the score at the step whose weights it has, or for an average at the last of them."""
+def _finished(run: GridRun, folder: Path) -> SweepRun:
+    """Result of a finished run: the score at the step of its weights, or at the last of averaged checkpoints."""
     result = read_json(folder / RUN_RECORD)["result"]
     scores = {scored["step"]: scored[SCORE] for scored in result["development"]}
     step = result["kept_steps"][-1]
     if step not in scores:
-        raise InputError(f"{folder}: its record has no nDCG@10 at step {step}; train it again with --overwrite")
-    return RunResult(_relative(run), run.settings, "finished", scores[step], result["seconds"])
+        raise InputError(f"{folder}: run.json has no nDCG@10 at step {step}; train the run again with --overwrite")
+    return SweepRun(_relative(run), run.settings, "finished", scores[step], result["seconds"])
 
 
 def _relative(run: GridRun) -> str:
     return f"{RUNS}/{run.name}"
 
 
-def _write(grid: Grid, results: Sequence[RunResult], out: Path, command: str | None) -> Sweep:
+def _write(grid: Grid, results: Sequence[SweepRun], out: Path, command: str | None) -> Sweep:
     recipe = grid.runs[0].recipe
     data = recipe.development
     development = {} if data is None else {"data": data.data, "split": data.split}
@@ -262,9 +475,9 @@ def _write(grid: Grid, results: Sequence[RunResult], out: Path, command: str | N
     return sweep
 
 
-def _candidates(grid: Grid, results: Sequence[RunResult]) -> tuple[Candidate, ...]:
-    """Runs brought together over their seeds, best first."""
-    together: dict[str, list[tuple[GridRun, RunResult]]] = {}
+def _candidates(grid: Grid, results: Sequence[SweepRun]) -> tuple[Candidate, ...]:
+    """Candidates of the runs, best first."""
+    together: dict[str, list[tuple[GridRun, SweepRun]]] = {}
     for run, result in zip(grid.runs, results, strict=True):
         key = json.dumps({path: value for path, value in run.settings.items() if path != SEED})
         together.setdefault(key, []).append((run, result))
@@ -272,7 +485,7 @@ def _candidates(grid: Grid, results: Sequence[RunResult]) -> tuple[Candidate, ..
     return tuple(sorted(candidates, key=lambda each: (each.missing > 0, each.mean is None, -(each.mean or 0.0))))
 
 
-def _candidate(members: Sequence[tuple[GridRun, RunResult]]) -> Candidate:
+def _candidate(members: Sequence[tuple[GridRun, SweepRun]]) -> Candidate:
     run = members[0][0]
     done = [(result.folder, result.score) for _, result in members if result.score is not None]
     scores = [score for _, score in done]
@@ -287,12 +500,12 @@ def _candidate(members: Sequence[tuple[GridRun, RunResult]]) -> Candidate:
     )
 
 
-def _outcome(result: RunResult) -> str:
+def _outcome(result: SweepRun) -> str:
     return f"failed: {result.error}" if result.score is None else f"nDCG@10 {result.score:.4f}"
 
 
 def _remaining(spent: Iterable[float], waiting: int) -> str:
-    """How long the runs that wait will take, by those of this session."""
+    """Estimated time of the waiting runs, from those of this session."""
     times = list(spent)
     if not times:
         return ""

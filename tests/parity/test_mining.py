@@ -12,11 +12,10 @@ import pytest
 
 from quiver.retrieval.data.docstrings import mine, split_by_module
 from quiver.retrieval.models.loading import load_model
-from quiver.retrieval.training.mining.margins import Margin, Ranks, Rules
-from quiver.retrieval.training.mining.negatives import Output, System, mine_negatives
-from quiver.retrieval.training.mining.positives import PairSource
+from quiver.retrieval.training.mining.negatives import Margin, MiningSystem, Output, Ranks, Rules, mine_negatives
 from quiver.retrieval.training.mining.scoring import score_rows
 from quiver.retrieval.training.mining.teachers import load_teacher
+from quiver.retrieval.training.mining.texts import PairSource
 from quiver.retrieval.training.sections import DataSection
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -72,7 +71,7 @@ def test_the_same_negatives(
     )
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    system = System(load_model(minilm), cache=vectors / "ours")
+    system = MiningSystem(load_model(minilm), cache=vectors / "ours")
     mine_negatives(PairSource((str(file),)), system, tmp_path / "out", rules=rules, output=Output())
     ours = [json.loads(line) for line in gzip.decompress((tmp_path / "out" / "train.jsonl.gz").read_bytes()).splitlines()]
     whole = {(row["query"], row["positive"]): row for row in ours if len(row["negatives"]) == NEGATIVES}

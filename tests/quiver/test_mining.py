@@ -126,7 +126,7 @@ def test_pairs_with_bm25(quiver: Callable[..., Any], data: Path, pairs: Path, tm
         (("{data}",), "pass --model (a folder, a hub id or bm25) or --index"),
         (("{data}", "-m", "bm25", "--corpus", "{data}"), "a BEIR folder has a corpus of its own"),
         (("{data}", "-m", "bm25", "--ranks", "5"), "ranks must be FIRST-LAST"),
-        (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin is one of perc-pos=VALUE"),
+        (("{data}", "-m", "bm25", "--margin", "much=1"), "a margin must be one of perc-pos=VALUE"),
         (("{data}", "-m", "bm25", "--split", "dev"), "no split 'dev'; existing splits: train"),
         (("{data}", "-m", "bm25", "--no-cache", "--cache", "x"), "--cache and --no-cache exclude each other"),
         (("{pairs}", "-m", "bm25"), "no field 'query'; the row's fields are question, pos"),
@@ -148,10 +148,10 @@ def test_mistakes_of_mine(
     ("arguments", "message"),
     [
         (("{pairs}",), "no field 'query'"),
-        (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts: queries and documents"),
+        (("{pairs}", "--format", "ids"), "rows of ids need the sources of their texts; set queries and documents"),
         (("{pairs}", "--normalize", "sum"), "'sum' is not one of 'none', 'minmax'"),
         (("{pairs}", "--weight", "2"), "--weight is for several teachers"),
-        (("{pairs}", "--teacher", "{model}"), "given twice as a teacher; to make it count more give it a weight"),
+        (("{pairs}", "--teacher", "{model}"), "is given twice as a teacher; use weights to increase its share"),
         (("{pairs}", "--teacher", "/nowhere", "--weight", "2"), "1 weights for 2 teachers"),
     ],
 )

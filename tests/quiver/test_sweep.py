@@ -111,7 +111,7 @@ def test_progress_is_told_with_the_time_that_is_left(quiver: Callable[..., Any],
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["training.learning_rate=1e-4"], "nothing to sweep over"),
+        (["training.learning_rate=1e-4"], "nothing to sweep"),
         (["development="], "add a development section"),
         (["development.data=nowhere"], "nowhere"),
         (["training.learning_rate=1e-4,x"], "training.learning_rate: must be a number, got 'x'"),

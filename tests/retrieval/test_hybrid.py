@@ -114,7 +114,7 @@ def test_runs_and_hits_are_fused_alike() -> None:
     assert [list(ids) for ids in found.ids] == [list(fused[query]) for query in queries]
     for scores, query in zip(found.scores, queries, strict=True):
         np.testing.assert_allclose(scores, list(fused[query].values()), rtol=1e-7)
-    with pytest.raises(ValueError, match="hits of as many queries are needed, got 3, 1"):
+    with pytest.raises(ValueError, match="hits must have equal numbers of queries, got 3, 1"):
         fuse_hits([hits[0], Hits([[]], [np.zeros(0, np.float32)])], Fusion(), k=3)
     with pytest.raises(ValueError, match="k must be >= 1"):
         fuse_runs(runs, Fusion(), k=0)
@@ -130,7 +130,7 @@ def test_runs_and_hits_are_fused_alike() -> None:
         ({"weights": (0.0, 0.0)}, "one of them above 0"),
         ({"weights": (float("nan"), 1.0)}, "weights must be numbers"),
         ({"weights": ()}, "got none"),
-        ({"weights": (1.0,)}, "2 rankings are fused, but 1 weights are given"),
+        ({"weights": (1.0,)}, "got 1 weights for 2 rankings"),
     ],
 )
 def test_what_cannot_be_fused(choices: dict[str, Any], message: str) -> None:
@@ -139,7 +139,7 @@ def test_what_cannot_be_fused(choices: dict[str, Any], message: str) -> None:
 
 
 def test_scores_that_are_no_numbers() -> None:
-    with pytest.raises(ValueError, match="only finite scores"):
+    with pytest.raises(ValueError, match="scores must be finite"):
         fuse([{"a": float("-inf"), "b": 1.0}], Fusion("weighted"))
     with pytest.raises(ValueError, match="NaN"):
         fuse([{"a": float("nan")}], Fusion())

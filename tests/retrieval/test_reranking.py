@@ -37,9 +37,8 @@ def brute_force(model: Any, query: str, documents: Sequence[str]) -> dict[str, f
 
 @pytest.mark.parametrize("stage", ["index", "texts"])
 @pytest.mark.parametrize("together", [1, 5, 2048])
-def test_scores_are_maxsim(index: Index, word_by_word: Any, monkeypatch: pytest.MonkeyPatch, stage: str, together: int) -> None:
-    monkeypatch.setattr("quiver.retrieval.search.hybrid._TEXTS", together)
-    scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__)
+def test_scores_are_maxsim(index: Index, word_by_word: Any, stage: str, together: int) -> None:
+    scorer = IndexScorer(index, word_by_word) if stage == "index" else TextScorer(word_by_word, TEXTS.__getitem__, together)
     found = rerank(RUN, QUERIES, scorer, 10)
     assert list(found) == ["q1", "q2", "q3"]
     assert found["q3"] == {}

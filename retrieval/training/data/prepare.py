@@ -9,6 +9,7 @@ Rows are streamed: memory does not grow with their number, except for 16 bytes p
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -578,6 +579,7 @@ def _build(target: Path, build: Callable[[Path], Built]) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     folder = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     folder.mkdir()
+    gc.freeze()  # otherwise collections traverse all loaded modules while rows are read, which takes a quarter of the time
     try:
         built = build(folder)
         files = sorted(folder.iterdir())
@@ -589,6 +591,7 @@ def _build(target: Path, build: Callable[[Path], Built]) -> None:
         folder.replace(target)
         sync_folder(target.parent)
     finally:
+        gc.unfreeze()
         shutil.rmtree(folder, ignore_errors=True)
     logger.info("%s: prepared %d rows, skipped %d", target, built.rows, built.skipped)
 

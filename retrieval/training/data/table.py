@@ -11,13 +11,14 @@ Shapes: R rows, T texts, B numbers of a call.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
@@ -46,32 +47,21 @@ def blocks(items: Iterable[Item], size: int = BLOCK) -> Iterator[list[Item]]:
         yield block
 
 
-class _BatchWriter:
-    """Writes columns to a new Arrow IPC file in batches."""
+class _ArrowFile:
+    """A new Arrow IPC file that takes batches."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema = schema
         self._file = path.open("xb")
         self._writer = pa.ipc.new_file(self._file, schema)
-        self._columns: list[list[Any]] = [[] for _ in schema]
 
-    def add(self, *values: Any) -> None:
-        for column, value in zip(self._columns, values, strict=True):
-            column.append(value)
-        if len(self._columns[0]) >= BLOCK:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._columns[0]:
-            arrays = [pa.array(column, field.type) for column, field in zip(self._columns, self._schema, strict=True)]
-            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-            self._columns = [[] for _ in self._schema]
+    def write(self, *columns: pa.Array) -> None:
+        if len(columns[0]):
+            self._writer.write_batch(pa.record_batch(list(columns), schema=self._schema))
 
     def close(self) -> None:
-        if not self._file.closed:
-            self.flush()
-            self._writer.close()
-            self._file.close()
+        self._writer.close()
+        self._file.close()
 
 
 def _read_batches(path: Path) -> list[pa.RecordBatch]:
@@ -93,26 +83,37 @@ class TextWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._batches = _BatchWriter(path, pa.schema({"text": pa.string()}))
-        self._count = 0
+        self._file = _ArrowFile(path, pa.schema({"text": pa.string()}))
+        self._pending: list[bytes] = []
         self._bytes = 0
+        self._written = 0
+        self._closed = False
 
     def __len__(self) -> int:
-        return self._count
+        return self._written + len(self._pending)
 
     def add(self, text: bytes) -> int:
         """Append a text in UTF-8 and return its number."""
-        self._batches.add(text)
-        self._count += 1
+        pending = self._pending
+        pending.append(text)
         self._bytes += len(text)
-        if self._bytes >= _BATCH_BYTES:
-            self._batches.flush()
-            self._bytes = 0
-        return self._count - 1
+        number = self._written + len(pending) - 1
+        if len(pending) >= BLOCK or self._bytes >= _BATCH_BYTES:
+            self._flush()
+        return number
 
     def close(self) -> None:
         """Finish the file."""
-        self._batches.close()
+        if not self._closed:
+            self._flush()
+            self._file.close()
+            self._closed = True
+
+    def _flush(self) -> None:
+        self._file.write(pa.array(self._pending, pa.string()))
+        self._written += len(self._pending)
+        self._pending = []
+        self._bytes = 0
 
 
 class TextColumn(Sequence[str]):
@@ -177,6 +178,44 @@ class Row(NamedTuple):
     scores: NDArray[np.float64]
 
 
+class _RowWriter:
+    """Writes rows to an Arrow file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _ArrowFile(path, _ROWS)
+        self._closed = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._queries, self._documents, self._scores = array("q"), array("q"), array("d")
+        self._document_ends, self._score_ends = array("i", [0]), array("i", [0])
+
+    def add(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
+        self._queries.append(query)
+        self._documents.extend(documents)
+        self._document_ends.append(len(self._documents))
+        self._scores.extend(scores)
+        self._score_ends.append(len(self._scores))
+        if len(self._queries) >= BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        queries, documents, document_ends = np.asarray(self._queries), np.asarray(self._documents), np.asarray(self._document_ends)
+        scores, score_ends = np.asarray(self._scores), np.asarray(self._score_ends)
+        self._file.write(
+            pa.array(queries, pa.int64()),
+            pa.ListArray.from_arrays(pa.array(document_ends, pa.int32()), pa.array(documents, pa.int64())),
+            pa.ListArray.from_arrays(pa.array(score_ends, pa.int32()), pa.array(scores, pa.float64())),
+        )
+        self._clear()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._flush()
+            self._file.close()
+            self._closed = True
+
+
 class TableWriter:
     """Writes the texts and rows of a table; use it as a context manager.
 
@@ -187,7 +226,7 @@ class TableWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.texts = TextWriter(folder / "texts.arrow")
-        self._rows = _BatchWriter(folder / "rows.arrow", _ROWS)
+        self._rows = _RowWriter(folder / "rows.arrow")
         self._digests = (folder / "digests.tmp").open("xb")
         self._stack = ExitStack()
         for file in (self.texts, self._rows, self._digests):
@@ -201,8 +240,12 @@ class TableWriter:
 
     def add_text(self, text: bytes) -> int:
         """Append a text in UTF-8 and return its number."""
-        self._digests.write(hashlib.sha256(text).digest())
+        self._digests.write(sha256(text).digest())
         return self.texts.add(text)
+
+    def add_row(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
+        """Append a row with text numbers of its query and documents, and a score for each document or none."""
+        self._rows.add(query, documents, scores)
 
     def digests(self, texts: NDArray[np.int64] | Sequence[int]) -> list[bytes]:
         """Return the sha256 of texts by their numbers."""
@@ -213,10 +256,6 @@ class TableWriter:
             return []
         found = np.memmap(self.folder / "digests.tmp", np.uint8, "r").reshape(-1, _DIGEST)[wanted].tobytes()
         return [found[start : start + _DIGEST] for start in range(0, len(found), _DIGEST)]
-
-    def add_row(self, query: int, documents: Sequence[int], scores: Sequence[float]) -> None:
-        """Append a row, with a score for each document or with none."""
-        self._rows.add(query, documents, scores)
 
     def finish(self, order: NDArray[np.int64]) -> str:
         """Close the files and write the order of the rows.
@@ -229,32 +268,37 @@ class TableWriter:
             first) and the scores (8 bytes each), little-endian.
         """
         self._stack.close()
-        writer = _BatchWriter(self.folder / "order.arrow", pa.schema({"row": pa.int64()}))
-        for number in order.tolist():
-            writer.add(number)
-        writer.close()
+        file = _ArrowFile(self.folder / "order.arrow", pa.schema({"row": pa.int64()}))
+        file.write(pa.array(order, pa.int64()))
+        file.close()
         table = Table(self.folder)
-        total = hashlib.sha256()
+        total = sha256()
         for numbers in blocks(order.tolist()):
             rows = [table[number] for number in numbers]
-            digests = b"".join(self.digests(np.concatenate([[row.query, *row.documents] for row in rows])))
+            digests = b"".join(self.digests([text for row in rows for text in (row.query, *row.documents.tolist())]))
             start = 0
             for row in rows:
                 end = start + _DIGEST * (1 + len(row.documents))
-                total.update(len(row.documents).to_bytes(8, "little") + digests[start:end] + row.scores.astype("<f8").tobytes())
+                total.update(len(row.documents).to_bytes(8, "little") + digests[start:end] + row.scores.tobytes())
                 start = end
         (self.folder / "digests.tmp").unlink()
         return total.hexdigest()
 
 
 class _RowBatch(NamedTuple):
-    """Columns of a batch of rows, memory-mapped."""
+    """Columns of a batch of rows, memory-mapped. The offsets are memory views, whose items are Python integers."""
 
     queries: NDArray[np.int64]
-    document_ends: NDArray[np.int32]
+    document_ends: memoryview
     documents: NDArray[np.int64]
-    score_ends: NDArray[np.int32]
+    score_ends: memoryview
     scores: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> _RowBatch:
+        queries, documents, scores = batch.columns
+        ends = [memoryview(column.offsets.buffers()[1]).cast("B").cast("i") for column in (documents, scores)]
+        return cls(queries.to_numpy(), ends[0], documents.values.to_numpy(), ends[1], scores.values.to_numpy())
 
 
 class Table:
@@ -270,21 +314,12 @@ class Table:
         order = [batch.column(0).to_numpy() for batch in _read_batches(folder / "order.arrow")]
         self.order: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *order])
         batches = _read_batches(folder / "rows.arrow")
-        self._first = _first_numbers(batches)
-        self._batches = [
-            _RowBatch(
-                queries.to_numpy(),
-                documents.offsets.to_numpy(),
-                documents.values.to_numpy(),
-                scores.offsets.to_numpy(),
-                scores.values.to_numpy(),
-            )
-            for queries, documents, scores in (batch.columns for batch in batches)
-        ]
+        self._first: list[int] = _first_numbers(batches).tolist()
+        self._batches = [_RowBatch.of(batch) for batch in batches]
 
     def __getitem__(self, number: int) -> Row:
-        position = int(np.searchsorted(self._first, number, side="right")) - 1
-        batch, row = self._batches[position], number - int(self._first[position])
+        position = bisect_right(self._first, number) - 1
+        batch, row = self._batches[position], number - self._first[position]
         documents = batch.documents[batch.document_ends[row] : batch.document_ends[row + 1]]
         return Row(int(batch.queries[row]), documents, batch.scores[batch.score_ends[row] : batch.score_ends[row + 1]])
 

@@ -1,66 +1,440 @@
-"""Hard negatives for training: documents that a system ranks high for a query and that are not its positives.
+"""Mine hard negatives: documents that a system ranks high for a query and that are not its positives.
 
-Queries are searched in parts, each kept on the disk when it is done: a run that is killed goes on where it was, and ends with the
-same files. In memory are the numbers of queries and documents, one part's candidates, and what the index takes; what the files hold
-stands in `quiver.retrieval.training.mining.mined`.
+Queries are searched in parts, each saved when it is finished: a killed run resumes and writes the same files. In memory are the numbers of
+queries and documents, the candidates of one part, and the index.
 
-Shapes: Q queries, P documents.
-Source: NV-Retriever, arXiv:2407.15831 (positive-aware margins).
+    train.jsonl.gz                          query, positive, negatives; document_ids and scores of the positive and the negatives
+    suspects.jsonl.gz                       the best candidates that a margin excluded, which may be unlabelled positives
+    queries.jsonl.gz, documents.jsonl.gz    texts by id, if the rows hold only ids
+    mining.json                             settings and counts; written last
+
+Shapes: Q queries, P documents, n candidates of one query, best first.
+Source: NV-Retriever, arXiv:2407.15831, section 3: TopK-PercPos (95 % of the positive's score), TopK-MarginPos, TopK-Abs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quiver.encoder.files import read_json
+from quiver.encoder.errors import InputError
+from quiver.encoder.files import atomic_file, read_json
 from quiver.retrieval.data.embedding_store import open_embedding_store
 from quiver.retrieval.index import Index, index_vectors
 from quiver.retrieval.progress import progress_bar
 from quiver.retrieval.protocols import IN_PROCESS, DenseModel, Executor, TokenModel
 from quiver.retrieval.search import bm25
 from quiver.retrieval.training.data.table import blocks
-from quiver.retrieval.training.mining.margins import Rules, choose_negatives, rankable
-from quiver.retrieval.training.mining.mined import DOCUMENTS, QUERIES, MinedQuery, write_mined
-from quiver.retrieval.training.mining.positives import BeirSource, MiningData, PairSource, read_mining_data
-from quiver.retrieval.training.mining.searchers import BM25Searcher, Found, Searcher, VectorSearcher
+from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked, Searcher, SearcherResult, VectorSearcher
+from quiver.retrieval.training.mining.texts import BeirSource, MiningData, PairSource, TextTable, read_mining_data
 from quiver.retrieval.training.mining.work_folder import open_work
 from quiver.retrieval.versions import installed_version
 
+
+class MarginKind(NamedTuple):
+    """Meaning of a margin's value.
+
+    Attributes:
+        limit: Function from the positive's score and the value to the highest score that a negative may have.
+        allowed: Whether a value is valid.
+        bounds: The valid values in words.
+    """
+
+    limit: Callable[[float, float], float]
+    allowed: Callable[[float], bool]
+    bounds: str
+
+
+MARGINS: dict[str, MarginKind] = {
+    # A share of a negative score would be greater than the score, so the distance is used.
+    "perc-pos": MarginKind(
+        lambda positive, share: positive - (1 - share) * abs(positive),
+        lambda share: 0 < share <= 1,
+        "a share of the positive's score, above 0 and at most 1 (0.95 for 95 %)",
+    ),
+    "margin-pos": MarginKind(
+        lambda positive, margin: positive - margin, lambda margin: margin >= 0, "a distance from the positive's score, at least 0"
+    ),
+    "max-score": MarginKind(lambda positive, limit: limit, math.isfinite, "a finite score"),
+}
+"""Kinds of margins by name."""
+
+NO_MARGIN = "none"
+
+
+class Margin(NamedTuple):
+    """A condition on negatives: a key of `MARGINS` and its value."""
+
+    name: str
+    value: float
+
+    def limit(self, positive: float) -> float:
+        """Return the highest score that a negative may have, given the positive's score."""
+        return MARGINS[self.name].limit(positive, self.value)
+
+
+PERC_POS = Margin("perc-pos", 0.95)
+"""The best margin of NV-Retriever: a negative scores at most 95 % of the positive's score."""
+
+
+class Ranks(NamedTuple):
+    """First and last rank of the candidates, from 1; positives and copies have no rank."""
+
+    first: int
+    last: int
+
+
+TOP_200 = Ranks(1, 200)
+"""Default ranks. The first ranks are included, since the margin excludes candidates that score too high."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules for choosing negatives.
+
+    Attributes:
+        negatives: Number of negatives per query.
+        ranks: Ranks of the candidates.
+        margins: Conditions that every negative must meet.
+        choice: Take the best remaining candidates, or a random sample.
+        seed: Random seed; each query has its own draw.
+    """
+
+    negatives: int = 7
+    ranks: Ranks = TOP_200
+    margins: tuple[Margin, ...] = (PERC_POS,)
+    choice: Literal["top", "random"] = "top"
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.negatives < 1:
+            raise InputError(f"negatives must be >= 1, got {self.negatives}")
+        if not 1 <= self.ranks.first <= self.ranks.last:
+            raise InputError(f"ranks must be FIRST-LAST with 1 <= FIRST <= LAST, got {self.ranks.first}-{self.ranks.last}")
+        width = self.ranks.last - self.ranks.first + 1
+        if width < self.negatives:
+            raise InputError(f"ranks {self.ranks.first}-{self.ranks.last} hold {width} documents, fewer than {self.negatives} negatives")
+        for margin in self.margins:
+            kind = MARGINS[margin.name]
+            if not kind.allowed(margin.value):
+                raise InputError(f"the margin {margin.name} must be {kind.bounds}; got {margin.value:g}")
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Negatives of one query.
+
+    Attributes:
+        chosen: The negatives, best first.
+        suspects: Candidates that a margin excluded, best first: they may be unlabelled positives.
+        ranks: Ranks of the suspects.
+        candidates: Number of documents within the ranks.
+        left_out: Number of documents without a rank (positives and copies).
+        dropped: Margin -> number of candidates that it excluded; each counts for the first margin that it fails.
+    """
+
+    chosen: Ranked
+    suspects: Ranked
+    ranks: NDArray[np.int64]
+    candidates: int
+    left_out: int
+    dropped: dict[str, int]
+
+
+def rankable(same: NDArray[np.int64], excluded: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Return the positions of the found documents that have a rank: neither excluded nor a copy of an earlier one.
+
+    Args:
+        same: For each found document the first equal document of the corpus, (n,).
+        excluded: Values of ``same`` that cannot be negatives: the positives, the query itself, blank texts.
+
+    Example:
+        >>> rankable(np.array([4, 2, 2, 7]), np.array([4]))
+        array([1, 3])
+    """
+    first = np.zeros(len(same), bool)
+    first[np.unique(same, return_index=True)[1]] = True
+    return np.flatnonzero(first & ~np.isin(same, excluded))
+
+
+def choose_negatives(found: Ranked, ranked: NDArray[np.intp], positive_score: float, rules: Rules, *, query: int) -> Negatives:
+    """Choose the negatives of one query.
+
+    Args:
+        found: Documents found by the search, including positives, down to the last rank.
+        ranked: Result of `rankable`.
+        positive_score: Score of the positive; the lowest of several.
+        rules: Rules for choosing.
+        query: Number of the query, which seeds the random choice.
+
+    Example:
+        >>> found = Ranked(np.array([4, 2, 7, 9]), np.array([0.9, 0.88, 0.7, 0.6], np.float32))
+        >>> rules = Rules(negatives=1, ranks=Ranks(1, 3))
+        >>> picked = choose_negatives(found, rankable(found.rows, np.array([4])), 0.9, rules, query=0)
+        >>> picked.chosen.rows.tolist(), picked.suspects.rows.tolist(), picked.dropped
+        ([7], [2], {'perc-pos': 1})
+    """
+    places = ranked[rules.ranks.first - 1 : rules.ranks.last]
+    candidates = found.at(places)
+    kept = np.ones(len(places), bool)
+    dropped: dict[str, int] = {}
+    for margin in rules.margins:
+        passes = candidates.scores.astype(np.float64) <= margin.limit(positive_score)
+        dropped[margin.name] = int((kept & ~passes).sum())
+        kept &= passes
+    left = np.flatnonzero(kept)
+    if rules.choice == "random" and len(left) > rules.negatives:
+        generator = np.random.default_rng((rules.seed, query))
+        left = np.sort(generator.choice(left, rules.negatives, replace=False))
+    out = np.flatnonzero(~kept)
+    return Negatives(
+        chosen=candidates.at(left[: rules.negatives]),
+        suspects=candidates.at(out),
+        ranks=out + rules.ranks.first,
+        candidates=len(places),
+        left_out=len(found.rows) - len(ranked),
+        dropped=dropped,
+    )
+
+
+def parse_ranks(text: str) -> Ranks:
+    """Parse ranks of the command line.
+
+    Raises:
+        InputError: The text is not ``FIRST-LAST``.
+
+    Example:
+        >>> parse_ranks("10-200")
+        Ranks(first=10, last=200)
+    """
+    first, dash, last = text.partition("-")
+    if not dash or not first.isdecimal() or not last.isdecimal():
+        raise InputError(f"ranks must be FIRST-LAST, as in 10-200, got {text!r}")
+    return Ranks(int(first), int(last))
+
+
+def parse_margins(texts: Sequence[str]) -> tuple[Margin, ...]:
+    """Parse margins of the command line: ``NAME=VALUE``, or only ``none``.
+
+    Raises:
+        InputError: A name is unknown or repeated, a value is not a number, or ``none`` is combined with others.
+
+    Example:
+        >>> parse_margins(["perc-pos=0.9", "max-score=0.7"])
+        (Margin(name='perc-pos', value=0.9), Margin(name='max-score', value=0.7))
+    """
+    if list(texts) == [NO_MARGIN]:
+        return ()
+    margins: list[Margin] = []
+    for text in texts:
+        name, equals, number = text.partition("=")
+        if name not in MARGINS or not equals:
+            raise InputError(f"a margin must be one of {', '.join(f'{known}=VALUE' for known in MARGINS)}, or {NO_MARGIN}; got {text!r}")
+        if name in (margin.name for margin in margins):
+            raise InputError(f"the margin {name} is given twice")
+        margins.append(Margin(name, _number(text, number)))
+    return tuple(margins)
+
+
+def _number(text: str, number: str) -> float:
+    try:
+        value = float(number)
+    except ValueError as error:
+        raise InputError(f"a margin's value must be a number, got {text!r}") from error
+    if not math.isfinite(value):
+        raise InputError(f"a margin's value must be finite, got {text!r}")
+    return value
+
+
+ROWS, SUSPECTS, QUERIES, DOCUMENTS = "train.jsonl.gz", "suspects.jsonl.gz", "queries.jsonl.gz", "documents.jsonl.gz"
+
+
+@dataclass(frozen=True)
+class MinedQuery:
+    """Result of one query; documents and the query are numbers.
+
+    Attributes:
+        query: Number of the query.
+        positives: Positives of the query.
+        positive_scores: Scores of the positives.
+        negatives: Hard negatives, best first.
+        negative_scores: Scores of the negatives.
+        suspects: The best candidates that a margin excluded.
+        suspect_scores: Scores of the suspects.
+        suspect_ranks: Ranks of the suspects, from 1, without positives and copies.
+        positives_found: Number of positives within the last rank.
+        candidates: Number of documents within the ranks.
+        copies: Number of documents found that equal a positive, the query or a better document, or are blank.
+        dropped: Margin -> number of candidates that it excluded.
+    """
+
+    query: int
+    positives: list[int]
+    positive_scores: list[float]
+    negatives: list[int]
+    negative_scores: list[float]
+    suspects: list[int]
+    suspect_scores: list[float]
+    suspect_ranks: list[int]
+    positives_found: int
+    candidates: int
+    copies: int
+    dropped: dict[str, int]
+
+    @classmethod
+    def parse(cls, line: bytes) -> MinedQuery:
+        """Parse a line of JSON."""
+        return cls(**json.loads(line))
+
+
+def write_mined(
+    found: Iterable[MinedQuery], data: MiningData, out: Path, *, rules: Rules, count: int, ids: bool, progress: bool
+) -> dict[str, Any]:
+    """Write rows, suspects and texts, each file by one rename.
+
+    Args:
+        found: Results in the order of the queries.
+        data: Texts of queries and documents.
+        out: Existing folder.
+        rules: Rules by which negatives were chosen.
+        count: Number of queries.
+        ids: Write only ids into the rows, and the texts into separate files.
+        progress: Show a progress bar.
+
+    Returns:
+        Counts and mean scores, for ``mining.json``.
+    """
+    tally, used = _Tally(rules), np.zeros(len(data.documents), bool)
+    with ExitStack() as files, progress_bar("writing", count, enabled=progress) as advance:
+        rows, suspects = (files.enter_context(atomic_file(out / name)) for name in (ROWS, SUSPECTS))
+        for mined in found:
+            for row in _training_rows(mined, data, ids=ids):
+                _write(rows, row)
+            for row in _suspect_rows(mined, data):
+                _write(suspects, row)
+            used[mined.positives] = used[mined.negatives] = True
+            tally.add(mined)
+            advance(1)
+    if ids:
+        _write_texts(out / QUERIES, "query_id", data.queries, np.arange(count))
+        _write_texts(out / DOCUMENTS, "document_id", data.documents, np.flatnonzero(used))
+    return tally.result()
+
+
+def _training_rows(mined: MinedQuery, data: MiningData, *, ids: bool) -> Iterable[dict[str, Any]]:
+    """One row per positive, all with the same negatives."""
+    documents = data.documents
+    query = {"query_id": data.queries.ids[mined.query]}
+    if not ids:
+        query["query"] = data.queries[mined.query]
+        negatives = [documents[number] for number in mined.negatives]
+    for positive, score in zip(mined.positives, mined.positive_scores, strict=True):
+        texts = {} if ids else {"positive": documents[positive], "negatives": negatives}
+        named = {"document_ids": [documents.ids[number] for number in (positive, *mined.negatives)]}
+        yield {**query, **texts, **named, "scores": [score, *mined.negative_scores]}
+
+
+def _suspect_rows(mined: MinedQuery, data: MiningData) -> Iterable[dict[str, Any]]:
+    """One row per suspect, with the positive of the lowest score, which the margins used."""
+    place = min(range(len(mined.positives)), key=mined.positive_scores.__getitem__)
+    positive, documents = mined.positives[place], data.documents
+    for number, score, rank in zip(mined.suspects, mined.suspect_scores, mined.suspect_ranks, strict=True):
+        yield {
+            "query_id": data.queries.ids[mined.query],
+            "query": data.queries[mined.query],
+            "positive_id": documents.ids[positive],
+            "positive": documents[positive],
+            "positive_score": mined.positive_scores[place],
+            "candidate_id": documents.ids[number],
+            "candidate": documents[number],
+            "candidate_score": score,
+            "rank": rank,
+        }
+
+
+def _write_texts(path: Path, key: str, table: TextTable, numbers: NDArray[np.intp]) -> None:
+    with atomic_file(path) as file:
+        for number in numbers.tolist():
+            _write(file, {key: table.ids[number], "text": table[number]})
+
+
+def _write(file: BinaryIO, row: dict[str, Any]) -> None:
+    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n")
+
+
+class _Tally:
+    """Counts and sums over all queries."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._wanted = rules.negatives
+        self._counts: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter({margin.name: 0 for margin in rules.margins})
+        self._scores = {"positive": 0.0, "negative": 0.0}
+
+    def add(self, mined: MinedQuery) -> None:
+        """Count one query."""
+        rows, negatives = len(mined.positives), len(mined.negatives)
+        self._counts.update(
+            queries=1,
+            rows=rows,
+            rows_short=rows * (negatives < self._wanted),
+            rows_without_negatives=rows * (negatives == 0),
+            positives_within_ranks=mined.positives_found,
+            candidates=mined.candidates,
+            copies=mined.copies,
+            negatives=negatives,
+            suspects=len(mined.suspects),
+        )
+        self._dropped.update(mined.dropped)
+        self._scores["positive"] += sum(mined.positive_scores)
+        self._scores["negative"] += sum(mined.negative_scores)
+
+    def result(self) -> dict[str, Any]:
+        """What the record says."""
+        counts = self._counts
+        means = {
+            "positive": round(self._scores["positive"] / max(counts["rows"], 1), 6),
+            "negative": round(self._scores["negative"] / max(counts["negatives"], 1), 6),
+        }
+        return {**counts, "dropped": dict(self._dropped), "mean_scores": means}
+
+
 SCHEMA = "quiver-mining/1"
 RECORD = "mining.json"
-"""The file that says how it was done; it is written last."""
+"""Record of a finished run; written last."""
 
-# Queries of a part: each part goes through the whole corpus, so that the more documents there are, the more queries share a walk.
-_QUERIES = (256, 4096)
-_DOCUMENTS_A_QUERY = 64
-# Candidates that a part holds, 12 bytes each and an id.
+QUERIES_PER_PART = (256, 4096)
+"""Minimum and maximum queries per part. Each part scans the whole corpus, so larger corpora have larger parts."""
+
+_DOCUMENTS_PER_QUERY = 64
+# Maximum candidates of a part, 12 bytes each and an id.
 _CANDIDATES = 2_000_000
-# Copies of positives that are searched past at once; and by how much deeper the search goes for queries that have more copies, of these
-# or of anything else.
+# Maximum copies of positives that the first search allows for, and the factor by which the depth grows for queries with more copies.
 _COPIES = 1000
 _DEEPER = 4
 
 
 @dataclass(frozen=True)
-class System:
-    """What ranks the documents.
+class MiningSystem:
+    """System that ranks the documents.
 
     Attributes:
-        model: It encodes what has no vectors yet; None is BM25.
-        index: An index built by the model; its documents are the corpus.
-        cache: Folder that keeps vectors for the next time; None keeps none.
-        executor: Who encodes documents.
+        model: Model of the vectors; None for BM25.
+        index: Index built by the model; its documents are the corpus.
+        cache: Folder of the embedding store; None for a temporary one.
+        executor: Where documents are encoded.
     """
 
     model: DenseModel | TokenModel | None
@@ -70,25 +444,25 @@ class System:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the record says of it."""
+        """Description for ``mining.json``."""
         if self.model is None:
             return {"name": bm25.NAME, **bm25.PARAMETERS}
         return asdict(self.model.card)
 
     @property
     def fingerprint(self) -> str:
-        """Equal ones rank equally, wherever the model lies."""
+        """Fingerprint: equal fingerprints mean equal rankings."""
         return bm25.NAME if self.model is None else self.model.card.fingerprint
 
 
 @dataclass(frozen=True)
 class Output:
-    """What is written of what was found.
+    """Output options.
 
     Attributes:
-        ids: Rows hold ids, and the texts are files of their own: each text is written once, however many rows it is in.
-        suspects: Candidates that a margin left out and that are listed, at most, for each query.
-        limit: Queries that are mined for, the first ones; None for all. The corpus is whole in any case.
+        ids: Write only ids into the rows, and each text once into separate files.
+        suspects: Maximum suspects per query.
+        limit: Number of queries to mine for, from the first; None for all. The corpus is always complete.
     """
 
     ids: bool = False
@@ -98,7 +472,7 @@ class Output:
 
 def mine_negatives(
     source: PairSource | BeirSource,
-    system: System,
+    system: MiningSystem,
     out: Path,
     *,
     rules: Rules,
@@ -110,20 +484,20 @@ def mine_negatives(
     """Mine hard negatives into a folder.
 
     Args:
-        source: Queries, positives and documents.
-        system: What ranks the documents.
-        out: The folder to write.
-        rules: Which candidates become negatives.
-        output: What is written of them.
-        overwrite: Begin anew, whatever is in ``out``.
-        progress: Show bars.
-        command: The command line to record.
+        source: Source of queries, positives and documents.
+        system: System that ranks the documents.
+        out: Output folder.
+        rules: Rules for choosing negatives.
+        output: Output options.
+        overwrite: Start over, replacing an unfinished or finished run in ``out``.
+        progress: Show progress bars.
+        command: Command line to record.
 
     Returns:
-        What ``mining.json`` holds.
+        Content of ``mining.json``.
 
     Raises:
-        InputError: The data, the model or the index cannot be used, or ``out`` is taken.
+        InputError: The data, the model or the index cannot be used, or ``out`` holds other files.
     """
     started = time.perf_counter()
     if system.index is not None and system.model is not None:
@@ -174,23 +548,22 @@ def mine_negatives(
 
 
 def _remove_texts(out: Path) -> None:
-    """Remove the texts of the run that is replaced, which would not fit these rows, if it has written any."""
+    """Remove the text files of the run that is replaced."""
     if (out / RECORD).is_file() and read_json(out / RECORD).get("output", {}).get("ids"):
         for name in (QUERIES, DOCUMENTS):
             (out / name).unlink(missing_ok=True)
 
 
 class _Miner:
-    """Parts of the queries to lines of JSON."""
+    """Mines parts of the queries; results are lines of JSON."""
 
     def __init__(self, data: MiningData, searcher: Searcher, rules: Rules, suspects: int) -> None:
         self._data, self._searcher, self._rules, self._suspects = data, searcher, rules, suspects
 
     def mine(self, part: slice, depth: int) -> bytes:
-        """A line for each query of a part.
+        """Return a line per query of a part.
 
-        Copies take places and no ranks. Where so many are found that the last rank is not reached, and there is more to be found, the
-        search goes deeper for these queries.
+        Copies of positives have no rank. If so many are found that the last rank is not reached, the search is repeated at a greater depth.
         """
         lines: dict[int, str] = {}
         waiting = list(range(part.start, part.stop))
@@ -207,8 +580,8 @@ class _Miner:
             waiting, depth = short, min(depth * _DEEPER, self._data.searchable)
         return "".join(lines[query] + "\n" for query in range(part.start, part.stop)).encode("ascii")
 
-    def _one(self, query: int, found: Found, ranked: NDArray[np.intp]) -> str:
-        """The line of a query; ``ranked`` as `rankable` gives it, to the last rank."""
+    def _one(self, query: int, found: SearcherResult, ranked: NDArray[np.intp]) -> str:
+        """Line of a query; ``ranked`` is the result of `rankable`, cut at the last rank."""
         whole = len(ranked) == self._rules.ranks.last
         best = found.ranked.at(np.arange(ranked[-1] + 1)) if whole else found.ranked
         picked = choose_negatives(best, ranked, float(found.scores.min()), self._rules, query=query)
@@ -232,12 +605,12 @@ class _Miner:
 
 
 def _plain(scores: NDArray[np.float32]) -> list[float]:
-    """Scores with nine digits, which give every float32 back."""
+    """Scores with nine digits, which represent every float32 exactly."""
     return [float(f"{score:.9g}") for score in scores.tolist()]
 
 
 def _depths(data: MiningData, rules: Rules, count: int) -> NDArray[np.int64]:
-    """How many documents to ask for so that the last rank is likely to be reached once positives and their copies are out, by query."""
+    """Search depth per query at which the last rank is likely to be reached without positives and their copies."""
     copies = np.bincount(data.documents.same[: data.searchable], minlength=len(data.documents))
     extra = np.fromiter((copies[data.excluded(query)].sum() for query in range(count)), np.int64, count)
     depths: NDArray[np.int64] = np.minimum(rules.ranks.last + np.minimum(extra, _COPIES), data.searchable)
@@ -245,8 +618,9 @@ def _depths(data: MiningData, rules: Rules, count: int) -> NDArray[np.int64]:
 
 
 def _parts(depths: NDArray[np.int64], documents: int) -> list[slice]:
-    """Queries in runs that are searched together."""
-    most = min(max(documents // _DOCUMENTS_A_QUERY, _QUERIES[0]), _QUERIES[1])
+    """Slices of queries that are searched together."""
+    least, largest = QUERIES_PER_PART
+    most = min(max(documents // _DOCUMENTS_PER_QUERY, least), largest)
     parts: list[slice] = []
     first = 0
     while first < len(depths):
@@ -258,7 +632,7 @@ def _parts(depths: NDArray[np.int64], documents: int) -> list[slice]:
 
 
 @contextmanager
-def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -> Iterator[Searcher]:
+def _searcher(data: MiningData, system: MiningSystem, count: int, *, progress: bool) -> Iterator[Searcher]:
     if system.model is None:
         yield BM25Searcher(islice(data.queries, count), data.documents, data.documents.ids, searchable=data.searchable)
         return
@@ -272,7 +646,7 @@ def _searcher(data: MiningData, system: System, count: int, *, progress: bool) -
                 index_vectors(list(data.documents.ids), documents.rows, model.card, lengths=documents.lengths), queries, scored, documents
             )
             return
-        # Vectors inside an index cannot be asked for: those of the positives are made once more.
+        # An index does not return its vectors, so the positives are encoded again.
         scored = np.unique(data.positives[: data.starts[count]])
         texts = (data.documents[number] for number in scored.tolist())
         documents = store.encode(model, texts, "document", total=len(scored), progress=progress, description="positives")

@@ -1,8 +1,6 @@
-"""Systems that hard negatives are mined with: an index of vectors, or BM25; both rank the corpus for a query and score given pairs.
+"""Rank the corpus for queries and score given pairs, by vectors or by BM25. Queries and documents are numbers of texts.
 
-Queries and documents are numbers here, places in their tables.
-
-Shapes: Q queries, P documents, n documents found for a query, B pairs.
+Shapes: Q queries, P documents, n documents found for a query, B pairs, T rows of all texts, d vector width.
 """
 
 from __future__ import annotations
@@ -18,17 +16,105 @@ from quiver.retrieval.data.embedding_store import KeyTable, StoredVectors, text_
 from quiver.retrieval.index.exact import token_rows
 from quiver.retrieval.index.index import Index
 from quiver.retrieval.index.ranking import in_order
+from quiver.retrieval.models.maxsim import maxsim_packed
+from quiver.retrieval.protocols import Rows
+from quiver.retrieval.records import DenseVectors, TokenVectors
 from quiver.retrieval.search.bm25 import ScoredPostings, count_words, in_blocks, score_postings, split_words, total_statistics
-from quiver.retrieval.training.mining.margins import Ranked
-from quiver.retrieval.training.mining.pair_scores import PairScores
+
+# Pairs of vectors multiplied at a time: two blocks of 16 MB for vectors of width 1,024 in float64.
+_PAIRS = 2048
 
 
-class Found(NamedTuple):
-    """What a searcher gives for one query, on one scale.
+class PairScores:
+    """Similarities of pairs of queries and documents from stored vectors of one model.
+
+    Args:
+        queries: Vectors of the queries.
+        documents: Vectors of the documents.
+    """
+
+    def __init__(self, queries: StoredVectors, documents: StoredVectors) -> None:
+        self._queries, self._documents = queries.rows, documents.rows
+        self._query_ends = _ends(queries)
+        self._document_ends = _ends(documents)
+
+    def __call__(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Score B pairs, (B,), as an exact index does.
+
+        Args:
+            queries: Numbers of the queries, (B,); pairs of one query should be adjacent.
+            documents: Numbers of the documents, (B,).
+
+        Raises:
+            InputError: A text has no vectors because the model drops all its tokens.
+        """
+        if not len(queries):
+            return np.empty(0, np.float32)
+        if self._query_ends is None or self._document_ends is None:
+            return self._dense(queries, documents)
+        return self._maxsim(queries, documents, self._query_ends, self._document_ends)
+
+    def _dense(self, queries: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.float32]:
+        scores = np.empty(len(queries), np.float32)
+        for start in range(0, len(queries), _PAIRS):
+            piece = slice(start, start + _PAIRS)
+            left, right = _take(self._queries, queries[piece]), _take(self._documents, documents[piece])
+            scores[piece] = np.einsum("bd,bd->b", left, right, dtype=np.float64)
+        return scores
+
+    def _maxsim(
+        self, queries: NDArray[np.int64], documents: NDArray[np.int64], query_ends: NDArray[np.int64], document_ends: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        scores = np.empty(len(queries), np.float32)
+        heads = np.flatnonzero(np.append(True, queries[1:] != queries[:-1]))
+        for start, stop in zip(heads.tolist(), [*heads[1:].tolist(), len(queries)], strict=True):
+            query = int(queries[start])
+            vectors = self._queries.span(int(query_ends[query]), int(query_ends[query + 1]))
+            tokens, offsets = self._tokens(documents[start:stop], document_ends)
+            if not len(vectors) or (np.diff(offsets) == 0).any():
+                raise InputError("a text has no score, since the model drops all its tokens; remove the text")
+            scores[start:stop] = maxsim_packed([vectors], tokens, offsets)[0]
+        return scores
+
+    def _tokens(self, documents: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[TokenVectors, NDArray[np.int64]]:
+        lengths = ends[documents + 1] - ends[documents]
+        return _take(self._documents, token_rows(ends, documents)), np.append(0, np.cumsum(lengths))
+
+
+def _ends(stored: StoredVectors) -> NDArray[np.int64] | None:
+    """First row of each text, and T; None if every text has one row."""
+    return None if stored.lengths is None else np.append(0, np.cumsum(stored.lengths, dtype=np.int64))
+
+
+def _take(rows: Rows, numbers: NDArray[np.int64]) -> DenseVectors:
+    """Rows in the order given, each read once, since a document may be in many pairs."""
+    distinct, places = np.unique(numbers, return_inverse=True)
+    taken: DenseVectors = rows.take(distinct)[places]
+    return taken
+
+
+class Ranked(NamedTuple):
+    """Documents of one query, best first.
 
     Attributes:
-        ranked: The k best documents, fewer where fewer are found.
-        scores: Of the documents that were asked about, in their order.
+        rows: (n,) int64.
+        scores: (n,) float32.
+    """
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+    def at(self, places: NDArray[np.intp]) -> Ranked:
+        """Select documents by position."""
+        return Ranked(self.rows[places], self.scores[places])
+
+
+class SearcherResult(NamedTuple):
+    """Result of a searcher for one query.
+
+    Attributes:
+        ranked: The k best documents, or fewer.
+        scores: Scores of the requested documents, in their order, on the same scale.
     """
 
     ranked: Ranked
@@ -36,26 +122,26 @@ class Found(NamedTuple):
 
 
 class Searcher(Protocol):
-    """Ranks the corpus, and scores given documents."""
+    """Ranks the corpus and scores given documents."""
 
-    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[Found]:
-        """The k best documents of some queries, and the scores of others.
+    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[SearcherResult]:
+        """Return the k best documents of queries, and the scores of given documents.
 
         Args:
-            queries: (B,) numbers, ascending.
-            k: Documents wanted for each.
-            also: B times the documents that are asked about.
+            queries: Numbers of the queries, (B,), ascending.
+            k: Documents per query.
+            also: Documents to score, per query.
         """
 
 
 class VectorSearcher:
-    """An index and the stored vectors of all queries and of the documents that are to be scored.
+    """Searcher over an index, with stored vectors of the queries and of the documents to score.
 
     Args:
-        index: Its ids are numbers 0 to P - 1 of documents in this order.
+        index: Index of the documents 0 to P - 1, in this order.
         queries: Vectors of Q queries.
         scored: Numbers of the documents with stored vectors, ascending.
-        documents: Their vectors.
+        documents: Vectors of these documents.
     """
 
     def __init__(self, index: Index, queries: StoredVectors, scored: NDArray[np.int64], documents: StoredVectors) -> None:
@@ -68,18 +154,18 @@ class VectorSearcher:
         lengths = queries.lengths
         self._ends = None if lengths is None else np.append(0, np.cumsum(lengths, dtype=np.int64))
 
-    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[Found]:
-        """See `Searcher`; what is asked about must be among the documents with stored vectors."""
+    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[SearcherResult]:
+        """See `Searcher`; the documents to score must have stored vectors."""
         hits = self._index.search(self._vectors(queries), k)
         counts = [len(documents) for documents in also]
         scores = self._pair_scores(np.repeat(queries, counts), np.searchsorted(self._scored, np.concatenate(also)))
         return [
-            Found(Ranked(self._numbers.find(text_keys(ids)), best), asked)
-            for ids, best, asked in zip(hits.ids, hits.scores, np.split(scores, np.cumsum(counts)[:-1]), strict=True)
+            SearcherResult(Ranked(self._numbers.find(text_keys(ids)), best), requested)
+            for ids, best, requested in zip(hits.ids, hits.scores, np.split(scores, np.cumsum(counts)[:-1]), strict=True)
         ]
 
     def _vectors(self, queries: NDArray[np.int64]) -> Any:
-        """Vectors of some queries as the index takes them: a matrix, or one a query."""
+        """Vectors of queries as the index takes them: one matrix, or one per query."""
         if self._ends is None:
             return self._queries.rows.take(queries)
         tokens = self._queries.rows.take(token_rows(self._ends, queries))
@@ -87,16 +173,16 @@ class VectorSearcher:
 
 
 class BM25Searcher:
-    """BM25 over words; where the queries' words stand is in memory, 8 bytes for each of them that a document has.
+    """BM25 searcher. The postings of the queries' words are in memory, 8 bytes each.
 
     Args:
         queries: Q texts.
-        documents: P texts, gone through once, a block at a time.
-        ids: P ids; of documents with equal scores the one with the greater id comes first.
-        searchable: Documents that are searched, from the first; those after them are only scored.
+        documents: P texts, read once, one block at a time.
+        ids: P ids; ties are ordered by id, descending.
+        searchable: Number of documents, from the first, that are searched; the others are only scored.
 
     Raises:
-        InputError: bm25s is not installed, or no document has a word.
+        InputError: bm25s is not installed, or no document contains a word.
     """
 
     def __init__(self, queries: Iterable[str], documents: Iterable[str], ids: Iterable[str], *, searchable: int) -> None:
@@ -105,21 +191,21 @@ class BM25Searcher:
         counted = [count_words(split_words(block), words.vocabulary) for block in in_blocks(documents, str)]
         statistics = total_statistics(((postings, None) for postings in counted), len(words.vocabulary))
         if not statistics.length:
-            raise InputError("BM25: no document holds a word of two letters or more; mine with a model")
-        counted.reverse()  # used up from the first one on: the counts are gone when the scores are there
+            raise InputError("BM25: no document contains a word of two or more letters; mine with a model instead")
+        counted.reverse()  # each block's counts are freed once its scores are computed
         self._blocks: list[ScoredPostings] = []
         while counted:
             self._blocks.append(score_postings(counted.pop(), statistics))
         self._ids = np.array(list(ids), object)
         self._searchable = searchable
 
-    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[Found]:
+    def search(self, queries: NDArray[np.int64], k: int, *, also: Sequence[NDArray[np.int64]]) -> list[SearcherResult]:
         """See `Searcher`; documents that share no word with the query are not found."""
         found = []
         for query, documents in zip(queries.tolist(), also, strict=True):
-            # Of the whole corpus: the best and those that are asked about come from it.
+            # Scores of the whole corpus: both the best documents and the requested ones are taken from them.
             scores = np.concatenate([block.totals(self._queries[query]) for block in self._blocks])
-            found.append(Found(self._best(scores[: self._searchable], k), scores[documents]))
+            found.append(SearcherResult(self._best(scores[: self._searchable], k), scores[documents]))
         return found
 
     def _best(self, scores: NDArray[np.float32], k: int) -> Ranked:

@@ -1,11 +1,11 @@
-"""A long job's output folder: what is done stays done, and the folder is finished when its record is there.
+"""Output folder of a resumable job: finished parts are saved, and a record marks the finished result.
 
-    OUT/.quiver-work/plan.json      what the job is: going on with another job's parts would mix two results
-    OUT/.quiver-work/000012.part    what one part of it gave, with a checksum; written whole or not at all
-    OUT/...                         the result; its record is written last, and then .quiver-work/ goes
+    OUT/.quiver-work/plan.json      settings of the job; a job with other settings must not resume it
+    OUT/.quiver-work/000012.part    result of one part with a checksum, written by one rename
+    OUT/...                         the result; its record is written last, then .quiver-work/ is deleted
 
-A job that is killed and started again with the same settings does the parts that are missing, and ends with the same result. Nothing
-is removed or replaced but what such a job has made. This module knows nothing of what the parts hold.
+A killed job that is started again with the same settings computes the missing parts and gives the same result. Only files that such a job
+has written are deleted or replaced.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from quiver.encoder.files import read_json, replacing, write_json
 logger = logging.getLogger(__name__)
 
 WORK = ".quiver-work"
-"""Folder of an unfinished job, inside its output folder."""
+"""Folder of an unfinished job inside its output folder."""
 
 _PLAN, _LOCK = "plan.json", "lock"
 _SCHEMA = "quiver-work/1"
 
 
-class WorkFolder:
-    """The unfinished job in an output folder; `open_work` gives it."""
+class JobFolder:
+    """An unfinished job in an output folder, see `open_work`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self._work = out / WORK
 
     def agree(self, **settings: object) -> None:
-        """Write down settings of the job, or compare them with those of the job that was begun here.
+        """Record settings of the job, or compare them with the recorded ones.
 
         Raises:
-            InputError: One differs from what was written down; names it.
+            InputError: A setting differs; names it.
         """
         path = self._work / _PLAN
         plan = read_json(path) if path.is_file() else {}
-        settings = json.loads(json.dumps(settings))  # as they are read back: lists, not tuples
+        settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
         for name, value in settings.items():
             if name in plan and plan[name] != value:
                 raise InputError(
-                    f"{self.out}: an unfinished run with another {name} ({plan[name]} then, {value} now); run it as it was begun, or "
-                    "with --overwrite to begin anew"
+                    f"{self.out}: holds an unfinished run with another {name} ({plan[name]} then, {value} now); use the same settings to "
+                    "resume it, or --overwrite to start over"
                 )
         if not settings.keys() <= plan.keys():
             write_json(path, {"schema": _SCHEMA, **plan, **settings})
 
     def fresh(self, name: str) -> Path:
-        """An empty folder inside the work folder, which is gone when the job is finished."""
+        """Create an empty folder inside the work folder; it is deleted when the job is finished."""
         folder = self._work / name
         if folder.exists():
             shutil.rmtree(folder)
@@ -66,34 +66,34 @@ class WorkFolder:
         return folder
 
     def has(self, part: int) -> bool:
-        """Whether a part is done; a damaged one is not."""
+        """Test whether a part is finished; a damaged one is not."""
         path = self._path(part)
         if not path.is_file():
             return False
         content = path.read_bytes()
         if content[:32] == hashlib.sha256(content[32:]).digest():
             return True
-        logger.warning("%s: damaged, it is done again", path)
+        logger.warning("%s: damaged; computing this part again", path)
         return False
 
     def write(self, part: int, content: bytes) -> None:
-        """Keep what a part gave; it is there whole or not at all.
+        """Save the result of a part by one rename.
 
         Raises:
-            InputError: It cannot be written.
+            InputError: The file cannot be written.
         """
         try:
             with replacing(self._path(part)) as temporary:
                 temporary.write_bytes(hashlib.sha256(content).digest() + content)
         except OSError as error:
-            raise InputError(f"{self._work}: cannot be written ({error.strerror}); make room and run it again") from error
+            raise InputError(f"{self._work}: cannot be written ({error.strerror}); free space and run the command again") from error
 
     def read(self, part: int) -> bytes:
-        """What a part gave."""
+        """Return the result of a part."""
         return self._path(part).read_bytes()[32:]
 
     def finish(self, record: str, content: Mapping[str, object]) -> None:
-        """Write the record and remove the work folder: the result is whole."""
+        """Write the record and delete the work folder."""
         write_json(self.out / record, content)
         shutil.rmtree(self._work)
 
@@ -102,19 +102,19 @@ class WorkFolder:
 
 
 @contextmanager
-def open_work(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[WorkFolder]:
-    """Begin a job in a folder, or go on with the one that was begun there.
+def open_work(out: Path, record: str, schema: str, *, settings: Mapping[str, object], overwrite: bool) -> Iterator[JobFolder]:
+    """Start a job in a folder, or resume the unfinished one there.
 
     Args:
-        out: The folder; made where it is not there. After a mistake that is found before the first part it is as it was.
-        record: Name of the file that a finished job has left.
-        schema: What the record has under ``schema``.
-        settings: What must be equal for a job to be gone on with; JSON.
-        overwrite: Begin anew, whatever such a job has left; a finished result is replaced when the new one is.
+        out: The folder; created if missing. It is unchanged if an error occurs before the first part is finished.
+        record: Name of the record of a finished job.
+        schema: Value of ``schema`` in the record.
+        settings: Settings that must be equal to resume a job, as JSON values.
+        overwrite: Start over; a finished result is replaced once the new one is complete.
 
     Raises:
-        InputError: The folder holds a finished job, an unfinished one with other settings, or something else; it cannot be written; or
-            another process is at work in it.
+        InputError: The folder holds a finished job, an unfinished one with other settings, or other files; it cannot be written; or another
+            process uses it.
     """
     work = out / WORK
     _refuse_others(out, record, schema, overwrite=overwrite)
@@ -127,11 +127,11 @@ def open_work(out: Path, record: str, schema: str, *, settings: Mapping[str, obj
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise InputError(f"{out}: another process is at work in this folder") from error
+        raise InputError(f"{out}: another process is using this folder") from error
     try:
         if overwrite:
             _empty(work)
-        folder = WorkFolder(out)
+        folder = JobFolder(out)
         folder.agree(record=record, **settings)
         yield folder
     finally:
@@ -143,21 +143,21 @@ def open_work(out: Path, record: str, schema: str, *, settings: Mapping[str, obj
 
 
 def _refuse_others(out: Path, record: str, schema: str, *, overwrite: bool) -> None:
-    """Say before anything is written that the folder is taken."""
+    """Check, before anything is written, that the folder can be used."""
     work = out / WORK
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: a file; --out names a folder")
+        raise InputError(f"{out}: is a file; --out must name a folder")
     if (work.exists() or work.is_symlink()) and not _begun_here(work):
-        raise InputError(f"{out}: holds {WORK} already, and not from an unfinished run; choose another --out")
+        raise InputError(f"{out}: holds {WORK}, which is not from an unfinished run; choose another --out")
     finished = _has_schema(out / record, schema)
     if finished and not work.exists() and not overwrite:
-        raise InputError(f"{out}: holds a finished result ({record}); choose another --out, or --overwrite")
+        raise InputError(f"{out}: holds a finished result ({record}); choose another --out, or add --overwrite")
     if out.is_dir() and any(out.iterdir()) and not work.exists() and not finished:
         raise InputError(f"{out}: holds other files; choose another --out")
 
 
 def _begun_here(work: Path) -> bool:
-    """Whether a job of ours made the folder: it has a plan, or was killed before it had one and holds nothing."""
+    """Whether a job made the folder: it has a plan, or is empty because the job was killed before it wrote one."""
     if work.is_symlink() or not work.is_dir():
         return False
     lock = work / _LOCK
@@ -165,7 +165,7 @@ def _begun_here(work: Path) -> bool:
 
 
 def _has_schema(file: Path, schema: str) -> bool:
-    """Whether a file is JSON that says so, in this version or another; whatever else it may be, it is not ours."""
+    """Whether a file is JSON with this schema, in any version."""
     try:
         found = read_json(file).get("schema") if file.is_file() else None
     except InputError:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from quiver.eval.report.sweep import cautions, sweep_chart, train_command, write_sweep_report
-from quiver.retrieval.training.grid import Value
-from quiver.retrieval.training.sweep import Candidate, RunResult, Sweep
+from quiver.retrieval.training.sweep import Candidate, Sweep, SweepRun, Value
 
 RATE, SIZE, SEED = "training.learning_rate", "training.batch_size", "training.seed"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -26,9 +25,9 @@ def candidate(settings: Mapping[str, Value], *scores: float, missing: int = 0, d
 
 
 def sweep(axes: Mapping[str, tuple[Value, ...]], *candidates: Candidate, failed: str | None = None) -> Sweep:
-    runs = [RunResult(folder, each.settings, "finished", 0.5, 1.0) for each in candidates for folder in each.folders]
+    runs = [SweepRun(folder, each.settings, "finished", 0.5, 1.0) for each in candidates for folder in each.folders]
     if failed is not None:
-        runs.append(RunResult("runs/broken", {}, "failed", error=failed))
+        runs.append(SweepRun("runs/broken", {}, "failed", error=failed))
     return Sweep(
         "my recipe.yaml", "dense | code", "quiver sweep x", {"data": "../data/dev", "split": "dev"}, (), axes, tuple(runs), candidates
     )

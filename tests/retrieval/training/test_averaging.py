@@ -179,7 +179,7 @@ def test_where_it_may_be_written(write: Write, tmp_path: Path) -> None:
     one, other = write(1), write(2)
     before = contents(one)
     for out in (one, tmp_path):
-        with pytest.raises(InputError, match="is, or holds, one of the models to be averaged; choose another --out"):
+        with pytest.raises(InputError, match="is or contains one of the models to average; choose another --out"):
             write_average([other, one], out, overwrite=True)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file: is a file; --out must name a folder"):

@@ -10,8 +10,8 @@ import yaml
 from quiver.encoder import InputError
 from quiver.encoder.schema import SchemaError
 from quiver.encoder.training.recipe_file import find_recipe
-from quiver.retrieval.training.grid import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
 from quiver.retrieval.training.recipe import load_recipe
+from quiver.retrieval.training.sweep import PAPER_LEARNING_RATES, make_grid, show_settings, show_value, split_values
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 
@@ -80,13 +80,13 @@ def test_settings_of_one_name_are_told_apart(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["training.learning_rate=3e-5"], "nothing to sweep over"),
-        (["training.learning_rate=3e-5,,8e-5"], "nothing between two commas"),
-        (["training.learning_rate=3e-5,8e-5,"], "nothing between two commas"),
-        (["training.learning_rate=3e-5,0.00003"], "learning_rate=3e-5 stands in the grid twice"),
+        (["training.learning_rate=3e-5"], "nothing to sweep"),
+        (["training.learning_rate=3e-5,,8e-5"], "a value between two commas is empty"),
+        (["training.learning_rate=3e-5,8e-5,"], "a value between two commas is empty"),
+        (["training.learning_rate=3e-5,0.00003"], "learning_rate=3e-5 occurs twice in the grid"),
         (["training.seed=1,2", "training.seed=3"], "training.seed is set twice"),
         (["development.split=dev,test"], "must be the same in all runs"),
-        (["development="], "the recipe has none"),
+        (["development="], "a sweep needs a development collection"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused(recipe: Path, settings: list[str], message: str) -> None:

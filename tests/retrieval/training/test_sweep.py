@@ -18,11 +18,10 @@ from quiver.encoder import InputError
 from quiver.encoder.training.recipe_file import find_recipe
 from quiver.retrieval.training.data import prepare
 from quiver.retrieval.training.data.prepare import Built
-from quiver.retrieval.training.grid import Grid, make_grid
 from quiver.retrieval.training.loop.task import SCORE
 from quiver.retrieval.training.run import train as train_recipe
 from quiver.retrieval.training.sections import DataSection, Recipe
-from quiver.retrieval.training.sweep import DATA, LOCK, Sweep, run_sweep
+from quiver.retrieval.training.sweep import DATA, LOCK, Grid, Sweep, make_grid, run_sweep
 
 RECIPE = {**yaml.safe_load(find_recipe("quickstart").read_text(encoding="utf-8")), "development": {"data": "dev"}}
 RATES = "training.learning_rate=1e-5,3e-5,8e-5"
@@ -141,7 +140,7 @@ def test_a_stopped_sweep_goes_on(grid: Callable[..., Grid], tmp_path: Path) -> N
     assert trainer.calls == [("learning_rate=3e-5", True), ("learning_rate=8e-5", False)]
     assert len(found.candidates) == 3
     assert found == run_sweep(grid(RATES), tmp_path / "whole", train=Trainer(peak))
-    assert lines[:3] == ["1 of 3 runs are finished already", "run 2 of 3: learning_rate=3e-5", "nDCG@10 0.5120"]
+    assert lines[:3] == ["1 of 3 runs are already finished", "run 2 of 3: learning_rate=3e-5", "nDCG@10 0.5120"]
     assert lines[3].startswith("run 3 of 3: learning_rate=8e-5 (about ")
 
 

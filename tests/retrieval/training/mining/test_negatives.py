@@ -30,22 +30,22 @@ from quiver.retrieval.search.bm25 import PARAMETERS
 from quiver.retrieval.training.data import prepare_rows
 from quiver.retrieval.training.data.table import blocks
 from quiver.retrieval.training.mining import negatives
-from quiver.retrieval.training.mining.margins import (
+from quiver.retrieval.training.mining.negatives import (
     MARGINS,
     Margin,
-    Ranked,
+    MiningSystem,
+    Output,
     Ranks,
     Rules,
     choose_negatives,
+    mine_negatives,
     parse_margins,
     parse_ranks,
     rankable,
 )
-from quiver.retrieval.training.mining.negatives import Output, System, mine_negatives
-from quiver.retrieval.training.mining.positives import BeirSource, PairSource, read_mining_data
-from quiver.retrieval.training.mining.searchers import BM25Searcher
-from quiver.retrieval.training.mining.text_table import TextTableWriter, content_id
-from quiver.retrieval.training.mining.work_folder import WORK, WorkFolder, open_work
+from quiver.retrieval.training.mining.searchers import BM25Searcher, Ranked
+from quiver.retrieval.training.mining.texts import BeirSource, PairSource, TextTableWriter, content_id, read_mining_data
+from quiver.retrieval.training.mining.work_folder import WORK, JobFolder, open_work
 from quiver.retrieval.training.sections import DataSection
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -159,7 +159,7 @@ def test_ranks_that_are_none(text: str) -> None:
         (["perc-pos"], "perc-pos=VALUE"),
         (["perc-pos=much"], "must be a number"),
         (["perc-pos=nan"], "must be finite"),
-        (["none", "max-score=1"], "none alone"),
+        (["none", "max-score=1"], "or none; got"),
         (["max-score=1", "max-score=2"], "given twice"),
     ],
 )
@@ -175,12 +175,12 @@ def test_margins_that_are_none(texts: list[str], message: str) -> None:
         ({"negatives": 0}, "negatives must be >= 1, got 0"),
         ({"ranks": Ranks(0, 5)}, "got 0-5"),
         ({"ranks": Ranks(6, 5)}, "got 6-5"),
-        ({"ranks": Ranks(6, 10), "negatives": 6}, "hold 5 documents, fewer than the 6"),
-        ({"margins": parse_margins(["perc-pos=95"])}, "perc-pos is a share of the positive's score, above 0 and at most 1 .*; got 95"),
-        ({"margins": parse_margins(["perc-pos=0"])}, "perc-pos is a share .*; got 0"),
-        ({"margins": parse_margins(["perc-pos=-1"])}, "perc-pos is a share .*; got -1"),
-        ({"margins": parse_margins(["max-score=3", "margin-pos=-0.1"])}, "margin-pos is a distance .*, at least 0; got -0.1"),
-        ({"margins": (Margin("max-score", float("nan")),)}, "max-score is a finite score; got nan"),
+        ({"ranks": Ranks(6, 10), "negatives": 6}, "hold 5 documents, fewer than 6 negatives"),
+        ({"margins": parse_margins(["perc-pos=95"])}, "perc-pos must be a share of the positive's score, above 0 and at most 1 .*; got 95"),
+        ({"margins": parse_margins(["perc-pos=0"])}, "perc-pos must be a share .*; got 0"),
+        ({"margins": parse_margins(["perc-pos=-1"])}, "perc-pos must be a share .*; got -1"),
+        ({"margins": parse_margins(["max-score=3", "margin-pos=-0.1"])}, "margin-pos must be a distance .*, at least 0; got -0.1"),
+        ({"margins": (Margin("max-score", float("nan")),)}, "max-score must be a finite score; got nan"),
     ],
 )
 def test_rules_that_cannot_be_met(values: dict[str, Any], message: str) -> None:
@@ -202,7 +202,7 @@ def test_pairs_against_brute_force(kind: str, rules: Rules, request: pytest.Fixt
     path, pairs = pairs_file(tmp_path)
     corpus = list(dict.fromkeys(document for _, document in pairs))
     record = mine_negatives(
-        PairSource((str(path),), positive_field="pos"), System(model), tmp_path / "out", rules=rules, output=Output(suspects=100)
+        PairSource((str(path),), positive_field="pos"), MiningSystem(model), tmp_path / "out", rules=rules, output=Output(suspects=100)
     )
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
     expected = brute_force(model, pairs, corpus, rules)
@@ -224,14 +224,14 @@ def test_pairs_against_brute_force(kind: str, rules: Rules, request: pytest.Fixt
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of seven queries."""
-    monkeypatch.setattr(negatives, "_QUERIES", (7, 7))
+    monkeypatch.setattr(negatives, "QUERIES_PER_PART", (7, 7))
 
 
 def test_suspects_are_what_the_margin_left_out(word_sum: Any, tmp_path: Path) -> None:
     path, _ = pairs_file(tmp_path)
     out = tmp_path / "out"
     rules = Rules(negatives=4, ranks=Ranks(1, 30))
-    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=rules, output=Output(suspects=2))
+    mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=rules, output=Output(suspects=2))
     rows = {row["query"]: row for row in read_lines(out / "train.jsonl.gz")}
     suspects = read_lines(out / "suspects.jsonl.gz")
     assert len(suspects) > 10
@@ -249,7 +249,7 @@ def test_copies_of_the_positive_and_of_the_query_are_no_negatives(word_sum: Any,
     path = write_lines(tmp_path / "pairs.jsonl", [{"query": "w1 w2", "positive": "w1 w2 w3"}])
     rules = Rules(negatives=4, ranks=Ranks(1, 4), margins=())
     source = PairSource((str(path),), corpus=tmp_path / "corpus.jsonl")
-    record = mine_negatives(source, System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    record = mine_negatives(source, MiningSystem(word_sum), tmp_path / "out", rules=rules, output=Output())
     (row,) = read_lines(tmp_path / "out" / "train.jsonl.gz")
     assert row["document_ids"][0] == "d0"  # the positive is found in the corpus by its text
     assert sorted(row["negatives"]) == ["w1 w3", "w9"]
@@ -263,7 +263,7 @@ def test_positives_that_the_corpus_lacks_join_it(word_sum: Any, tmp_path: Path) 
     write_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{place}", "text": text} for place, text in enumerate(corpus)])
     rules = Rules(negatives=6, ranks=Ranks(1, 40))
     source = PairSource((str(path),), positive_field="pos", corpus=tmp_path)
-    record = mine_negatives(source, System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    record = mine_negatives(source, MiningSystem(word_sum), tmp_path / "out", rules=rules, output=Output())
     everything = list(dict.fromkeys([*corpus, *(document for _, document in pairs)]))
     assert record["data"]["documents"] == len(everything)
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
@@ -289,7 +289,7 @@ def beir(tmp_path: Path) -> Path:
 
 def test_a_beir_folder(beir: Path, word_sum: Any, tmp_path: Path) -> None:
     rules = Rules(negatives=50, ranks=Ranks(1, 50), margins=())
-    record = mine_negatives(BeirSource(beir), System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    record = mine_negatives(BeirSource(beir), MiningSystem(word_sum), tmp_path / "out", rules=rules, output=Output())
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
     assert [(row["query_id"], row["document_ids"][0]) for row in rows] == [
         ("q0", "d0"),
@@ -320,7 +320,7 @@ def test_ranks_are_reached_however_many_copies_there_are(system: str, request: p
         corpus = [{"_id": f"{place:02}-{copy}", "text": text} for copy in range(copies) for place, text in enumerate(texts)]
         write_lines(folder / "corpus.jsonl", corpus)
         source = PairSource((str(pairs),), corpus=folder)
-        records[copies] = mine_negatives(source, System(model), folder / "out", rules=rules, output=Output())["result"]
+        records[copies] = mine_negatives(source, MiningSystem(model), folder / "out", rules=rules, output=Output())["result"]
         rows[copies] = read_lines(folder / "out" / "train.jsonl.gz")
     assert records[15]["rows_short"] == records[1]["rows_short"] == 0
     assert records[15]["candidates"] == records[1]["candidates"] == 12 * 40
@@ -335,7 +335,7 @@ def test_an_index_gives_what_its_model_gives(kind: str, request: pytest.FixtureR
     model = request.getfixturevalue(kind)
     rules = Rules(negatives=5, ranks=Ranks(2, 30))
     index = build_index(beir, model, tmp_path / "index")
-    for name, system in (("by-model", System(model)), ("by-index", System(model, index))):
+    for name, system in (("by-model", MiningSystem(model)), ("by-index", MiningSystem(model, index))):
         mine_negatives(BeirSource(beir), system, tmp_path / name, rules=rules, output=Output())
     for name in ("train.jsonl.gz", "suspects.jsonl.gz"):
         by_model, by_index = (read_lines(tmp_path / system / name) for system in ("by-model", "by-index"))
@@ -353,7 +353,9 @@ def test_pairs_against_an_index_that_lacks_their_positives(beir: Path, word_sum:
     path, pairs = pairs_file(tmp_path)
     index = build_index(beir, word_sum, tmp_path / "index")
     rules = Rules(negatives=5, ranks=Ranks(1, 30))
-    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum, index), tmp_path / "out", rules=rules, output=Output())
+    mine_negatives(
+        PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum, index), tmp_path / "out", rules=rules, output=Output()
+    )
     contents = [document.content() for document in load_collection(beir, "train").documents]
     expected = brute_force(word_sum, pairs, [*contents, *(document for _, document in pairs)], rules)
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
@@ -366,15 +368,15 @@ def test_an_index_that_does_not_fit(beir: Path, word_sum: Any, other_word_sum: A
     rules, out = Rules(), tmp_path / "out"
     index = build_index(beir, word_sum, tmp_path / "index")
     with pytest.raises(InputError, match="built with word-sum-a"):
-        mine_negatives(BeirSource(beir), System(other_word_sum, index), out, rules=rules, output=Output())
+        mine_negatives(BeirSource(beir), MiningSystem(other_word_sum, index), out, rules=rules, output=Output())
     bare = build_index(beir, word_sum, tmp_path / "bare", options=BuildOptions(store_text=False))
     with pytest.raises(InputError, match="bare: built without texts"):
-        mine_negatives(BeirSource(beir), System(word_sum, bare), out, rules=rules, output=Output())
+        mine_negatives(BeirSource(beir), MiningSystem(word_sum, bare), out, rules=rules, output=Output())
     lines = (beir / "corpus.jsonl").read_text().splitlines()
     (tmp_path / "part.jsonl").write_text("\n".join(lines[:7]) + "\n")
     part = build_index(tmp_path / "part.jsonl", word_sum, tmp_path / "part")
     with pytest.raises(InputError, match=r"document 'd20', relevant in beir, is not in this index \(4 such"):
-        mine_negatives(BeirSource(beir), System(word_sum, part), out, rules=rules, output=Output())
+        mine_negatives(BeirSource(beir), MiningSystem(word_sum, part), out, rules=rules, output=Output())
     assert not out.exists()
 
 
@@ -383,7 +385,7 @@ def test_what_is_written_can_be_trained_on(ids: bool, beir: Path, word_sum: Any,
     pytest.importorskip("datasets")
     out = tmp_path / "out"
     rules = Rules(negatives=4, ranks=Ranks(1, 5), margins=(Margin("max-score", 1.0),))
-    mine_negatives(BeirSource(beir), System(word_sum), out, rules=rules, output=Output(ids=ids))
+    mine_negatives(BeirSource(beir), MiningSystem(word_sum), out, rules=rules, output=Output(ids=ids))
     rows = read_lines(out / "train.jsonl.gz")
     fields: dict[str, Any] = {"document_fields": ("positive", "negatives")}
     if ids:
@@ -406,10 +408,10 @@ def test_what_is_written_can_be_trained_on(ids: bool, beir: Path, word_sum: Any,
 
 def test_a_second_run_without_ids_leaves_no_texts_of_the_first(beir: Path, word_sum: Any, tmp_path: Path) -> None:
     for ids in (True, False):
-        mine_negatives(BeirSource(beir), System(word_sum), tmp_path / "out", rules=Rules(), output=Output(ids=ids), overwrite=True)
+        mine_negatives(BeirSource(beir), MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output(ids=ids), overwrite=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mining.json", "suspects.jsonl.gz", "train.jsonl.gz"]
     (tmp_path / "out" / "queries.jsonl.gz").write_bytes(b"somebody's: no run here has written such a file")
-    mine_negatives(BeirSource(beir), System(word_sum), tmp_path / "out", rules=Rules(), output=Output(), overwrite=True)
+    mine_negatives(BeirSource(beir), MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output(), overwrite=True)
     assert (tmp_path / "out" / "queries.jsonl.gz").is_file()
 
 
@@ -438,22 +440,24 @@ def test_bm25_is_the_one_that_is_evaluated(beir: Path, tmp_path: Path) -> None:
 def test_bm25_mines(tmp_path: Path) -> None:
     path, _ = pairs_file(tmp_path)
     rules = Rules(negatives=3, ranks=Ranks(2, 20), margins=(), choice="random")
-    record = mine_negatives(PairSource((str(path),), positive_field="pos"), System(None), tmp_path / "out", rules=rules, output=Output())
+    record = mine_negatives(
+        PairSource((str(path),), positive_field="pos"), MiningSystem(None), tmp_path / "out", rules=rules, output=Output()
+    )
     assert record["system"] == {"name": "bm25", **PARAMETERS}
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
     assert sum(len(row["negatives"]) == 3 for row in rows) > 40
     for row in rows:
         assert all(set(row["query"].split()) & set(text.split()) for text in row["negatives"])
     blank = write_lines(tmp_path / "blank.jsonl", [{"query": "a", "positive": "a b"}])
-    with pytest.raises(InputError, match="no document holds a word"):
-        mine_negatives(PairSource((str(blank),)), System(None), tmp_path / "none", rules=rules, output=Output())
+    with pytest.raises(InputError, match="no document contains a word"):
+        mine_negatives(PairSource((str(blank),)), MiningSystem(None), tmp_path / "none", rules=rules, output=Output())
 
 
 def test_a_limit_leaves_the_corpus_whole(word_sum: Any, tmp_path: Path) -> None:
     path, pairs = pairs_file(tmp_path)
     rules = Rules(negatives=4, ranks=Ranks(1, 30))
     source = PairSource((str(path),), positive_field="pos")
-    record = mine_negatives(source, System(word_sum), tmp_path / "out", rules=rules, output=Output(limit=5))
+    record = mine_negatives(source, MiningSystem(word_sum), tmp_path / "out", rules=rules, output=Output(limit=5))
     corpus = list(dict.fromkeys(document for _, document in pairs))
     expected = [row for row in brute_force(word_sum, pairs, corpus, rules) if row[0] in {query for query, _ in pairs[:5]}]
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
@@ -476,14 +480,14 @@ def test_a_limit_leaves_the_corpus_whole(word_sum: Any, tmp_path: Path) -> None:
 def test_pairs_that_are_malformed(rows: list[Any], message: str, word_sum: Any, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "pairs.jsonl", rows)
     with pytest.raises(InputError, match=message):
-        mine_negatives(PairSource((str(path),)), System(word_sum), tmp_path / "out", rules=Rules(), output=Output())
+        mine_negatives(PairSource((str(path),)), MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output())
     assert not (tmp_path / "out").exists()
 
 
 def test_a_list_of_positives_is_one_row_each(word_sum: Any, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "pairs.jsonl", [{"query": "w1", "positive": ["w1 w2", "w1 w3"]}, {"query": "w4", "positive": "w4 w5"}])
     rules = Rules(negatives=1, ranks=Ranks(1, 3), margins=())
-    mine_negatives(PairSource((str(path),)), System(word_sum), tmp_path / "out", rules=rules, output=Output())
+    mine_negatives(PairSource((str(path),)), MiningSystem(word_sum), tmp_path / "out", rules=rules, output=Output())
     rows = read_lines(tmp_path / "out" / "train.jsonl.gz")
     assert [(row["query"], row["positive"], len(row["negatives"])) for row in rows] == [
         ("w1", "w1 w2", 1),
@@ -499,15 +503,15 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import WordSum
 from quiver.retrieval.training.mining import negatives, work_folder
-negatives._QUERIES = (7, 7)
-plain = work_folder.WorkFolder.write
+negatives.QUERIES_PER_PART = (7, 7)
+plain = work_folder.JobFolder.write
 def killing(self, part, content):
     if part == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     plain(self, part, content)
-work_folder.WorkFolder.write = killing
+work_folder.JobFolder.write = killing
 negatives.mine_negatives(
-    negatives.PairSource(({path!r},), positive_field="pos"), negatives.System(WordSum(), None, Path({cache!r})), Path({out!r}),
+    negatives.PairSource(({path!r},), positive_field="pos"), negatives.MiningSystem(WordSum(), None, Path({cache!r})), Path({out!r}),
     rules=negatives.Rules(negatives=3, choice="random"), output=negatives.Output(),
 )
 """
@@ -522,9 +526,9 @@ def test_a_killed_run_goes_on_and_ends_the_same(word_sum: Any, tmp_path: Path, s
     assert len(list((killed / WORK).glob("*.part"))) == 4
     assert not (killed / "train.jsonl.gz").exists()
     source, rules = PairSource((str(path),), positive_field="pos"), Rules(negatives=3, choice="random")
-    mine_negatives(source, System(word_sum, cache=tmp_path / "cache"), killed, rules=rules, output=Output())
+    mine_negatives(source, MiningSystem(word_sum, cache=tmp_path / "cache"), killed, rules=rules, output=Output())
     assert not word_sum.calls  # every text was encoded by the process that was killed
-    mine_negatives(source, System(word_sum), whole, rules=rules, output=Output())
+    mine_negatives(source, MiningSystem(word_sum), whole, rules=rules, output=Output())
     for name in ("train.jsonl.gz", "suspects.jsonl.gz"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
     assert not (killed / WORK).exists()
@@ -548,7 +552,7 @@ def stopped(source: PairSource, model: Any, out: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(negatives._Miner, "mine", mine)
         with pytest.raises(StopError):
-            mine_negatives(source, System(model), out, rules=Rules(), output=Output())
+            mine_negatives(source, MiningSystem(model), out, rules=Rules(), output=Output())
 
 
 def test_parts_of_another_job_are_not_taken(
@@ -557,23 +561,23 @@ def test_parts_of_another_job_are_not_taken(
     path, _ = pairs_file(tmp_path)
     source, out = PairSource((str(path),), positive_field="pos"), tmp_path / "out"
     stopped(source, word_sum, out, monkeypatch, after=3)
-    with pytest.raises(InputError, match="an unfinished run with another rules"):
-        mine_negatives(source, System(word_sum), out, rules=Rules(negatives=3), output=Output())
+    with pytest.raises(InputError, match="holds an unfinished run with another rules"):
+        mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(negatives=3), output=Output())
     index = build_index(write_lines(tmp_path / "corpus.jsonl", [{"_id": "d", "text": "w1"}]), word_sum, tmp_path / "index")
-    with pytest.raises(InputError, match=r"an unfinished run with another index \(None then, exact-dense now\)"):
-        mine_negatives(source, System(word_sum, index), out, rules=Rules(), output=Output())
-    with pytest.raises(InputError, match="an unfinished run with another system"):
-        mine_negatives(source, System(other_word_sum), out, rules=Rules(), output=Output())
+    with pytest.raises(InputError, match=r"holds an unfinished run with another index \(None then, exact-dense now\)"):
+        mine_negatives(source, MiningSystem(word_sum, index), out, rules=Rules(), output=Output())
+    with pytest.raises(InputError, match="holds an unfinished run with another system"):
+        mine_negatives(source, MiningSystem(other_word_sum), out, rules=Rules(), output=Output())
     content = path.read_bytes()
     write_lines(path, [{"query": "w1", "pos": "w2"}])
-    with pytest.raises(InputError, match="an unfinished run with another data"):
-        mine_negatives(source, System(word_sum), out, rules=Rules(), output=Output())
+    with pytest.raises(InputError, match="holds an unfinished run with another data"):
+        mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(), output=Output())
     path.write_bytes(content)
     word_sum.card = replace(word_sum.card, source="elsewhere")  # where a model lies does not matter
-    assert mine_negatives(source, System(word_sum), out, rules=Rules(), output=Output())["result"]["queries"] == 60
+    assert mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(), output=Output())["result"]["queries"] == 60
     with pytest.raises(InputError, match="holds a finished result"):
-        mine_negatives(source, System(word_sum), out, rules=Rules(), output=Output())
-    record = mine_negatives(source, System(word_sum), out, rules=Rules(negatives=2), output=Output(), overwrite=True)
+        mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(), output=Output())
+    record = mine_negatives(source, MiningSystem(word_sum), out, rules=Rules(negatives=2), output=Output(), overwrite=True)
     assert record["rules"]["negatives"] == 2
     assert max(len(row["negatives"]) for row in read_lines(out / "train.jsonl.gz")) == 2
 
@@ -583,20 +587,20 @@ def test_a_damaged_part_is_done_again(
 ) -> None:
     path, _ = pairs_file(tmp_path)
     source = PairSource((str(path),), positive_field="pos")
-    mine_negatives(source, System(word_sum), tmp_path / "whole", rules=Rules(), output=Output())
+    mine_negatives(source, MiningSystem(word_sum), tmp_path / "whole", rules=Rules(), output=Output())
     stopped(source, word_sum, tmp_path / "out", monkeypatch, after=3)
     part = tmp_path / "out" / WORK / "000001.part"
     content = bytearray(part.read_bytes())
     content[90] ^= 1
     part.write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        mine_negatives(source, System(word_sum), tmp_path / "out", rules=Rules(), output=Output())
+        mine_negatives(source, MiningSystem(word_sum), tmp_path / "out", rules=Rules(), output=Output())
     assert "000001.part: damaged" in caplog.text
     assert (tmp_path / "out" / "train.jsonl.gz").read_bytes() == (tmp_path / "whole" / "train.jsonl.gz").read_bytes()
 
 
 @contextmanager
-def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[WorkFolder]:
+def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[JobFolder]:
     with open_work(out, "r.json", "quiver-sample/1", settings=settings, overwrite=overwrite) as work:
         yield work
 
@@ -604,7 +608,7 @@ def opened(out: Path, *, overwrite: bool = False, **settings: Any) -> Iterator[W
 def test_folders_that_are_taken(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    with pytest.raises(InputError, match="file: a file; --out names a folder"), opened(file, overwrite=True):
+    with pytest.raises(InputError, match="file: is a file; --out must name a folder"), opened(file, overwrite=True):
         pass
     for name in ("thesis.tex", "r.json"):
         foreign = tmp_path / name.partition(".")[2]
@@ -617,7 +621,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     with opened(busy, a=1) as work:
         work.write(0, b"part")
         # The lock of another file handle is in the way as that of another process is.
-        with pytest.raises(InputError, match="another process is at work"), opened(busy, overwrite=True, a=1):
+        with pytest.raises(InputError, match="another process is using this folder"), opened(busy, overwrite=True, a=1):
             pass
         assert work.read(0) == b"part"
         work.finish("r.json", {"schema": "quiver-sample/1"})
@@ -636,7 +640,7 @@ def test_somebody_elses_work_folder_is_left_alone(tmp_path: Path, overwrite: boo
         (folder / name).write_text(text)
     if finished:
         (tmp_path / "r.json").write_text('{"schema": "quiver-sample/1"}')
-    refused = pytest.raises(InputError, match=rf"{tmp_path}: holds {WORK} already, and not from an unfinished run")
+    refused = pytest.raises(InputError, match=rf"{tmp_path}: holds {WORK}, which is not from an unfinished run")
     with refused, opened(tmp_path, overwrite=overwrite):
         pytest.fail("the job began")
     assert {path.name: path.read_text() for path in folder.iterdir()} == content
@@ -646,17 +650,19 @@ def test_a_folder_called_work_is_nobodys(tmp_path: Path, word_sum: Any) -> None:
     """Neither a run that succeeds nor one that fails, nor one that replaces another, touches what it has not made."""
     path, _ = pairs_file(tmp_path)
     out = tmp_path / "out"
-    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=Rules(), output=Output())
+    mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output())
     (out / "work").mkdir()
     (out / "work" / "thesis.tex").write_text("years")
     with pytest.raises(InputError, match="holds a finished result"):
-        mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=Rules(), output=Output())
+        mine_negatives(PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output())
     with pytest.raises(InputError, match="no field 'nothing'"):
         mine_negatives(
-            PairSource((str(path),), positive_field="nothing"), System(word_sum), out, rules=Rules(), output=Output(), overwrite=True
+            PairSource((str(path),), positive_field="nothing"), MiningSystem(word_sum), out, rules=Rules(), output=Output(), overwrite=True
         )
     assert (out / "mining.json").is_file()
-    mine_negatives(PairSource((str(path),), positive_field="pos"), System(word_sum), out, rules=Rules(), output=Output(), overwrite=True)
+    mine_negatives(
+        PairSource((str(path),), positive_field="pos"), MiningSystem(word_sum), out, rules=Rules(), output=Output(), overwrite=True
+    )
     assert (out / "work" / "thesis.tex").read_text() == "years"
     assert not (out / WORK).exists()
 
@@ -667,7 +673,7 @@ def test_a_job_that_was_killed_before_it_had_a_plan_begins_again(tmp_path: Path)
     with opened(tmp_path / "out", a=1) as work:
         work.write(0, b"part")
     assert work.has(0)
-    with pytest.raises(InputError, match="an unfinished run with another a"), opened(tmp_path / "out", a=2):
+    with pytest.raises(InputError, match="holds an unfinished run with another a"), opened(tmp_path / "out", a=2):
         pass
 
 

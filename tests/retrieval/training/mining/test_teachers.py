@@ -24,12 +24,10 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.models.loading import ModelFolder
 from quiver.retrieval.protocols import IN_PROCESS
 from quiver.retrieval.training.mining import scoring
-from quiver.retrieval.training.mining.ensemble import Ensemble, min_max
-from quiver.retrieval.training.mining.margins import Ranks, Rules
-from quiver.retrieval.training.mining.negatives import Output, System, mine_negatives
-from quiver.retrieval.training.mining.positives import BeirSource
+from quiver.retrieval.training.mining.negatives import MiningSystem, Output, Ranks, Rules, mine_negatives
 from quiver.retrieval.training.mining.scoring import score_rows
-from quiver.retrieval.training.mining.teachers import CrossEncoderTeacher, VectorTeacher, load_teacher
+from quiver.retrieval.training.mining.teachers import CrossEncoderTeacher, Ensemble, VectorTeacher, load_teacher, min_max
+from quiver.retrieval.training.mining.texts import BeirSource
 from quiver.retrieval.training.mining.work_folder import WORK
 from quiver.retrieval.training.sections import DataSection
 
@@ -62,7 +60,7 @@ def similarity(model: Any, query: str, document: str) -> float:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of ten pairs at most."""
-    monkeypatch.setattr(scoring, "_PAIRS", 10)
+    monkeypatch.setattr(scoring, "PAIRS_PER_PART", 10)
 
 
 @pytest.mark.parametrize("kind", ["word_sum", "word_by_word"])
@@ -178,7 +176,7 @@ def test_a_score_of_one_teacher_that_is_not_finite(
     path = write_lines(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(InputError, match=r"rows.jsonl: row 3: the teacher's score is not finite"):
         score_rows(section(path), Ensemble([VectorTeacher(word_sum), Broken(word_by_word)], weights), tmp_path / "out")
-    with pytest.raises(InputError, match="the weights of the teachers make scores that float32 cannot hold"):
+    with pytest.raises(InputError, match="the weighted scores overflow float32"):
         score_rows(section(path), Ensemble([VectorTeacher(word_sum), VectorTeacher(word_by_word)], [1e300, 1]), tmp_path / "big")
     assert min_max(np.array([-3e38, 3e38, 0], np.float32)).tolist() == [0, 1, 0.5]
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
@@ -204,9 +202,9 @@ def test_several_teachers_go_on_where_they_were_stopped(word_sum: Any, word_by_w
     kept = len([*(tmp_path / "out" / WORK).glob("*.part")])
     word_sum.calls.clear()
     assert kept > 4
-    with pytest.raises(InputError, match="an unfinished run with another teacher"):
+    with pytest.raises(InputError, match="holds an unfinished run with another teacher"):
         score_rows(section(path), Ensemble([VectorTeacher(word_by_word), first], [1, 2]), tmp_path / "out")
-    with pytest.raises(InputError, match="scores that float32 cannot hold; run it again with smaller ones"):
+    with pytest.raises(InputError, match="scores overflow float32; run the command again with smaller weights"):
         score_rows(section(path), Ensemble([first, VectorTeacher(word_by_word)], [1e308, 2]), tmp_path / "out")
     events: list[str] = []
     score_rows(section(path), Ensemble([first, Watched(word_by_word, "second", events)], [1, 2]), tmp_path / "out")
@@ -219,7 +217,7 @@ def test_several_teachers_go_on_where_they_were_stopped(word_sum: Any, word_by_w
 @pytest.mark.parametrize(
     ("count", "weights", "message"),
     [
-        (1, None, "two teachers at least, got 1"),
+        (1, None, "at least two teachers, got 1"),
         (2, [1.0], "1 weights for 2 teachers"),
         (2, [1.0, float("nan")], "positive numbers, got 1, nan"),
         (2, [1.0, 0.0], "positive numbers, got 1, 0"),
@@ -299,7 +297,7 @@ def test_a_field_that_json_cannot_hold(word_sum: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"query": "w1", "positive": "w2", "picture": None}, {"query": "w1", "positive": "w2", "picture": b"\x00"}]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    with pytest.raises(InputError, match=r"rows.parquet:2: a field holds what JSON cannot"):
+    with pytest.raises(InputError, match=r"rows.parquet:2: a field cannot be written as JSON"):
         score_rows(section(tmp_path / "rows.parquet", document_fields=("positive",)), VectorTeacher(word_sum), tmp_path / "out")
     assert not word_sum.calls
     assert not (tmp_path / "out").exists()
@@ -322,8 +320,8 @@ class Meddling(VectorTeacher):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (ROWS[::-1], r"rows.jsonl:1: the row has changed since it was scored; put the file back as it was, or begin anew"),
-        (ROWS[:20], r"rows.jsonl: 20 rows, and 30 were scored"),
+        (ROWS[::-1], r"rows.jsonl:1: the row has changed since it was scored; restore the file, or start over"),
+        (ROWS[:20], r"rows.jsonl: has 20 rows, but 30 were scored"),
         ([*ROWS, ROWS[0]], r"rows.jsonl:31: the row has changed"),
         ([*ROWS[:9], {**ROWS[9], "kept": 2}, *ROWS[10:]], r"rows.jsonl:10: the row has changed"),
     ],
@@ -374,7 +372,7 @@ def test_what_mining_writes_can_be_scored(ids: bool, word_sum: Any, tmp_path: Pa
     (folder / "qrels" / "train.tsv").write_text("".join(f"q{number}\td{number}\t1\n" for number in range(6)))
     mined = tmp_path / "mined"
     rules = Rules(negatives=5, ranks=Ranks(1, 20), margins=())
-    mine_negatives(BeirSource(folder), System(word_sum), mined, rules=rules, output=Output(ids=ids))
+    mine_negatives(BeirSource(folder), MiningSystem(word_sum), mined, rules=rules, output=Output(ids=ids))
     fields: dict[str, Any] = {}
     if ids:
         fields = {"format": "ids", "query_field": "query_id", "document_fields": ("document_ids",)}
@@ -395,13 +393,13 @@ from quiver.retrieval.models.biencoder import BiEncoder
 from quiver.retrieval.training.mining import scoring, work_folder
 from quiver.retrieval.training.sections import DataSection
 from quiver.retrieval.training.mining.teachers import VectorTeacher
-scoring._PAIRS = 10
-plain = work_folder.WorkFolder.write
+scoring.PAIRS_PER_PART = 10
+plain = work_folder.JobFolder.write
 def killing(self, part, content):
     if part == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     plain(self, part, content)
-work_folder.WorkFolder.write = killing
+work_folder.JobFolder.write = killing
 section = DataSection(train=({path!r},), document_fields=("positive", "negatives"))
 scoring.score_rows(section, VectorTeacher(BiEncoder.from_pretrained({model!r})), Path({out!r}), cache=Path({cache!r}))
 """
@@ -427,7 +425,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(tiny_model: Path, tmp_path: Path
     assert len(list((killed / WORK).glob("*.part"))) == 3
     assert not (killed / "train.jsonl.gz").exists()
     teacher = load_teacher(str(tiny_model))
-    with pytest.raises(InputError, match="an unfinished run with another normalize"):
+    with pytest.raises(InputError, match="holds an unfinished run with another normalize"):
         score_rows(section(path), teacher, killed, cache=cache, normalize="minmax")
     score_rows(section(path), teacher, killed, cache=cache)
     score_rows(section(path), teacher, whole)
@@ -508,7 +506,7 @@ def test_workers_read_the_pairs_of_a_cross_encoder(cross_encoder: Path, tmp_path
     for row, other in zip(rows, others, strict=True):
         assert row["scores"] == pytest.approx(other["scores"], abs=1e-6)
     change_json(cross_encoder / "config.json", hidden_act="relu")  # a worker finds another model than this process
-    with pytest.raises(InputError, match="another model for a worker"):
+    with pytest.raises(InputError, match="has other files than on the first machine"):
         score_rows(section(path), teacher, tmp_path / "changed")
 
 
@@ -571,18 +569,18 @@ def test_a_resumed_run_does_not_mix_two_teachers(cross_encoder: Path, tmp_path: 
         score_rows(section(path), Stopping(), out)
     torch.nn.init.constant_(model.classifier.bias, 9.0)
     torch.save(model.state_dict(), cross_encoder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="an unfinished run with another teacher"):
+    with pytest.raises(InputError, match="holds an unfinished run with another teacher"):
         score_rows(section(path), load_teacher(str(cross_encoder)), out)
 
 
 def test_cross_encoders_that_are_no_teachers(cross_encoder: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers")
-    with pytest.raises(InputError, match="tells 3 classes apart"):
+    with pytest.raises(InputError, match="the cross-encoder has 3 classes"):
         load_teacher(str(make_cross_encoder(tmp_path / "three", labels=3)))
-    with pytest.raises(InputError, match="a cross-encoder; int8 is of"):
+    with pytest.raises(InputError, match="is a cross-encoder, which does not support int8"):
         load_teacher(str(cross_encoder), precision="int8")
     (cross_encoder / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(InputError, match="sentence-transformers cannot load it"):
+    with pytest.raises(InputError, match="sentence-transformers cannot load this model"):
         load_teacher(str(cross_encoder))
 
 
