@@ -124,7 +124,7 @@ def estimate(
     """
     from quiver.retrieval.index.engine_table import engine_name, parse_engine
     from quiver.retrieval.planning import FORMULAS, Machine, estimated, make_plan, read_rates
-    from quiver.retrieval.planning.measuring import measure
+    from quiver.retrieval.planning.rates import measure
 
     loaded = _load(model, kind.value, dim, length)
     if measured and sample is None:
@@ -177,7 +177,7 @@ def _load(name: str, kind: str, dim: int | None, length: int | None) -> _Loaded:
 
 def _sampled(path: Path, size: int = 512) -> tuple[list[Document], int]:
     from quiver.retrieval.data.corpus import read_documents
-    from quiver.retrieval.planning.corpora import spread_over
+    from quiver.retrieval.planning.plan import spread_over
 
     count = sum(1 for _ in read_documents(path))
     return spread_over(read_documents(path), count, size), count
@@ -192,7 +192,7 @@ def _corpora(
 ) -> dict[str, Corpus]:
     """Corpora to estimate, by name."""
     from quiver.retrieval.planning import TEXTS, from_sample, from_words
-    from quiver.retrieval.planning.measuring import text_lengths
+    from quiver.retrieval.planning.rates import text_lengths
 
     path, texts, count = sampled
     if (docs is None) == (collection is None) and not (path is not None and docs is None and collection is None):

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quiver.cli.index import model_of
 from quiver.cli.output import short_names
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import cache_folder, check_target
-from quiver.retrieval.cluster.index import ShardedIndex
 from quiver.retrieval.data.corpus import read_queries
 from quiver.retrieval.data.run import ranked
 from quiver.retrieval.index import DamagedIndexError, Filter, Index, open_index
@@ -28,6 +27,9 @@ from quiver.retrieval.search.explain import Explanation, TokenMatch, explain, ex
 from quiver.retrieval.search.hybrid import Fusion, IndexScorer, RankingSystem, Scorer, TextScorer, check_fusible, search_fused, word_system
 from quiver.retrieval.search.hybrid import rerank as rerank_run
 from quiver.retrieval.search.search import search
+
+if TYPE_CHECKING:
+    from quiver.retrieval.cluster.index import ShardedIndex
 
 EXCERPT = 160
 """Characters of a document that a hit shows."""

@@ -1,12 +1,12 @@
-"""An index as a table of LanceDB: a row a document, written in order, so that an export that was interrupted goes on behind the last.
+"""Export to LanceDB: one row per document, written in order, so that an interrupted export can be resumed.
 
-    id, title, text         as they are; texts are null where the index keeps none
+    id, title, text         texts are null if the index stores none
     metadata                JSON, or null
-    vector                  (d,) float32; of a ColBERT model a list of such, null where a document has none
-    quiver_state            from which state of the index the row was written
+    vector                  (d,) float32; for a ColBERT model a list of such, null for a document without vectors
+    quiver_state            generation of the index that the row was written from
 
-A bi-encoder's table is searched with the distance ``dot``. Several vectors a row LanceDB compares by cosine alone: a ColBERT's are written
-at unit length, and then it is MaxSim (a distance is the number of query tokens minus the score).
+Tables of bi-encoders are searched with the distance ``dot``. LanceDB compares multi-vectors by cosine only: vectors of ColBERT models are
+written at unit length, which gives MaxSim (the distance is the number of query tokens minus the score).
 
 Shapes: n vectors of a query, d width, k hits.
 Source: https://lancedb.github.io/lancedb/guides/multi-vector (lancedb 0.40).
@@ -24,36 +24,35 @@ from numpy.typing import NDArray
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.integrations.points import Batch, batches, metadata_text, state_of
+from quiver.retrieval.integrations.stores import Batch, batches, metadata_text, state_of
 from quiver.retrieval.progress import progress_bar
 
 STATE, VECTOR = "quiver_state", "vector"
 
-# How far from unit length a vector of an index that keeps them as they came may be.
-_UNIT = 1e-3
+_UNIT = 1e-3  # tolerance on the length of vectors of an exact index
 
 
 def write_table(index: Index, folder: Path | str, name: str, *, overwrite: bool = False, progress: bool = False) -> int:
-    """Write all documents of an index; what an interrupted export has written stays.
+    """Write all documents of an index, except those that an interrupted export has written.
 
     Args:
         index: The index.
-        folder: Of the database; made if it is not there.
-        name: Of the table.
+        folder: Folder of the database; created if it does not exist.
+        name: Name of the table.
         overwrite: Replace a table of this name that was made for other vectors.
-        progress: Show a bar over the documents.
+        progress: Show a progress bar.
 
     Returns:
-        Documents that were written now.
+        Number of documents written.
 
     Raises:
-        InputError: There is such a table for other vectors, the ColBERT's vectors are not of unit length, or the folder cannot be written.
+        InputError: The table exists for other vectors, ColBERT vectors are not of unit length, or the folder cannot be written.
     """
     state, schema = state_of(index), _schema(index)
     try:
         table = _prepared(lancedb.connect(str(folder)), name, schema, overwrite=overwrite)
         done = table.count_rows(_is(state))
-        # Rows of older states are replaced one by one; where there are none, new ones are put behind the last.
+        # If there are rows of older generations, rows are merged by id; otherwise they are appended.
         replacing = table.count_rows() > done
         written = seen = 0
         with progress_bar("documents", len(index), enabled=progress) as advance:
@@ -76,16 +75,16 @@ def write_table(index: Index, folder: Path | str, name: str, *, overwrite: bool 
 
 
 def search_table(folder: Path | str, name: str, query: NDArray[np.float32], k: int) -> list[tuple[str, float]]:
-    """The k best documents of a table.
+    """Search a table.
 
     Args:
-        folder: Of the database.
-        name: Of the table.
-        query: (d,) of a bi-encoder, (n, d) of unit length each of a ColBERT.
-        k: Hits.
+        folder: Folder of the database.
+        name: Name of the table.
+        query: (d,) for a bi-encoder; (n, d) of unit length for a ColBERT model.
+        k: Number of hits.
 
     Returns:
-        Document ids and scores as ours are, best first.
+        Document ids and scores, as in the index, best first.
     """
     table = lancedb.connect(str(folder)).open_table(name)
     distance, best = ("dot", 1.0) if query.ndim == 1 else ("cosine", float(len(query)))
@@ -105,12 +104,12 @@ def _schema(index: Index) -> Any:
 def _prepared(database: Any, name: str, schema: Any, *, overwrite: bool) -> Any:
     try:
         table = database.open_table(name)
-    except (FileNotFoundError, ValueError):  # which of the two has changed from version to version
+    except (FileNotFoundError, ValueError):  # the type depends on the version of LanceDB
         return database.create_table(name, schema=schema)
     if table.schema.field(VECTOR).type.equals(schema.field(VECTOR).type) if VECTOR in table.schema.names else False:
         return table
     if not overwrite:
-        raise ValueError("made for other vectors; choose another --collection, or --overwrite")
+        raise ValueError("the table exists for other vectors; choose another --collection, or pass --overwrite")
     return database.create_table(name, schema=schema, mode="overwrite")
 
 
@@ -132,14 +131,14 @@ def _rows(index: Index, batch: Batch, skipped: int, state: str, schema: Any) -> 
 
 
 def _unit(index: Index, key: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors at unit length: what a code decodes to is nearly so; what came longer or shorter cosine would compare otherwise.
+    """Normalize vectors. Decoded vectors are nearly of unit length; others would be compared differently by cosine.
 
     Raises:
-        ValueError: The index keeps vectors as they came, and these are not of unit length.
+        ValueError: The index is exact, and the vectors are not of unit length.
     """
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if index.kind.startswith("exact") and len(lengths) and float(np.abs(lengths - 1).max()) > _UNIT:
-        raise ValueError(f"document '{key}' has vectors that are not of unit length, and LanceDB compares several a row by cosine alone")
+        raise ValueError(f"document '{key}' has vectors that are not of unit length, and LanceDB compares multi-vectors by cosine only")
     unit: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return unit
 

@@ -1,4 +1,4 @@
-"""An index as a retriever of LangChain's: ``langchain_retriever`` of the package makes one."""
+"""LangChain retriever; made by ``langchain_retriever``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict
 
 from quiver.retrieval.index.documents.metadata import FilterLike
-from quiver.retrieval.integrations.asking import Asker, metadata_of
+from quiver.retrieval.integrations.retrievers import Asker, metadata_of
 
 
 class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangChain is installed
-    """Documents with their scores in ``metadata["score"]``; ``invoke(text, k=..., where=[...])`` says otherwise than the defaults.
+    """Returns documents with their scores in ``metadata["score"]``; ``invoke(text, k=..., filter=[...])`` overrides the defaults.
 
     Attributes:
         asker: The index and its model.
@@ -32,5 +32,5 @@ class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LangC
         ]
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any, k: int | None = None, filter: FilterLike = None) -> list[Any]:
-        # A search is arithmetic: in a thread of its own it leaves the loop free.
+        # A search would block the event loop.
         return await asyncio.to_thread(self._get_relevant_documents, query, run_manager=run_manager, k=k, filter=filter)

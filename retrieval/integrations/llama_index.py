@@ -1,4 +1,4 @@
-"""An index as a retriever of LlamaIndex's: ``llama_index_retriever`` of the package makes one."""
+"""LlamaIndex retriever; made by ``llama_index_retriever``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from quiver.retrieval.integrations.asking import Asker, metadata_of
+from quiver.retrieval.integrations.retrievers import Asker, metadata_of
 
 
 class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where LlamaIndex is installed
-    """Nodes with their scores; the id of a node is the document's.
+    """Returns nodes with scores; the id of a node is that of the document.
 
     Args:
         asker: The index and its model.
@@ -26,7 +26,7 @@ class QuiverRetriever(BaseRetriever):  # type: ignore[misc]  # typed where Llama
         found = []
         for answer in self.asker.ask(query_bundle.query_str):
             text, metadata = self.asker.text_of(answer.document), metadata_of(answer)
-            # Fields are for people and filters: what is embedded and shown to a language model is the text.
+            # Only the text is embedded and shown to a language model, not the fields.
             keys = list(metadata)
             node = TextNode(
                 id_=answer.document.id, text=text, metadata=metadata, excluded_embed_metadata_keys=keys, excluded_llm_metadata_keys=keys

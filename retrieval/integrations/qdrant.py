@@ -1,9 +1,9 @@
-"""An index in Qdrant: one point a document, named by the document's id, so that writing it again changes nothing.
+"""Export to Qdrant: one point per document with an id derived from the document id, so that repeated writes are idempotent.
 
-A bi-encoder's collection has one vector a point; a ColBERT's has two names:
+Collections of bi-encoders have one vector per point, those of ColBERT models two named ones:
 
-    tokens    one vector a token, compared by MaxSim, without a graph of its own
-    mean      their mean, with Qdrant's usual graph: it finds the candidates that MaxSim puts in order
+    tokens    one vector per token, compared by MaxSim, without an HNSW graph
+    mean      their mean, with an HNSW graph; it finds the candidates that MaxSim ranks
 
 Both are compared by inner product. What an index keeps is comparable by it (unit length where the model's similarity is cosine), so scores
 are ours; queries are given as ``quiver.retrieval.models.pooling.comparable`` makes them, or only the scale of scores differs.
@@ -27,25 +27,25 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index.index import Index
-from quiver.retrieval.integrations.points import Batch, batches, point_id, state_of
+from quiver.retrieval.integrations.stores import Batch, batches, point_id, state_of
 from quiver.retrieval.progress import progress_bar
 
 TOKENS, MEAN = "tokens", "mean"
-"""Names of a ColBERT's two vectors."""
+"""Names of the two vectors of ColBERT models."""
 
 STATE = "quiver_state"
 KEY_VARIABLE = "QDRANT_API_KEY"
-"""Environment variable with the key of a server."""
+"""Environment variable with the API key of a server."""
 
 CANDIDATES = 200
-"""Points that the mean vector finds for MaxSim to order, unless told otherwise."""
+"""Default number of candidates that the mean vector finds for MaxSim."""
 
 
 def open_client(where: str) -> Any:
-    """A client for a server's address (http:// or https://), ``:memory:``, or a folder.
+    """Open a client for a server (http:// or https://), a folder, or ``:memory:``.
 
     Raises:
-        InputError: The folder is open elsewhere.
+        InputError: The folder is in use by another client.
     """
     if where.startswith(("http://", "https://")):
         return QdrantClient(url=where, api_key=os.environ.get(KEY_VARIABLE), check_compatibility=False)
@@ -58,20 +58,20 @@ def open_client(where: str) -> Any:
 
 
 def write_collection(index: Index, client: Any, name: str, *, overwrite: bool = False, progress: bool = False) -> int:
-    """Write all documents of an index; what an interrupted export has written stays.
+    """Write all documents of an index, except those that an interrupted export has written.
 
     Args:
         index: The index.
-        client: Of Qdrant.
-        name: Of the collection.
-        overwrite: Drop a collection of this name that was made for vectors of another kind or width.
-        progress: Show a bar over the documents.
+        client: Qdrant client.
+        name: Name of the collection.
+        overwrite: Replace a collection of this name that was made for other vectors.
+        progress: Show a progress bar.
 
     Returns:
-        Documents that were sent now.
+        Number of documents sent.
 
     Raises:
-        InputError: There is such a collection for other vectors, or the server does not answer or refuses.
+        InputError: The collection exists for other vectors, or the server does not answer or refuses.
     """
     try:
         _prepare(index, client, name, overwrite=overwrite)
@@ -94,14 +94,14 @@ def write_collection(index: Index, client: Any, name: str, *, overwrite: bool = 
 def search_collection(
     client: Any, name: str, query: NDArray[np.float32], k: int, *, candidates: int | None = CANDIDATES
 ) -> list[tuple[str, float]]:
-    """The k best documents of a collection.
+    """Search a collection.
 
     Args:
-        client: Of Qdrant.
-        name: Of the collection.
-        query: (d,) of a bi-encoder, (n, d) of a ColBERT.
-        k: Hits.
-        candidates: Of a ColBERT: points that the mean finds first; None compares all by MaxSim.
+        client: Qdrant client.
+        name: Name of the collection.
+        query: (d,) for a bi-encoder, (n, d) for a ColBERT model.
+        k: Number of hits.
+        candidates: For ColBERT models: number of candidates found by the mean; None compares all documents by MaxSim.
 
     Returns:
         Document ids and scores, best first.
@@ -122,26 +122,28 @@ def _prepare(index: Index, client: Any, name: str, *, overwrite: bool) -> None:
     vectors: Any = plain
     if card.kind == "colbert":
         comparator = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
-        # A graph of all token vectors would be larger than they are: only candidates are compared with them.
+        # An HNSW graph of all token vectors would be larger than the vectors.
         tokens = plain.model_copy(update={"multivector_config": comparator, "hnsw_config": models.HnswConfigDiff(m=0)})
         vectors = {TOKENS: tokens, MEAN: plain}
     if client.collection_exists(name):
         if _shape(client.get_collection(name).config.params.vectors) == _shape(vectors):
             return
         if not overwrite:
-            raise InputError(f"Qdrant, collection {name!r}: made for other vectors; choose another --collection, or --overwrite")
+            raise InputError(
+                f"Qdrant, collection {name!r}: the collection exists for other vectors; choose another --collection, or pass --overwrite"
+            )
         client.delete_collection(name)
     client.create_collection(name, vectors_config=vectors)
 
 
 def _shape(vectors: Any) -> Any:
-    """What has to agree: names, widths, distances, and whether there are several vectors a point."""
+    """Names, widths, distances and multi-vector settings of vectors, to compare collections."""
     named = vectors if isinstance(vectors, dict) else {"": vectors}
     return {name: (each.size, each.distance, each.multivector_config is not None) for name, each in named.items()}
 
 
 def _missing(client: Any, name: str, batch: Batch, state: str, *, colbert: bool) -> list[Any]:
-    """The points of a batch that were not written from this state."""
+    """Points of a batch that were not written from this generation."""
     names = [point_id(key) for key in batch.ids]
     known = client.retrieve(name, ids=names, with_payload=[STATE], with_vectors=False)
     there = {str(point.id) for point in known if point.payload and point.payload.get(STATE) == state}
@@ -154,5 +156,5 @@ def _missing(client: Any, name: str, batch: Batch, state: str, *, colbert: bool)
 
 
 def _named(vectors: NDArray[np.float32]) -> dict[str, Any]:
-    """A ColBERT document's vectors by name; none where it has none, and then nothing finds it."""
+    """Vectors of a document of a ColBERT model by name; empty for a document without vectors, which is never found."""
     return {TOKENS: vectors.tolist(), MEAN: vectors.mean(axis=0).tolist()} if len(vectors) else {}

@@ -1,8 +1,18 @@
-"""What an index will take before it is built: tokens, hours, disk, memory, shards, money. Formulas, and rates that were measured."""
+"""Estimate an index before it is built: tokens, hours, disk, memory, shards and cost."""
 
-from quiver.retrieval.planning.corpora import TEXTS, Corpus, from_sample, from_words
-from quiver.retrieval.planning.footprint import Footprint, footprint
-from quiver.retrieval.planning.plan import FORMULAS, Machine, ModelSize, Plan, make_plan
+from quiver.retrieval.planning.plan import (
+    FORMULAS,
+    TEXTS,
+    Corpus,
+    Footprint,
+    Machine,
+    ModelSize,
+    Plan,
+    footprint,
+    from_sample,
+    from_words,
+    make_plan,
+)
 from quiver.retrieval.planning.rates import DEVICES, Rates, estimated, read_rates
 
 __all__ = [

@@ -1,18 +1,353 @@
-"""A plan: the figures of an index before it is built, each by a formula of `FORMULAS`."""
+"""Estimate an index before it is built: tokens, hours, disk, memory, shards and cost, each by a formula of `FORMULAS`."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 from quiver.encoder import EncoderConfig
+from quiver.encoder.errors import InputError
+from quiver.retrieval.index.dense import settings as dense
+from quiver.retrieval.index.documents.table import DESCRIBED_COPIES, DOCUMENT_BYTES
+from quiver.retrieval.index.engine_table import engine, engine_name
 from quiver.retrieval.index.engines import Setting
-from quiver.retrieval.planning.corpora import Corpus
-from quiver.retrieval.planning.footprint import Footprint, footprint
+from quiver.retrieval.index.quantization import CODEWORDS, FastScanLists
+from quiver.retrieval.index.tokens import settings as tokens
+from quiver.retrieval.index.tokens.coding import WINDOW
+from quiver.retrieval.index.tokens.segment import CODED_DIMENSIONS
 from quiver.retrieval.planning.rates import Rates
-from quiver.retrieval.records import ModelCard
+from quiver.retrieval.records import Document, ModelCard
+
+TOKENS_A_WORD = 1.35
+"""Tokens per English word: 1.33 to 1.45 on SciFact and Cranfield with the vocabulary of BERT, less on web texts."""
+
+BYTES_A_WORD = 6.2
+"""UTF-8 bytes per English word, including a space."""
+
+SPREAD = 0.5
+"""Standard deviation of the logarithm of the tokens per document; matters only with truncation."""
+
+KEPT = 0.9
+"""Share of the tokens of a document that are not punctuation; ColBERT indexes store their vectors."""
+
+SPECIAL = 2
+"""Special tokens per text."""
+
+_LINE_BYTES = 37  # stored line of a document without id, title and text
+_ID_BYTES = 8  # assumed id
+
+TEXTS = {
+    "arguana": 166.80,
+    "climate-fever": 84.76,
+    "cqadupstack": 129.09,
+    "dbpedia-entity": 49.68,
+    "fever": 84.76,
+    "fiqa": 132.32,
+    "hotpotqa": 46.30,
+    "msmarco": 55.98,
+    "nfcorpus": 232.26,
+    "nq": 78.88,
+    "quora": 11.44,
+    "scidocs": 176.19,
+    "scifact": 213.63,
+    "trec-covid": 160.77,
+    "webis-touche2020": 292.37,
+}
+"""BEIR collection -> mean number of words per document.
+
+Source: BEIR, arXiv:2104.08663, Table 1.
+"""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Statistics of a corpus.
+
+    Attributes:
+        documents: Number of documents P.
+        tokens: Mean number of tokens per document after truncation, including special tokens.
+        kept: Share of the tokens that have a vector in a ColBERT index.
+        line_bytes: Mean size of a stored document (id, title, text, metadata), in bytes.
+        id_bytes: Mean size of an id, in bytes.
+        source: Source of the figures.
+    """
+
+    documents: int
+    tokens: float
+    kept: float
+    line_bytes: float
+    id_bytes: float
+    source: str
+
+    def sized(self, documents: int) -> Corpus:
+        """Return the same statistics for another number of documents."""
+        return replace(self, documents=documents)
+
+
+def from_words(documents: int, words: float, *, length: int, source: str) -> Corpus:
+    """Estimate the statistics of a corpus from its words.
+
+    Args:
+        documents: Number of documents P.
+        words: Mean number of words per document.
+        length: Length that documents are truncated to, in tokens.
+        source: Source of the figures.
+    """
+    tokens = truncated_mean(words * TOKENS_A_WORD + SPECIAL, length)
+    return Corpus(documents, tokens, KEPT, _LINE_BYTES + _ID_BYTES + words * BYTES_A_WORD, _ID_BYTES, source)
+
+
+def truncated_mean(mean: float, length: int, *, spread: float = SPREAD) -> float:
+    """Mean number of tokens after truncation, for a log-normal number of tokens X: E[min(X, L)].
+
+    Args:
+        mean: Mean number of tokens m before truncation.
+        length: Length L that documents are truncated to.
+        spread: Standard deviation s of ln X.
+
+    Returns:
+        m F((ln L - u - s^2) / s) + L (1 - F((ln L - u) / s)) with u = ln m - s^2 / 2 and F the normal distribution.
+
+    Example:
+        >>> round(truncated_mean(100, 10_000)), round(truncated_mean(300, 256)), round(truncated_mean(10_000, 256))
+        (100, 220, 256)
+    """
+    normal, centre, limit = NormalDist(), math.log(mean) - spread**2 / 2, math.log(length)
+    below = mean * normal.cdf((limit - centre - spread**2) / spread)
+    return below + length * (1 - normal.cdf((limit - centre) / spread))
+
+
+def from_sample(
+    documents: int, sample: Sequence[Document], lengths: Callable[[Sequence[str]], tuple[float, float]], *, use_title: bool, source: str
+) -> Corpus:
+    """Estimate the statistics of a corpus from a sample of its documents.
+
+    Args:
+        documents: Number of documents P.
+        sample: One or more documents, chosen evenly.
+        lengths: Texts -> mean number of tokens after truncation, and the share of them that have a vector.
+        use_title: Whether titles are encoded too.
+        source: Source of the sample.
+
+    Raises:
+        InputError: The sample is empty.
+    """
+    if not sample:
+        raise InputError(f"{source}: the sample has no documents")
+    tokens, kept = lengths([document.content(use_title=use_title) for document in sample])
+    lines = [len(_line(document)) for document in sample]
+    ids = [len(document.id.encode()) for document in sample]
+    return Corpus(documents, tokens, kept, sum(lines) / len(lines), sum(ids) / len(ids), source)
+
+
+def spread_over(documents: Iterable[Document], count: int, size: int) -> list[Document]:
+    """Choose documents evenly from a corpus of known size.
+
+    Example:
+        >>> [each.id for each in spread_over((Document(str(n), "") for n in range(10)), 10, 3)]
+        ['0', '3', '6']
+    """
+    step = max(1, count // max(1, size))
+    return list(islice(documents, 0, step * size, step))
+
+
+def _line(document: Document) -> bytes:
+    fields: dict[str, object] = {"_id": document.id, "title": document.title, "text": document.text}
+    if document.metadata:
+        fields["metadata"] = dict(document.metadata)
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+# Bytes per document: end of its id, hash, row and rank; token counts; end of its line.
+_ID, _TOKENS, _LINE = 8 + 8 + 4 + 4, 4, 8
+# Memory of writers: buffers of their files, and float32 copies of a block of vectors.
+_BUFFERS = 4 << 20
+_COPIES = 8
+_BLOCKS = {"dense": 4096, "colbert": 16_384}
+
+
+class Sizes(NamedTuple):
+    """Sizes of an engine in bytes, by the formulas below.
+
+    Shapes: P documents, T vectors, d width, K lists, M codebooks. A bi-encoder has T = P; of the vectors of a ColBERT model one in
+    ``pool_factor`` is stored.
+
+        exact-dense     disk 4 d T
+        pq-dense        disk T (ceil(M / 2) + d bits / 8 + 4), lists in memory T (ceil(M / 2) + 8), M = ceil(d / dsub)
+        ivf-dense       as pq-dense, with 2 more bytes per vector for its list; K lists, with 16 unused places each on average
+        exact-tokens    disk 4 d T + 8 P
+        ivf-tokens      disk T (d / 8 + 2 + d bits / 8 + 2) + 4 P, lists in memory T (d / 8 + 8) + 16 K d / 8 + 9 P
+        every engine    ids and token counts P (28 + bytes of an id), texts P (8 + bytes of a line)
+
+    Attributes:
+        disk: Codes or vectors.
+        resident: Data built in memory by the first search.
+        codec: Codec, shared by all segments.
+        lists: Number of lists K; 0 without lists.
+        sample: Number of training vectors.
+        merging: Memory for pooling the vectors of a document.
+    """
+
+    disk: float
+    resident: float
+    codec: float = 0
+    lists: int = 0
+    sample: int = 0
+    merging: int = 0
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Size of an index, in bytes.
+
+    Attributes:
+        engine: Name of the engine (``auto`` resolved).
+        vectors: Number of stored vectors T.
+        lists: Number of inverted lists K; 0 without lists.
+        sample: Number of training vectors of the codec.
+        disk_vectors: Codes or vectors, with the codec.
+        disk_ids: Ids, hashes and token counts.
+        disk_texts: Stored texts; 0 without texts.
+        search_resident: Lists built in memory by the first search.
+        search_codec: Codec in memory.
+        search_mapped: Memory-mapped files of vectors.
+        build_peak: Peak memory of a build without the model, within its budget.
+        segments: Number of segments that the budget gives.
+    """
+
+    engine: str
+    vectors: int
+    lists: int
+    sample: int
+    disk_vectors: float
+    disk_ids: float
+    disk_texts: float
+    search_resident: float
+    search_codec: float
+    search_mapped: float
+    build_peak: float
+    segments: int
+
+    @property
+    def disk(self) -> float:
+        """Size of all files."""
+        return self.disk_vectors + self.disk_ids + self.disk_texts
+
+    @property
+    def search(self) -> float:
+        """Memory that holds all searched data, without texts."""
+        return self.search_resident + self.search_codec + self.search_mapped + self.disk_ids
+
+
+def footprint(
+    corpus: Corpus,
+    card: ModelCard,
+    *,
+    name: str = "auto",
+    settings: Mapping[str, Setting] | None = None,
+    memory: int = 2 << 30,
+    texts: bool = True,
+) -> Footprint:
+    """Compute the size of an index.
+
+    Args:
+        corpus: Statistics of the corpus.
+        card: Card of the model, with its kind and width.
+        name: Name of the engine.
+        settings: Settings of the engine.
+        memory: Memory of the build in bytes, without the model.
+        texts: Whether texts are stored.
+
+    Raises:
+        InputError: Unknown engine for the model, a wrong setting, or an engine of unknown size.
+    """
+    given, chosen = dict(settings or {}), engine_name(name, card, corpus.documents)
+    engine(chosen, card).check(given, card)
+    if chosen not in SIZES:
+        raise InputError(f"the size of {chosen} indexes depends on FAISS and is not estimated; choose one of {', '.join(SIZES)}")
+    found = SIZES[chosen](corpus, card.dim, given)
+    vectors = _vectors(corpus, card, given)
+    writing = 3 * found.codec + _BLOCKS[card.kind] * card.dim * 4 * _COPIES + _BUFFERS + found.merging
+    merging = writing + corpus.documents * (DOCUMENT_BYTES + DESCRIBED_COPIES * corpus.id_bytes)
+    training = 2 * 4 * card.dim * found.sample
+    per_document = _ID + corpus.id_bytes + _TOKENS
+    return Footprint(
+        engine=chosen,
+        vectors=vectors,
+        lists=found.lists,
+        sample=found.sample,
+        disk_vectors=found.disk + found.codec,
+        disk_ids=per_document * corpus.documents,
+        disk_texts=(_LINE + corpus.line_bytes) * corpus.documents if texts else 0,
+        search_resident=found.resident,
+        search_codec=2 * found.codec,  # centroids of two bytes have four in memory
+        search_mapped=found.disk,
+        build_peak=min(max(training, merging), max(memory, writing)),
+        segments=max(1, -(-int(merging) // memory)),
+    )
+
+
+def _vectors(corpus: Corpus, card: ModelCard, settings: Mapping[str, Setting]) -> int:
+    if card.kind == "dense":
+        return corpus.documents
+    factor = settings.get("pool_factor", 1)
+    return round(corpus.documents * corpus.tokens * corpus.kept) // int(factor or 1)
+
+
+def _exact_dense(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+    del settings
+    return Sizes(4.0 * dim * corpus.documents, 0)
+
+
+def _exact_tokens(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+    del settings
+    return Sizes(corpus.documents * (4 * dim * corpus.tokens * corpus.kept + 8), 0)
+
+
+def _scan(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+    chosen = dense.ScanSettings.parse(settings)
+    return _codes(corpus.documents, dim, chosen.dsub or dense.coordinates(dim), chosen.bits, lists=1)
+
+
+def _lists(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+    chosen = dense.ListSettings.parse(settings)
+    return _codes(corpus.documents, dim, chosen.dsub, chosen.bits, lists=chosen.nlist or dense.sizes(corpus.documents).lists)
+
+
+def _codes(documents: int, dim: int, dsub: int, bits: int, *, lists: int) -> Sizes:
+    codebooks = -(-dim // dsub)
+    record = -(-codebooks // 2) + (0 if lists == 1 else 2) + dim * bits // 8 + 4
+    resident = FastScanLists.nbytes(documents, codebooks=codebooks, lists=lists)
+    codec = 4 * codebooks * dsub * (lists + CODEWORDS) + 8 * dim
+    return Sizes(float(record) * documents, float(resident), codec, 0 if lists == 1 else lists, dense.sample_size(documents))
+
+
+def _tokens(corpus: Corpus, dim: int, settings: Mapping[str, Setting]) -> Sizes:
+    chosen = tokens.TokenSettings.parse(settings)
+    whole = round(corpus.documents * corpus.tokens * corpus.kept)
+    vectors = whole // chosen.pool_factor
+    lists = chosen.centroids or tokens.default_centroids(max(1, vectors))
+    number = 2 if lists <= 1 << 16 else 4
+    disk = vectors * (dim / 8 + number + dim * chosen.bits / 8 + 2) + 4 * corpus.documents
+    resident = FastScanLists.nbytes(vectors, codebooks=dim // CODED_DIMENSIONS, lists=lists) + 9 * corpus.documents
+    pairs = 8 * WINDOW * WINDOW * _COPIES if chosen.pool_factor > 1 else 0
+    return Sizes(disk, float(resident), 2 * lists * dim + 4 * CODEWORDS * dim, lists, tokens.sample_size(whole), pairs)
+
+
+SIZES: dict[str, Callable[[Corpus, int, Mapping[str, Setting]], Sizes]] = {
+    "exact-dense": _exact_dense,
+    "pq-dense": _scan,
+    "ivf-dense": _lists,
+    "exact-tokens": _exact_tokens,
+    "ivf-tokens": _tokens,
+}
+"""Engine -> sizes, from a corpus, the width of a vector and the settings."""
+
 
 FORMULAS = {
     "tokens": "documents x tokens of a document after truncation. From a sample: counted by the model's tokenizer. From words: "
@@ -23,7 +358,7 @@ FORMULAS = {
     "training = seconds a vector and list x sample x lists",
     "disk": "codes or vectors + codec + ids (28 bytes and the id a document) + texts (8 bytes and the line a document). A vector takes "
     "4d (exact), d/dsub/2 + d bits/8 + 4 [+ 2] (pq-dense, [ivf-dense]), d/8 + 2 + d bits/8 + 2 (ivf-tokens); see "
-    "quiver.retrieval.planning.footprint",
+    "quiver.retrieval.planning.plan",
     "memory to build": "model + the larger of the training sample twice over and a merge (256 bytes + 12 ids a document + 3 codecs + "
     "8 blocks), which the budget cuts into segments",
     "memory to search": "model + lists made in memory (codes + 8 bytes a vector, 16 places a list unused) + codes in mapped files + ids; "
@@ -33,19 +368,18 @@ FORMULAS = {
 }
 """Figure -> its formula."""
 
-# Of a machine's memory the system takes so much.
-_SYSTEM = 0.1
+_SYSTEM = 0.1  # share of the memory of a machine for the operating system
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The model as a plan sees it.
+    """Size of a model.
 
     Attributes:
         name: Folder, hub id or preset.
-        card: Kind, width, lengths.
-        parameters: Weights of its encoder.
-        bytes: Of them in memory.
+        card: Kind, width and lengths.
+        parameters: Number of weights of the encoder.
+        bytes: Size of the weights in memory.
     """
 
     name: str
@@ -56,13 +390,13 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the index is built and searched on.
+    """Machines that build and search the index.
 
     Attributes:
-        memory: Bytes of one that searches.
-        build_memory: Budget of a build beside the model.
-        devices: That encode side by side.
-        price: Of a device's hour; None where nobody pays.
+        memory: Memory of a machine that searches, in bytes.
+        build_memory: Memory of a build without the model, in bytes.
+        devices: Number of devices that encode in parallel.
+        price: Price per hour of a device; None if unknown.
     """
 
     memory: int = 64 << 30
@@ -73,20 +407,20 @@ class Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an index will take.
+    """Estimate for an index.
 
     Attributes:
-        corpus: The documents.
-        model: The model.
-        tokens: Of all documents.
-        index: Bytes by part.
-        rates: What hours are computed from.
-        encoding_hours: Wall clock of encoding; None where no rate is known.
-        indexing_hours: Of training and writing; None where no rate is known.
-        build_memory: Bytes of the building process, model included.
-        search_memory: Bytes of all searching processes, the model once.
-        shards: Machines that hold the index in memory.
-        cost: Of encoding; None without a price or a rate.
+        corpus: Statistics of the corpus.
+        model: Size of the model.
+        tokens: Number of tokens of all documents.
+        index: Size of the index.
+        rates: Rates that hours are computed from.
+        encoding_hours: Wall-clock time of encoding in hours; None without a rate.
+        indexing_hours: Time of training and writing in hours; None without a rate.
+        build_memory: Memory of the build with the model, in bytes.
+        search_memory: Memory of all searching processes with one copy of the model, in bytes.
+        shards: Number of machines that hold the index in memory.
+        cost: Cost of encoding; None without a price or a rate.
     """
 
     corpus: Corpus
@@ -102,14 +436,14 @@ class Plan:
     cost: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, with the sums of the index's parts."""
+        """Return all fields, with the sums of the sizes."""
         content = asdict(self)
         content["index"] |= {"disk": self.index.disk, "search": self.index.search}
         return content
 
 
 def matrix_weights(config: EncoderConfig) -> int:
-    """Weights of an encoder of which there is only the architecture: embeddings and matrices, norms and biases left out.
+    """Number of weights of an architecture: embeddings and matrices, without norms and biases.
 
     Example:
         >>> from quiver.encoder import preset
@@ -132,19 +466,19 @@ def make_plan(
     settings: Mapping[str, Setting] | None = None,
     texts: bool = True,
 ) -> Plan:
-    """The figures of an index.
+    """Estimate an index.
 
     Args:
-        corpus: The documents.
-        model: Encodes them.
-        machine: Where.
-        rates: How fast.
-        engine: How vectors are kept.
-        settings: Of the engine.
-        texts: Texts are stored.
+        corpus: Statistics of the corpus.
+        model: Size of the model.
+        machine: Machines that build and search.
+        rates: Encoding and indexing rates.
+        engine: Name of the engine.
+        settings: Settings of the engine.
+        texts: Whether texts are stored.
 
     Raises:
-        InputError: The engine or a setting is wrong.
+        InputError: Unknown engine, or a wrong setting.
     """
     index = footprint(corpus, model.card, name=engine, settings=settings, memory=machine.build_memory, texts=texts)
     tokens = round(corpus.documents * corpus.tokens)

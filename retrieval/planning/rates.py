@@ -1,19 +1,29 @@
-"""How fast a machine encodes and indexes: as it was measured, or as a device's arithmetic lets expect.
-
-Measured rates come from ``quiver bench encoder --json`` (tokens a second by length) and ``quiver bench index --json`` (seconds of a build),
-or from this machine (`quiver.retrieval.planning.measuring`). Their files are read here by their fields: who wrote them is not imported.
-"""
+"""Encoding and indexing rates: measured by benchmarks or on this machine, or estimated from the arithmetic of a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 from quiver.encoder import EncoderConfig
 from quiver.encoder.errors import InputError
 from quiver.encoder.files import read_json
+from quiver.retrieval.index.disk import REAL
+from quiver.retrieval.index.engine_table import engine, train_codec
+from quiver.retrieval.index.engines import Sample, Setting
+from quiver.retrieval.index.segments import SegmentFolderWriter
+from quiver.retrieval.index.source import Encoded, encode, joined
+from quiver.retrieval.models.biencoder import BiEncoder
+from quiver.retrieval.models.colbert import ColBERT
+from quiver.retrieval.models.encoding import clean
+from quiver.retrieval.progress import progress_bar
+from quiver.retrieval.records import Document
 
 SCHEMA = "quiver-benchmark/1"
 """``schema`` of the files that rates are read from."""
@@ -21,25 +31,25 @@ SCHEMA = "quiver-benchmark/1"
 OWN = "quiver"
 
 DEVICES = {"h200": 989.0, "h100": 989.0, "a100": 312.0, "l40s": 362.0, "l4": 121.0, "rtx4090": 165.0}
-"""GPU -> tera floating-point operations a second in bfloat16, dense, with float32 sums.
+"""GPU -> peak arithmetic throughput in TFLOP/s: bfloat16, dense, float32 accumulation.
 
 Source: NVIDIA's data sheets (H100 and H200 SXM, A100, L40S, L4) and the Ada architecture's white paper (RTX 4090).
 """
 
 UTILISATION = 0.3
-"""Share of that which an encoder reaches with full batches, where nothing was measured: the guess of this file."""
+"""Assumed share of the peak throughput that an encoder reaches with full batches."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What is known of a machine's speed.
+    """Encoding and indexing rates of a machine.
 
     Attributes:
-        tokens_per_second: Of the encoder on texts of the corpus's length; None where unknown.
-        index_seconds: Of writing a vector into the index; None where unknown.
-        train_seconds: Of training the codec, for each of its sample's vectors and each list; None where unknown.
-        measured: False where the encoder's rate is an estimate.
-        source: Where they are from.
+        tokens_per_second: Encoding rate for texts of the length of the corpus; None if unknown.
+        index_seconds: Time to write one vector into the index, in seconds; None if unknown.
+        train_seconds: Time to train the codec, in seconds per training vector and list; None if unknown.
+        measured: Whether the encoding rate was measured.
+        source: Source of the rates.
     """
 
     tokens_per_second: float | None = None
@@ -49,7 +59,7 @@ class Rates:
     source: str = ""
 
     def filled(self, other: Rates) -> Rates:
-        """What this one does not know, from another."""
+        """Fill in unknown rates from another source."""
         known = self.tokens_per_second is not None
         return Rates(
             self.tokens_per_second if known else other.tokens_per_second,
@@ -61,15 +71,15 @@ class Rates:
 
 
 def read_rates(paths: Sequence[Path], *, tokens: float, kind: str) -> Rates:
-    """Rates from files of benchmarks.
+    """Read rates from benchmark results.
 
     Args:
-        paths: Files of ``quiver bench encoder --json`` and ``quiver bench index --json``, or their results.json.
-        tokens: Of a document on average: the set of texts of the nearest length is taken.
-        kind: ``dense`` or ``colbert``: builds of the other kind say nothing.
+        paths: Output of ``quiver bench encoder --json`` and ``quiver bench index --json``, or their results.json.
+        tokens: Mean number of tokens per document; texts of the nearest length are used.
+        kind: ``dense`` or ``colbert``; index builds of the other kind are refused.
 
     Raises:
-        InputError: A file cannot be read, or is neither.
+        InputError: A file cannot be read, or is not a benchmark result.
     """
     rates = Rates()
     for path in paths:
@@ -113,15 +123,15 @@ READERS = {"encoder": _encoder, "index": _index}
 
 
 def estimated(config: EncoderConfig, device: str, *, tokens: float) -> Rates:
-    """What a GPU should reach: its arithmetic, the share of it that encoders reach, the operations of a token.
+    """Estimate the encoding rate of a GPU from its peak throughput and the operations per token.
 
     Args:
-        config: The encoder's architecture.
+        config: Architecture of the encoder.
         device: A key of `DEVICES`.
-        tokens: Of a document on average; attention grows with it.
+        tokens: Mean number of tokens per document, for the cost of attention.
 
     Raises:
-        InputError: There is no such device.
+        InputError: Unknown GPU.
     """
     if device not in DEVICES:
         raise InputError(f"--gpu must be one of {', '.join(DEVICES)}, got {device!r}; or measure, with --measure or --rates")
@@ -130,7 +140,7 @@ def estimated(config: EncoderConfig, device: str, *, tokens: float) -> Rates:
 
 
 def operations(config: EncoderConfig, tokens: float) -> float:
-    """Floating-point operations of a token's way through an encoder: two a weight of its matrices, and attention's two products.
+    """Floating-point operations per token: two per matrix weight, and the two products of attention.
 
     Example:
         >>> from quiver.encoder import preset
@@ -141,3 +151,95 @@ def operations(config: EncoderConfig, tokens: float) -> float:
     matrices = 4 * width * width + (3 if config.mlp == "gated" else 2) * width * inner
     seen = [tokens if window is None else min(tokens, window + 1) for window in map(config.layer_window, range(config.num_layers))]
     return sum(2 * matrices + 4 * width * each for each in seen)
+
+
+CHUNK = 512
+"""Documents that are encoded together, as in a build; they are sorted by length, which decides how full batches are."""
+
+_WARM = 8  # documents that are encoded before the measurement, to warm up
+
+
+def text_lengths(model: BiEncoder | ColBERT, texts: Sequence[str]) -> tuple[float, float]:
+    """Mean number of tokens per text after truncation, and the share of them that have a vector. Nothing is encoded.
+
+    Args:
+        model: Model with tokenizer, prompts and lengths.
+        texts: One or more documents.
+    """
+    settings, card = model.settings, model.card
+    cleaned = clean(texts, prompt=settings.document_prompt, lower_case=settings.lower_case)
+    prefixed = isinstance(model, ColBERT) and bool(settings.colbert.document_prefix)
+    ids = model.tokenizer.encode(cleaned, max_length=card.document_length - prefixed).ids
+    tokens = sum(map(len, ids)) + prefixed * len(ids)
+    kept = sum(map(len, model.document_token_ids(texts))) if isinstance(model, ColBERT) else tokens
+    return tokens / len(ids), kept / tokens
+
+
+def measure(
+    model: BiEncoder | ColBERT,
+    sample: Sequence[Document],
+    *,
+    name: str,
+    settings: Mapping[str, Setting],
+    seconds: float,
+    use_title: bool = True,
+    progress: bool = False,
+) -> Rates:
+    """Encode documents until the time is up, and index what was encoded in a folder that goes away.
+
+    Args:
+        model: Encodes them.
+        sample: Documents like those of the corpus; gone through once, and again if there is time.
+        name: The engine that is planned.
+        settings: Of the engine.
+        seconds: For encoding; indexing comes on top, a fraction of it.
+        use_title: Titles are encoded too.
+        progress: Show a bar over the seconds.
+
+    Raises:
+        InputError: The sample is empty, or has no vector.
+    """
+    if not sample:
+        raise InputError("the sample has no documents to measure with")
+    encode(model, sample[:_WARM], use_title=use_title)
+    parts: list[tuple[Sequence[Document], Encoded]] = []
+    spent, tokens, first = 0.0, 0, 0
+    with progress_bar("seconds", round(seconds), enabled=progress) as advance:
+        while spent < seconds:
+            chunk = sample[first : first + CHUNK]
+            started = time.perf_counter()
+            encoded = encode(model, chunk, use_title=use_title)
+            taken = time.perf_counter() - started
+            spent, tokens = spent + taken, tokens + int(encoded.tokens.tokens.sum())
+            if len(parts) * CHUNK < len(sample):
+                parts.append((chunk, encoded))
+            first = first + CHUNK if first + CHUNK < len(sample) else 0
+            advance(round(taken))
+    rates = _indexing(model, parts, name, settings)
+    where = f"measured here: {tokens:,} tokens in {spent:.1f} s"
+    return Rates(tokens / spent, rates.index_seconds, rates.train_seconds, True, where)
+
+
+def _indexing(
+    model: BiEncoder | ColBERT, parts: Sequence[tuple[Sequence[Document], Encoded]], name: str, settings: Mapping[str, Setting]
+) -> Rates:
+    whole = joined([encoded for _, encoded in parts])
+    if not len(whole.vectors):
+        raise InputError("no document of the sample has a vector")
+    dense, count = model.card.kind == "dense", len(whole.lengths)
+    given = Sample(np.ascontiguousarray(whole.vectors), None if dense else whole.lengths, whole.token_ids)
+    started = time.perf_counter()
+    codec = train_codec(name, given, model.card, documents=count, vectors=len(whole.vectors), settings=settings, seed=0)
+    training = time.perf_counter() - started
+    parameters = codec.parameters
+    lists = int(parameters.get("nlist") or parameters.get("centroids") or 1)
+    learned = engine(name, model.card).sample(len(whole.vectors))
+    with TemporaryDirectory(prefix="quiver-plan-") as folder:
+        started = time.perf_counter()
+        writer = SegmentFolderWriter(Path(folder), codec, REAL, texts=True)
+        for documents, encoded in parts:
+            lengths = None if dense else encoded.lengths
+            writer.add(documents, encoded.vectors, lengths, encoded.token_ids, encoded.tokens)
+        writer.close()
+        writing = time.perf_counter() - started
+    return Rates(index_seconds=writing / len(whole.vectors), train_seconds=training / learned / lists if learned else None)

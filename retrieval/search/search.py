@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quiver.encoder.errors import InputError
-from quiver.retrieval.cluster.index import ShardedIndex
 from quiver.retrieval.index.documents.metadata import FilterLike
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index
@@ -15,6 +15,9 @@ from quiver.retrieval.index.ranking import check_k
 from quiver.retrieval.models.pooling import comparable
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import DenseEncoding, Missing, Query, TokenCounts
+
+if TYPE_CHECKING:
+    from quiver.retrieval.cluster.index import ShardedIndex
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from quiver.encoder.errors import InputError
 from quiver.retrieval.index import Filter, Index
 from quiver.retrieval.integrations import langchain_retriever, llama_index_retriever
-from quiver.retrieval.integrations.asking import Defaults
+from quiver.retrieval.integrations.retrievers import Defaults
 from quiver.retrieval.records import Query
 from quiver.retrieval.search.search import search
 

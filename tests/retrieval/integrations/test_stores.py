@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quiver.encoder.errors import InputError
 from quiver.retrieval.data.corpus import read_documents, read_queries
 from quiver.retrieval.index import BuildOptions, Index, add_documents, build_index, delete_documents, open_index
-from quiver.retrieval.integrations import export_to, points, targets
+from quiver.retrieval.integrations import export_to, stores
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.records import Document
 
@@ -46,7 +46,7 @@ def test_qdrant_finds_what_the_index_finds(index: Index, model: Any) -> None:
         same(qdrant.search_collection(client, "birds", query, 10, candidates=None), index, query, 10)
         if query.ndim == 2:  # as many candidates as there are documents: nothing can be missed
             same(qdrant.search_collection(client, "birds", query, 10, candidates=len(index)), index, query, 10)
-    (point,) = client.retrieve("birds", [points.point_id("d3")])
+    (point,) = client.retrieve("birds", [stores.point_id("d3")])
     del point.payload[qdrant.STATE]
     assert point.payload == {"id": "d3", "title": "titled", "text": "word3 word3 other3", "metadata": {"part": 3, "odd": True}}
     condition = qdrant_client.models.FieldCondition(key="metadata.odd", match=qdrant_client.models.MatchValue(value=True))
@@ -85,8 +85,8 @@ def ids_in(store: str, tmp_path: Path, name: str) -> list[str]:
 def test_an_export_that_was_interrupted_goes_on_and_a_newer_state_replaces(
     store: str, index: Index, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(points, "MOST", 5)
-    whole, module = points.batches, qdrant if store == "qdrant" else lance
+    monkeypatch.setattr(stores, "MOST", 5)
+    whole, module = stores.batches, qdrant if store == "qdrant" else lance
 
     def broken(given: Index) -> Any:
         yield from itertools.islice(whole(given), 2)
@@ -130,7 +130,7 @@ def test_a_collection_for_other_vectors_stays(store: str, word_sum: Any, word_by
     corpus = [Document("d1", "word1 word2"), Document("d2", "word3")]
     export_to(build_index(corpus, word_sum, tmp_path / "dense", options=options), target, collection="c")
     other = build_index(corpus[:1], word_by_word, tmp_path / "tokens", options=options)
-    with pytest.raises(InputError, match="made for other vectors; choose another --collection, or --overwrite"):
+    with pytest.raises(InputError, match="exists for other vectors; choose another --collection, or pass --overwrite"):
         export_to(other, target, collection="c")
     assert ids_in(store, tmp_path, "c") == ["d1", "d2"]
     export_to(other, target, collection="c", overwrite=True)
@@ -170,7 +170,7 @@ def test_a_missing_library_is_one_line(index: Index, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "quiver.retrieval.integrations.qdrant", None)
     monkeypatch.delattr("quiver.retrieval.integrations.qdrant")
     with pytest.raises(InputError, match=r"pip install 'quiver-retrieval\[interop\]'"):
-        targets.export_to(index, f"qdrant://{tmp_path}")
+        stores.export_to(index, f"qdrant://{tmp_path}")
 
 
 def first_texts(quiver_data: Path, documents: int, asked: int) -> tuple[list[Document], list[str]]:

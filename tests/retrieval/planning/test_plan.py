@@ -21,8 +21,8 @@ from quiver.retrieval.models.colbert import ColBERT
 from quiver.retrieval.models.loading import ColBERTSettings, ModelFolder, load_model, load_parts
 from quiver.retrieval.models.pooling import Projection
 from quiver.retrieval.planning import Corpus, Footprint, Rates, footprint, from_sample, from_words, read_rates
-from quiver.retrieval.planning.corpora import TEXTS, spread_over
-from quiver.retrieval.planning.measuring import measure, text_lengths
+from quiver.retrieval.planning.plan import TEXTS, spread_over
+from quiver.retrieval.planning.rates import measure, text_lengths
 from quiver.retrieval.records import DenseEncoding, Document, ModelCard, Role, TextTokens, TokenEncoding
 
 WITHIN = 0.25
@@ -274,7 +274,7 @@ def test_mistakes_are_one_line(quiver: Callable[..., Any], tmp_path: Path, minil
         (("--model", "minilm-l6", "--docs", "5e6", "--engine", "auto:bits=7"), "bits must be 8 or 16"),
         (("--model", minilm, "--docs", "5", "--dim", "7"), "--dim and --length apply only to presets"),
         (("--model", "minilm-l6", "--docs", "5", "--rates", tmp_path / "none.json"), "none.json"),
-        (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense:factory=HNSW32,Flat"), "FAISS's to say"),
+        (("--model", "minilm-l6", "--docs", "5e5", "--engine", "faiss-dense:factory=HNSW32,Flat"), "depends on FAISS"),
     ):
         done = quiver("estimate", *arguments)
         assert (done.code, done.err.count("\n")) == (2, 1), done.err

@@ -1,4 +1,4 @@
-"""An index and its model as one thing that is asked with a text: what the retriever classes of other frameworks are made of."""
+"""LangChain and LlamaIndex retrievers over an index. The framework is imported on first use."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quiver.retrieval.index.documents.metadata import FilterLike, as_filter
 from quiver.retrieval.index.engines import Setting
 from quiver.retrieval.index.index import Index, open_index
+from quiver.retrieval.integrations.stores import missing_library
 from quiver.retrieval.models.loading import load_model
 from quiver.retrieval.protocols import DenseModel, TokenModel
 from quiver.retrieval.records import Document, Query
@@ -18,7 +19,7 @@ from quiver.retrieval.search.search import search
 
 
 class Answer(NamedTuple):
-    """A document that was found, and its score."""
+    """A document and its score."""
 
     document: Document
     score: float
@@ -26,13 +27,13 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """How an index is asked where a call does not say otherwise.
+    """Default options of a retriever.
 
     Attributes:
-        k: Documents.
-        filter: Which may be found.
-        effort: How much of the index is looked at: a preset, or the engine's knobs; None for ``balanced``.
-        target_recall: Instead of an effort, the share of the best that is to be found.
+        k: Number of documents.
+        filter: Condition on the documents.
+        effort: Preset or search parameters; None for ``balanced``.
+        target_recall: Target recall, instead of an effort.
     """
 
     k: int = 10
@@ -42,12 +43,12 @@ class Defaults:
 
 
 class Asker:
-    """An opened index with the model that built it. Several threads may ask; texts are encoded one after the other.
+    """An open index with its model, searched with a text; the base of the retriever classes. Thread-safe; texts are encoded one at a time.
 
     Args:
         index: An index, or its folder.
-        model: The model; by default the one that built the index.
-        defaults: How it is asked.
+        model: The model. Default: the one that built the index.
+        defaults: Default options.
 
     Raises:
         InputError: The index or the model cannot be opened, another model built the index, or a condition is malformed.
@@ -65,15 +66,15 @@ class Asker:
         self._encoding = threading.Lock()
 
     def ask(self, text: str, *, k: int | None = None, filter: FilterLike = None) -> list[Answer]:
-        """The best documents for a text, best first; where the index keeps no texts they have their ids alone.
+        """Return the best documents for a text, best first; with ids only if the index stores no texts.
 
         Args:
             text: The query.
-            k: Documents, instead of the default.
-            filter: Which may be found, instead of the default.
+            k: Number of documents; None for the default.
+            filter: Condition on the documents; None for the default.
         """
         chosen = self.defaults
-        with self._encoding:  # a model keeps what it has packed for a batch
+        with self._encoding:  # models are not thread-safe
             found = search(
                 self.index,
                 self.model,
@@ -88,12 +89,43 @@ class Asker:
         return [Answer(self.index.document(key) if kept else Document(key, ""), score) for key, score in ranked]
 
     def text_of(self, document: Document) -> str:
-        """What stands in a document's place in a prompt: its text, with the title if titles were encoded."""
+        """Text of a document for a prompt, with the title if the index was built with titles."""
         return document.content(use_title=self.index.manifest.policy.use_title)
 
 
 def metadata_of(answer: Answer) -> dict[str, object]:
-    """What the frameworks keep beside a text: id, score, title, and the document's own fields."""
+    """Metadata of a result: id, score, title and the fields of the document."""
     document = answer.document
     own = {"id": document.id, "score": answer.score} | ({"title": document.title} if document.title else {})
     return {**(document.metadata or {}), **own}
+
+
+def langchain_retriever(
+    index: Index | Path | str, *, model: DenseModel | TokenModel | None = None, defaults: Defaults | None = None
+) -> Any:
+    """Make a LangChain ``BaseRetriever`` over an index.
+
+    Args:
+        index: An index, or its folder.
+        model: The model. Default: the one that built the index.
+        defaults: Number of documents, filter and effort.
+
+    Raises:
+        InputError: langchain-core is not installed, or an error of `quiver.retrieval.integrations.asking.Asker`.
+    """
+    try:
+        from quiver.retrieval.integrations.langchain import QuiverRetriever
+    except ImportError as error:
+        raise missing_library("a LangChain retriever", "langchain-core", error) from error
+    return QuiverRetriever(asker=Asker(index, model=model, defaults=defaults))
+
+
+def llama_index_retriever(
+    index: Index | Path | str, *, model: DenseModel | TokenModel | None = None, defaults: Defaults | None = None
+) -> Any:
+    """Make a LlamaIndex ``BaseRetriever`` over an index; arguments and errors as `langchain_retriever`."""
+    try:
+        from quiver.retrieval.integrations.llama_index import QuiverRetriever
+    except ImportError as error:
+        raise missing_library("a LlamaIndex retriever", "llama-index-core", error) from error
+    return QuiverRetriever(Asker(index, model=model, defaults=defaults))
