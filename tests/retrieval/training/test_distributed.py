@@ -144,7 +144,7 @@ def test_processes_that_are_stopped_go_on_as_if_they_were_not(make_recipe: MakeR
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=300)
-    assert errors.count("with a checkpoint; the same command with --resume goes on") == 1
+    assert errors.count("with a checkpoint; repeat the command with --resume to resume") == 1
     [checkpoint] = (out / "checkpoints").iterdir()
     step = read_log(out / LOG)[-1]["step"]
     assert checkpoint.name == f"step-{step:06d}"
