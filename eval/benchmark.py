@@ -119,7 +119,7 @@ class Benchmark:
 
     @property
     def key(self) -> str:
-        """The collection with its split, as files and tables name it: ``scifact.test``."""
+        """Collection and split, as in files and tables: ``scifact.test``."""
         return f"{self.name}.{self.split}"
 
     def load(self) -> Collection:

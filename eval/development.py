@@ -61,15 +61,15 @@ class DevelopmentScorer:
 
 
 def development_scorer(section: DevelopmentSection, *, progress: bool = False) -> DevelopmentScorer:
-    """Read and check what a recipe is watched on.
+    """Read and check the development collections of a recipe.
 
     Args:
-        section: A recipe's ``development``: a BEIR folder or a name of the registry, and the split.
-        progress: Show how far the fetching of a published collection is.
+        section: The recipe's ``development`` section: a BEIR folder or registered name, and the split.
+        progress: Show a progress bar while a published collection is downloaded.
 
     Raises:
-        InputError: There is no such collection or split, it cannot be fetched, a file is malformed (names file and line), or nothing
-            is judged relevant there.
+        InputError: The collection or split does not exist or cannot be downloaded, a file is malformed (names file and line), or no
+            document is judged relevant.
     """
     benchmarks = resolve(section.data, section.split, progress=progress)
     collections = tuple((benchmark, benchmark.load()) for benchmark in benchmarks)

@@ -292,12 +292,12 @@ class WorstQuery:
     """One of the queries with the lowest nDCG@10.
 
     Attributes:
-        query: Its id.
-        text: Its text.
-        score: Its nDCG@10.
-        found: The documents found first, at most three, best first; empty where nothing was found.
-        wanted: Relevant documents, at most three, the best grade first.
-        relevant: How many documents are relevant.
+        query: Query id.
+        text: Text of the query.
+        score: nDCG@10 of the query.
+        found: Top retrieved documents, at most three, best first; empty if nothing was found.
+        wanted: Relevant documents, at most three, highest grade first.
+        relevant: Number of relevant documents.
     """
 
     query: str
@@ -440,14 +440,14 @@ class Results:
 
 
 def check_results(results: Results, where: str) -> None:
-    """Check what the types of the fields cannot say, see `check_collection`, and that no collection is there twice.
+    """Check constraints that the field types do not express: those of `check_collection`, and that no collection occurs twice.
 
     Args:
-        results: As they were read.
-        where: The file to name in errors.
+        results: Results as read from a file.
+        where: File to name in errors.
 
     Raises:
-        InputError: Something cannot be; names the first such field.
+        InputError: A value is impossible; names the first such field.
     """
     keys: set[str] = set()
     for place, collection in enumerate(results.collections):
