@@ -34,13 +34,13 @@ class RawParagraph(NamedTuple):
 
 
 def read_paragraphs(path: Path) -> Iterator[RawParagraph]:
-    """The paragraphs of a file in their order.
+    """Read the paragraphs of a file, in their order.
 
     Args:
-        path: ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
+        path: JSON file ``{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}``.
 
     Raises:
-        InputError: The file is missing or not of this form; names the article and the paragraph.
+        InputError: The file is missing or has another form; names the article and the paragraph.
     """
     for article_number, article in enumerate(list_under(read_json(path), "data", f"{path}")):
         for number, paragraph in enumerate(list_under(article, "paragraphs", f"{path}: data[{article_number}]")):
