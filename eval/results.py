@@ -217,8 +217,8 @@ class IndexUsed:
         kind: ``exact``, ``bm25``, or the name of an approximate engine.
         parameters: Settings of the index; for an approximate engine also the search parameters and ``k``, the number of requested
             documents, on which its recall depends.
-        recall: Share of exact search's top documents that the index returns, mean over the queries: ``overlap@10`` and ``overlap@100``,
-            without depths above the number of documents kept. None for BM25, 1 by definition for an exact index.
+        recall: Share of exact search's top documents that the index returns, mean over the judged queries: ``overlap@10`` and
+            ``overlap@100``, without depths above the number of documents kept. None for BM25, 1 by definition for an exact index.
         bytes: Size of the searched data in bytes; None for BM25.
         query_milliseconds: Wall-clock search time per query in milliseconds, without encoding; all queries are searched in one call.
     """
@@ -361,7 +361,7 @@ class CollectionResult:
             and ``other`` (reading again, scoring, writing).
         run: TREC run; None if no folder was written.
         per_query: Scores per query, ``{query: {measure: value}}``; None if no folder was written.
-        query_texts: Texts of the queries, ``{query: text}``; None if no folder was written.
+        query_texts: Texts of the judged queries, ``{query: text}``; None if no folder was written.
         data_sha256: Checksum of documents, queries and judgements; equal checksums mean equal data.
         worst: Queries with the lowest nDCG@10, at most ten, lowest first; ties are ordered by id.
         baselines: Scores of the baselines.

@@ -55,7 +55,8 @@ def download(url: str, target: Path, *, md5: str, advance: Advance) -> None:
         url: Address of the file.
         target: Path to write; its folder must exist.
         md5: Expected checksum.
-        advance: Called with the number of bytes received since the last call; negative if the server restarts the file.
+        advance: Progress callback, called with the number of bytes to add: first those kept from an earlier call, then those received.
+            The number is negative if the server sends the file from the beginning again.
 
     Raises:
         InputError: The server cannot be reached or lacks the file, the connection broke repeatedly, the disk is full, or the checksum is

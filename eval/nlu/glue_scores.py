@@ -51,7 +51,7 @@ def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
     ours, theirs = _pair(predictions, labels)
     counts = {(first, second): int(((ours == first) & (theirs == second)).sum()) for first in (0, 1) for second in (0, 1)}
     sides = [counts[1, 1] + counts[1, 0], counts[0, 0] + counts[0, 1], counts[1, 1] + counts[0, 1], counts[0, 0] + counts[1, 0]]
-    # Python's integers do not overflow; the product of four counts of 40,000 examples overflows in fixed-width integers.
+    # Python's integers do not overflow; in 32 bits, the product of four counts of 40,000 examples does.
     product = math.prod(sides)
     return (counts[1, 1] * counts[0, 0] - counts[1, 0] * counts[0, 1]) / math.sqrt(product) if product else 0.0
 

@@ -59,7 +59,7 @@ class SpanTask:
 
     Attributes:
         examples: Training windows.
-        sets: The questions, of which the development questions are scored.
+        sets: Questions of the recipe; `score` uses the development questions.
         tokenizer: Tokenizer of the model.
         recipe: Window lengths and definition of the scores.
     """

@@ -76,10 +76,10 @@ class Task(Protocol[Model, Example]):
         """An example as JSON, for the report on a non-finite loss."""
 
     def save(self, model: Model, folder: Path) -> None:
-        """Write a model that opens like any other, its tokenizer beside it."""
+        """Save the model and its tokenizer in the usual format."""
 
     def open(self, folder: Path) -> Model:
-        """Read what `save` wrote, in evaluation mode, on the CPU."""
+        """Load a model saved by `save`, in evaluation mode, on the CPU."""
 
 
 @dataclass(frozen=True)
