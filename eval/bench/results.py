@@ -136,7 +136,7 @@ class Benchmark:
     provenance: Provenance
 
     def case(self, name: str) -> Case:
-        """The case with a name.
+        """The case with the given name.
 
         Raises:
             KeyError: There is no such case.
